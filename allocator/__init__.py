@@ -1,0 +1,1 @@
+"""Exclusive partition ownership for Kafka consumers."""

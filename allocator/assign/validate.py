@@ -1,0 +1,131 @@
+"""Nothing is published before it went through here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from allocator.assign.types import Assignor, GroupView
+from allocator.errors import AssignorError, BadAssignment
+from allocator.types import TopicPartition
+
+__all__ = ["compute", "validate"]
+
+_SHOWN = 5
+
+
+def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPartition]]:
+    """Call an allocator function and validate what it says.
+
+    Raises AssignorError when the function itself raises, BadAssignment when its answer is not an assignment;
+    both name the function.
+    """
+    try:
+        result = assignor(view)
+    except AssignorError:
+        raise
+    except Exception as error:  # user's code: whatever it raises, the group keeps its old generation
+        raise AssignorError(f"allocator function {assignor.name!r} raised {_shown(error)}") from error
+    try:
+        return validate(view, result)
+    except BadAssignment as error:
+        raise BadAssignment(f"allocator function {assignor.name!r}: {error}") from error
+
+
+def validate(
+    view: GroupView, result: Mapping[str, Iterable[TopicPartition]]
+) -> dict[str, frozenset[TopicPartition]]:
+    """The assignment as sets, one entry for each member, if it is one.
+
+    Guarantee: every partition of every topic that some member subscribes to stands in exactly one set, and
+    that member subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
+
+    Raises BadAssignment, naming each kind of fault with its count and the first few offenders.
+    """
+    if not isinstance(result, Mapping):
+        raise BadAssignment(f"returned {type(result).__name__}, not a mapping of member id to partitions")
+    subscriptions = {member.id: member.topics for member in view.members}
+    wanted = {
+        TopicPartition(topic, partition)
+        for _, topics in view.classes()
+        for topic in topics
+        for partition in range(view.partitions[topic])
+    }
+    faults = _Faults()
+    holders: dict[TopicPartition, str] = {}
+    for member, partitions in result.items():
+        if not isinstance(member, str) or member not in subscriptions:
+            faults.add("unknown members", repr(member))
+            continue
+        for partition in _partitions(member, partitions, faults):
+            holder = holders.get(partition)
+            if holder is not None:
+                faults.add("partitions given twice", f"{_name(partition)} to {holder!r} and {member!r}")
+                continue
+            holders[partition] = member
+            if partition in wanted:
+                if partition.topic not in subscriptions[member]:
+                    faults.add("partitions given to members that do not subscribe to them", f"{_name(partition)} to {member!r}")
+            else:
+                faults.add("partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}")
+    for partition in sorted(wanted - holders.keys()):
+        faults.add("partitions given to nobody", _name(partition))
+    faults.raise_if_any()
+    assignment: dict[str, set[TopicPartition]] = {member: set() for member in subscriptions}
+    for partition, member in holders.items():
+        assignment[member].add(partition)
+    return {member: frozenset(partitions) for member, partitions in assignment.items()}
+
+
+def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[TopicPartition]:
+    """The well-typed partitions of one member; the others become faults."""
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
+        faults.add("members with something else than partitions", f"{member!r}: {_shown(partitions)}")
+        return []
+    try:
+        items = list(partitions)
+    except Exception as error:  # a generator is user's code that runs only here
+        raise BadAssignment(f"its partitions for {member!r} raised {_shown(error)}") from error
+    good = []
+    for item in items:
+        partition = _as_partition(item)
+        if partition is None:
+            faults.add("items that are no (topic, partition)", f"{_shown(item)} to {member!r}")
+        else:
+            good.append(partition)
+    return good
+
+
+def _as_partition(item: Any) -> TopicPartition | None:
+    if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str) or isinstance(item[1], bool):
+        return None
+    try:
+        return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers too
+    except TypeError:
+        return None
+
+
+class _Faults:
+    def __init__(self) -> None:
+        self._found: dict[str, list[str]] = {}
+
+    def add(self, kind: str, what: str) -> None:
+        self._found.setdefault(kind, []).append(what)
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items()))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}:{partition.partition}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,125 @@
+"""Every error that the public surface raises.
+
+Each says what was wrong, where, and what to do next; `retriable` says whether the same call may succeed later
+without anything being changed. Errors of the brokers themselves (`kafka.errors`) never leave `wire/` bare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AllocatorError",
+    "AssignorError",
+    "BadAssignment",
+    "BrokerError",
+    "BrokersUnavailable",
+    "Closed",
+    "CommitFailed",
+    "ConfigError",
+    "CorruptRecordError",
+    "GroupNameError",
+    "InconsistentAssignor",
+    "NoOffsetsError",
+    "NotOwned",
+    "OffsetOutOfRange",
+    "RecordTooLarge",
+    "TopicNotFound",
+    "ZooKeeperUnavailable",
+]
+
+
+class AllocatorError(Exception):
+    """Root of them all."""
+
+    retriable: bool = False
+
+
+class ConfigError(AllocatorError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another one."""
+
+
+class GroupNameError(ConfigError):
+    """A group name that cannot be a znode or a Kafka group id."""
+
+
+class AssignorError(AllocatorError):
+    """An allocator function cannot be found, imported or called."""
+
+
+class BadAssignment(AssignorError):
+    """An allocator function returned something else than each partition exactly once to known members."""
+
+
+class InconsistentAssignor(AssignorError):
+    """This member and the rest of its group have no allocator function in common."""
+
+
+class ZooKeeperUnavailable(AllocatorError):
+    """No ZooKeeper node answered in time, or none accepts our credentials."""
+
+    retriable = True
+
+
+class BrokersUnavailable(AllocatorError):
+    """No Kafka broker answered in time."""
+
+    retriable = True
+
+
+class BrokerError(AllocatorError):
+    """A broker refused a request, or the connection to it ended before the answer.
+
+    `code` is Kafka's numeric error code, or None when no answer arrived.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retriable = retriable
+
+
+class TopicNotFound(AllocatorError):
+    """The cluster has no such topic."""
+
+    retriable = True
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        super().__init__(f"the cluster has no topic {', '.join(map(repr, topics))}; create it or correct the name")
+        self.topics = tuple(topics)
+
+
+class NotOwned(AllocatorError):
+    """A partition was named that this member does not own (any more)."""
+
+
+class CommitFailed(AllocatorError):
+    """Offsets were not committed: the partition moved, the lease lapsed, or the coordinator refused them."""
+
+
+class NoOffsetsError(AllocatorError):
+    """The coordinator refuses to say what the group has committed, or a partition has no position to start at."""
+
+
+class OffsetOutOfRange(AllocatorError):
+    """The position is outside the partition's log and `auto_offset_reset` is "none"."""
+
+
+class RecordTooLarge(AllocatorError):
+    """A record does not fit into the fetch size, and the broker's version cannot send it regardless."""
+
+
+class CorruptRecordError(AllocatorError):
+    """Bytes of a partition do not decode: a bad checksum, length or format."""
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        super().__init__(
+            f"{topic}:{partition} at offset {offset}: {why}; seek past it to go on, or compare with another replica"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class Closed(AllocatorError):
+    """The object was closed, by its owner or after an error that ended it."""

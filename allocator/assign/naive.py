@@ -32,7 +32,9 @@ class _Naive:
             # one entry per subscriber, least dealt first, then in cycle order
             hands = [(len(dealt[place[member.id]]), place[member.id]) for member in members]
             heapify(hands)
-            named = sorted((f"{topic}:{p}", topic, p) for topic in topics for p in range(view.partitions[topic]))
+            named = sorted(
+                (f"{topic}:{p}", topic, p) for topic in topics for p in range(view.partitions[topic])
+            )
             for _, topic, partition in named:
                 count, index = hands[0]
                 dealt[index].append(TopicPartition(topic, partition))

@@ -49,8 +49,8 @@ class GroupView:
     def classes(self) -> list[SubscriberClass]:
         """The subscribed topics that exist, grouped by who subscribes to them.
 
-        Members keep the order of `members`, topics are sorted, and the classes go by their first topic, so that
-        equal views give equal answers. Topics without a subscriber are left out.
+        Members keep the order of `members`, topics are sorted, and the classes go by their first topic, so
+        that equal views give equal answers. Topics without a subscriber are left out.
         """
         subscribers: dict[str, list[Member]] = defaultdict(list)
         for member in self.members:

@@ -66,9 +66,14 @@ def validate(
             holders[partition] = member
             if partition in wanted:
                 if partition.topic not in subscriptions[member]:
-                    faults.add("partitions given to members that do not subscribe to them", f"{_name(partition)} to {member!r}")
+                    faults.add(
+                        "partitions given to members that do not subscribe to them",
+                        f"{_name(partition)} to {member!r}",
+                    )
             else:
-                faults.add("partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}")
+                faults.add(
+                    "partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}"
+                )
     for partition in sorted(wanted - holders.keys()):
         faults.add("partitions given to nobody", _name(partition))
     faults.raise_if_any()
@@ -98,7 +103,12 @@ def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[Topic
 
 
 def _as_partition(item: Any) -> TopicPartition | None:
-    if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str) or isinstance(item[1], bool):
+    if (
+        not isinstance(item, tuple)
+        or len(item) != 2
+        or not isinstance(item[0], str)
+        or isinstance(item[1], bool)
+    ):
         return None
     try:
         return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers too
@@ -115,7 +125,9 @@ class _Faults:
 
     def raise_if_any(self) -> None:
         if self._found:
-            raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items()))
+            raise BadAssignment(
+                "; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items())
+            )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,0 +1,194 @@
+"""From what a user names to an allocator function."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Union
+
+from allocator.assign.kiel import KielAssignor
+from allocator.assign.naive import naive
+from allocator.assign.types import Assignor, GroupView
+from allocator.errors import AssignorError
+from allocator.types import TopicPartition
+
+__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "known_names", "resolve"]
+
+ENTRY_POINT_GROUP = "allocator.assignors"
+
+AssignorSpec = Union[str, Assignor, Callable[..., Any]]
+
+_BUILT_IN: Mapping[str, Assignor] = {naive.name: naive}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A user's function of our signature, under its name."""
+
+    name: str
+    function: Callable[[GroupView], Mapping[str, Iterable[TopicPartition]]]
+
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
+        return self.function(view)
+
+
+def known_names() -> list[str]:
+    """Built-in names and those that installed packages add (entry points `allocator.assignors`)."""
+    return sorted({*_BUILT_IN, *_entry_points()})
+
+
+def resolve(spec: AssignorSpec) -> Assignor:
+    """The allocator function that `spec` names.
+
+    `spec` is, tried in this order: a built-in name; the name of an entry point in the group
+    `allocator.assignors`; "package.module:function"; or the callable itself. A callable takes one positional
+    argument (a `GroupView`) or two, kiel's (members, partitions); a class is called without arguments first.
+
+    The name that members agree on is the given one for built-ins and entry points, an attribute `name` where
+    the callable has one, else "module:qualname": a function and the text that leads to it agree.
+
+    Raises AssignorError, saying what was asked for and what there is.
+    """
+    if isinstance(spec, str):
+        return _by_text(spec)
+    if not callable(spec):
+        raise AssignorError(
+            f"an allocator function is a name, 'package.module:function' or a callable, not {spec!r}"
+        )
+    return _adapt(spec, None)
+
+
+def _by_text(spec: str) -> Assignor:
+    if spec in _BUILT_IN:
+        return _BUILT_IN[spec]
+    points = _entry_points()
+    if spec in points:
+        try:
+            target = points[spec].load()
+        except Exception as error:  # importing runs the package's own code
+            raise AssignorError(
+                f"allocator function {spec!r}: entry point {points[spec].value!r} does not load: {error!r}"
+            ) from error
+        return _adapt(target, spec, forced=True)
+    if ":" in spec:
+        return _adapt(_import(spec), spec)
+    known = sorted({*_BUILT_IN, *points})
+    near = difflib.get_close_matches(spec, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise AssignorError(
+        f"no allocator function {spec!r}{hint}; known: {', '.join(known)}; "
+        "one of your own is written 'package.module:function'"
+    )
+
+
+def _import(spec: str) -> Any:
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise AssignorError(f"allocator function {spec!r}: write 'package.module:function'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the module's own code
+        raise AssignorError(
+            f"allocator function {spec!r}: module {module_name!r} does not import: {error!r}"
+        ) from error
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            near = difflib.get_close_matches(
+                part, [name for name in dir(found) if callable(getattr(found, name, None))], n=1
+            )
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AssignorError(
+                f"allocator function {spec!r}: {module_name!r} has no {path!r}{hint}"
+            ) from None
+    return found
+
+
+def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
+    """`target` as an Assignor; `spec` is the text that led to it, `forced` makes it the name."""
+    shown = repr(spec) if spec is not None else repr(target)
+    if isinstance(target, type):
+        try:
+            target = target()
+        except Exception as error:  # a constructor of the user's
+            raise AssignorError(
+                f"allocator function {shown}: its class cannot be called without arguments: {error!r}"
+            ) from error
+    if not callable(target):
+        raise AssignorError(f"allocator function {shown} is {type(target).__name__}, not something to call")
+    built_in = next((each for each in _BUILT_IN.values() if each is target), None)
+    if built_in is not None:
+        return built_in
+    name = spec if forced and spec is not None else _name(target, spec)
+    if name in _BUILT_IN:
+        raise AssignorError(
+            f"allocator function {shown} calls itself {name!r}, which is built in; give it another name"
+        )
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)):  # noqa: B004
+        raise AssignorError(
+            f"allocator function {shown} is a coroutine; it must be a plain function of its arguments"
+        )
+    count = _positional(target, shown)
+    if count == 2:
+        return KielAssignor(name, target)
+    if isinstance(target, Assignor) and target.name == name:
+        own: Assignor = target
+        return own
+    return _Named(name, target)
+
+
+def _positional(target: Callable[..., Any], shown: str) -> int:
+    """How many positional arguments it asks for: 1 is our signature, 2 is kiel's."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise AssignorError(f"allocator function {shown} does not show its signature: {error}") from error
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    positional = [p for p in required if p.kind is not p.KEYWORD_ONLY]
+    if len(required) == len(positional) and len(positional) in (1, 2):
+        return len(positional)
+    raise AssignorError(
+        f"allocator function {shown} asks for ({', '.join(map(str, parameters))}); "
+        "it must take one argument (the GroupView) or two (members, partitions)"
+    )
+
+
+def _name(target: Any, spec: str | None) -> str:
+    own = getattr(target, "name", None)
+    if isinstance(own, str) and own and not inspect.isroutine(target):
+        return own
+    inner = target
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not hasattr(inner, "__qualname__"):
+        inner = type(inner)
+    module, qualname = inner.__module__, inner.__qualname__
+    if spec is not None and (inner is not target or _lookup(module, qualname) is not target):
+        return (
+            spec  # a lambda, a partial or an instance: only the text that led here tells it from its siblings
+        )
+    return f"{module}:{qualname}"
+
+
+def _lookup(module: str, qualname: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    if sys.version_info >= (3, 10):
+        points: Iterable[metadata.EntryPoint] = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    else:
+        points = metadata.entry_points().get(ENTRY_POINT_GROUP, ())
+    return {point.name: point for point in points}

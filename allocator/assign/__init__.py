@@ -7,6 +7,7 @@ Out: a validated mapping of member id to partitions. Touches nothing; imports no
 from __future__ import annotations
 
 from allocator.assign.choose import choose
+from allocator.assign.kiel import naive_allocator
 from allocator.assign.naive import naive
 from allocator.assign.registry import known_names, resolve
 from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass
@@ -21,6 +22,7 @@ __all__ = [
     "compute",
     "known_names",
     "naive",
+    "naive_allocator",
     "resolve",
     "validate",
 ]

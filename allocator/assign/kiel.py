@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from allocator.assign.types import GroupView
 from allocator.errors import BadAssignment
 from allocator.types import TopicPartition
 
-__all__ = ["KielAssignor", "KielFunction"]
+__all__ = ["KielAssignor", "KielFunction", "naive_allocator"]
 
 KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterable[int]]]]
 """(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
+
+
+def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
+    """Round robin in kiel's signature, for code that calls or wraps its default function.
+
+    Members that get nothing are absent; without members the mapping is empty. As an assignor, use "naive".
+    """
+    mapping: dict[str, dict[str, list[int]]] = {}
+    for member, partition in zip(cycle(members), partitions):
+        topic, _, number = partition.rpartition(":")
+        mapping.setdefault(member, {}).setdefault(topic, []).append(int(number))
+    return mapping
 
 
 @dataclass(frozen=True)

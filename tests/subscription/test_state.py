@@ -1,0 +1,261 @@
+"""Promises of the subscription state, one by one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from allocator.errors import AllocatorError, ConfigError, IllegalState, NoOffsetsError, NotAssigned
+from allocator.subscription import EARLIEST, LATEST, SubscriptionState, SubscriptionType, reset_timestamp
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> SubscriptionState:
+    state = SubscriptionState("earliest", clock=clock)
+    state.assign_from_user([A0, A1, B0])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [("earliest", EARLIEST), ("LATEST", LATEST), ("none", None), (1_700_000_000_000, 1_700_000_000_000), (0, 0)],
+)
+def test_reset_strategies_are_names_or_milliseconds(given: Any, asked: int | None) -> None:
+    assert reset_timestamp(given) == asked
+
+
+@pytest.mark.parametrize("given", ["newest", "", None, 1.5, True, -3, b"latest"])
+def test_an_unknown_reset_strategy_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(ConfigError, match="auto_offset_reset"):
+        SubscriptionState(given)
+
+
+def test_kinds_of_subscription_exclude_each_other_until_unsubscribed() -> None:
+    ways = {
+        SubscriptionType.AUTO_TOPICS: lambda s: s.subscribe(["a"]),
+        SubscriptionType.AUTO_PATTERN: lambda s: s.subscribe(pattern="a.*"),
+        SubscriptionType.USER_ASSIGNED: lambda s: s.assign_from_user([A0]),
+    }
+    for first, choose in ways.items():
+        for second, other in ways.items():
+            state = SubscriptionState()
+            choose(state)
+            if first is second:
+                other(state)
+            else:
+                with pytest.raises(IllegalState, match=first.name):
+                    other(state)
+                assert state.subscription_type is first
+                state.unsubscribe()
+                other(state)
+            assert state.subscription_type is second
+
+
+def test_subscribe_checks_its_arguments_before_it_changes_anything() -> None:
+    state = SubscriptionState()
+    with pytest.raises(ConfigError):
+        state.subscribe()
+    with pytest.raises(IllegalState):
+        state.subscribe(["a"], pattern="a")
+    for wrong in ("abc", {"a"}, 7):
+        with pytest.raises(TypeError):
+            state.subscribe(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"\(unclosed"):
+        state.subscribe(pattern="(unclosed")
+    for name in ("", ".", "..", "a b", "a/b", "x" * 250):
+        with pytest.raises(ConfigError, match="topic name"):
+            state.subscribe(["ok", name])
+    with pytest.raises(TypeError):
+        state.subscribe(["ok", None])  # type: ignore[list-item]
+    assert state.subscription_type is SubscriptionType.NONE
+    assert state.subscription is None
+
+
+def test_group_topics_are_the_union_until_reset_to_our_own() -> None:
+    state = SubscriptionState()
+    with pytest.raises(IllegalState):
+        state.group_subscribe(["x"])
+    state.subscribe(["a", "b"])
+    state.group_subscribe(["x"])
+    state.change_subscription(["a"])
+    assert state.group_subscription() == {"a", "b", "x"}
+    state.reset_group_subscription()
+    assert state.group_subscription() == {"a"}
+
+
+def test_a_pattern_accepts_assigned_topics_that_metadata_has_not_shown_yet() -> None:
+    state = SubscriptionState()
+    state.subscribe(pattern="logs-")
+    state.assign_from_subscribed([TopicPartition("logs-new", 0)])
+    with pytest.raises(ConfigError, match="other:3"):
+        state.assign_from_subscribed([TopicPartition("logs-new", 1), TopicPartition("other", 3)])
+    assert state.assigned_partitions() == {TopicPartition("logs-new", 0)}
+
+
+def test_reassignment_keeps_the_state_of_partitions_that_stay() -> None:
+    state = SubscriptionState()
+    state.subscribe(["a", "b"])
+    state.assign_from_subscribed([A0, A1])
+    state.seek(A0, 7)
+    state.pause(A0)
+    epoch = state.epoch(A0)
+    gone = state.epoch(A1)
+    state.mark_pending_revocation([A0, A1])
+    state.assign_from_subscribed([B0, A0])
+    assert state.position(A0) == OffsetAndMetadata(7, "", -1)
+    assert state.is_paused(A0)
+    assert state.epoch(A0) == epoch
+    state.resume(A0)
+    assert state.is_fetchable(A0), "staying ended the pending revocation"
+    assert not state.is_assigned(A1)
+    state.assign_from_subscribed([A1])
+    assert state.position(A1) is None
+    assert state.epoch(A1) not in (None, gone), "a partition that comes back starts fresh"
+
+
+def test_new_partitions_of_a_group_come_in_random_order_and_the_users_own_in_his() -> None:
+    wanted = [TopicPartition("a", n) for n in range(50)]
+    state = SubscriptionState()
+    state.subscribe(["a"])
+    random.seed(1)
+    state.assign_from_subscribed(wanted)
+    assert list(state.assignment) != wanted
+    assert state.assigned_partitions() == set(wanted)
+    manual = SubscriptionState()
+    manual.assign_from_user(wanted)
+    assert list(manual.assignment) == wanted
+
+
+def test_partitions_without_position_are_not_fetchable(state: SubscriptionState) -> None:
+    assert state.fetchable_partitions() == []
+    assert state.missing_fetch_positions() == {A0, A1, B0}
+    state.seek(A1, 0)
+    assert state.fetchable_partitions() == [A1]
+    assert not state.has_all_fetch_positions()
+    state.pause(A1)
+    assert not state.is_fetchable(A1)
+    assert state.paused_partitions() == {A1}
+    state.resume(A1)
+    state.mark_pending_revocation([A1, TopicPartition("unknown", 0)])
+    assert not state.is_fetchable(A1)
+
+
+def test_moving_to_the_end_rotates_the_fetch_order(state: SubscriptionState) -> None:
+    for tp in (A0, A1, B0):
+        state.seek(tp, 0)
+    state.move_partition_to_end(A0)
+    state.move_partition_to_end(TopicPartition("unknown", 0))
+    assert state.fetchable_partitions() == [A1, B0, A0]
+
+
+def test_only_a_seek_or_reset_makes_read_ahead_void(state: SubscriptionState) -> None:
+    state.seek(A0, 5)
+    epoch = state.epoch(A0)
+    state.update_position(A0, 9, leader_epoch=3)
+    state.pause(A0)
+    state.resume(A0)
+    assert state.position(A0) == OffsetAndMetadata(9, "", 3)
+    assert state.epoch(A0) == epoch
+    state.seek(A0, OffsetAndMetadata(2, "note", 1))
+    assert state.position(A0) == OffsetAndMetadata(2, "note", 1)
+    assert state.epoch(A0) != epoch
+
+
+def test_seek_checks_what_it_is_given(state: SubscriptionState) -> None:
+    for wrong in ("5", 5.0, None, True):
+        with pytest.raises(TypeError):
+            state.seek(A0, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="below 0"):
+        state.seek(A0, -1)
+    assert state.position(A0) is None
+
+
+def test_an_unassigned_partition_is_a_key_error_of_ours(state: SubscriptionState) -> None:
+    other = TopicPartition("zzz", 4)
+    for call in (state.position, state.pause, state.resume, state.request_offset_reset, state.high_watermark):
+        with pytest.raises(KeyError) as caught:
+            call(other)
+        assert isinstance(caught.value, (NotAssigned, AllocatorError))
+        assert "zzz:4" in str(caught.value)
+    assert not state.is_assigned(other)
+    assert not state.is_paused(other)
+    assert not state.is_fetchable(other)
+    assert not state.has_valid_position(other)
+    assert not state.is_offset_reset_needed(other)
+    assert state.epoch(other) is None
+    state.update_high_watermark(other, 5)
+    state.reset_failed([other], 1.0)
+
+
+def test_a_position_cannot_be_updated_before_it_is_known(state: SubscriptionState) -> None:
+    with pytest.raises(IllegalState):
+        state.update_position(A0, 3)
+
+
+def test_a_reset_waits_for_its_retry_time(state: SubscriptionState, clock: Clock) -> None:
+    state.reset_missing_positions()
+    assert state.missing_fetch_positions() == set()
+    assert state.partitions_needing_reset() == {A0, A1, B0}
+    state.set_reset_pending([A0, A1], clock.now + 5)
+    state.reset_failed([A1], clock.now + 1)
+    assert state.partitions_needing_reset() == {B0}
+    assert state.next_offset_reset_retry_time() == clock.now + 1
+    clock.now += 1
+    assert state.partitions_needing_reset() == {B0}, "the retry time itself is still too early"
+    clock.now += 0.1
+    assert state.partitions_needing_reset() == {A1, B0}
+
+
+def test_a_reset_gives_way_to_a_later_seek(state: SubscriptionState) -> None:
+    state.seek(A0, 50)
+    state.request_offset_reset(A0, "latest")
+    assert state.position(A0) is None
+    assert state.reset_strategy(A0) == LATEST
+    asked_under = state.epoch(A0)
+    assert asked_under is not None
+    state.seek(A0, 3)
+    assert not state.complete_reset(A0, 99, asked_under)
+    assert state.position(A0) == OffsetAndMetadata(3, "", -1)
+    state.request_offset_reset(A0)
+    epoch = state.epoch(A0)
+    assert epoch is not None
+    assert state.complete_reset(A0, 99, epoch)
+    assert state.position(A0) == OffsetAndMetadata(99, "", -1)
+    assert not state.is_offset_reset_needed(A0)
+
+
+def test_without_a_strategy_missing_positions_are_all_named() -> None:
+    state = SubscriptionState("none")
+    assert not state.has_default_offset_reset_policy()
+    state.assign_from_user([B0, A1, A0])
+    state.seek(A0, 1)
+    with pytest.raises(NoOffsetsError, match="a:1, b:0"):
+        state.reset_missing_positions()
+    with pytest.raises(NoOffsetsError, match="a:1"):
+        state.request_offset_reset(A1)
+    state.request_offset_reset(A1, 1_600_000_000_000)
+    assert state.partitions_needing_reset() == {A1}
+
+
+def test_high_watermark_is_unknown_until_fetched(state: SubscriptionState) -> None:
+    assert state.high_watermark(A0) is None
+    state.update_high_watermark(A0, 12)
+    assert state.high_watermark(A0) == 12

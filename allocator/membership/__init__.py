@@ -1,1 +1,14 @@
-"""TODO"""
+"""Who is alive and who owns what.
+
+In: a ZooKeeper session (`wire`), what exists in Kafka (`Topics`), allocator functions (`assign`).
+Out: calls to an `Owner`: assigned, revoked, lost, suspended, resumed; and `may_act`, the lease.
+May touch: the znodes under <root>/<group>, nothing else; never a record or an offset.
+
+`plan` is the protocol's decision as a pure function, `znodes` its data, `leader` and `zookeeper` the two roles.
+"""
+
+from __future__ import annotations
+
+from allocator.membership.base import Membership, Owner, Topics
+
+__all__ = ["Membership", "Owner", "Topics"]

@@ -1,0 +1,350 @@
+"""What the oldest member does for the group: compute assignments and see that partitions change hands safely."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from allocator.assign import Assignor, GroupView, Member, choose, compute
+from allocator.errors import AllocatorError
+from allocator.membership.base import Topics
+from allocator.membership.plan import adopt, advance
+from allocator.membership.store import Store
+from allocator.membership.watched import Watched
+from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
+from allocator.tasks import Scope
+from allocator.wire.zookeeper import BadVersion, ConnectionLost, NoZnode, ZnodeExists
+
+__all__ = ["Leader", "LeaderSettings"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaderSettings:
+    """How the leader waits. All in seconds."""
+
+    debounce_s: float = 0.03  # more: fewer rebalances when many join at once; less: a sooner one
+    debounce_max_s: float = 0.5  # a stream of changes cannot put a rebalance off for longer
+    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One assignment that a function gave, and what it was computed from."""
+
+    target: Mapping[str, Parts]
+    strategy: str
+    refused: Mapping[str, str]
+
+
+class Leader:
+    """Runs while this member is the oldest.
+
+    Guarantee: keeps no state that its successor needs. Whatever it decides is written by compare-and-set on the
+    document it was decided from, so a leader that was paused and deposed cannot undo what its successor did.
+    """
+
+    def __init__(
+        self, store: Store, me: str, topics: Topics, assignors: Mapping[str, Assignor], settings: LeaderSettings
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._topics = topics
+        self._assignors = assignors
+        self._settings = settings
+        self._changed = asyncio.Event()
+        self._group_changed = True
+        self._names = Watched(store.member_names, self._poke_group)
+        self._infos: dict[str, MemberInfo] = {}
+        self._claims: dict[str, Watched[Claim | None]] = {}
+        self._document: tuple[Document | None, int] | None = None
+        self._computed_from: object = None
+        self._counts: dict[str, int] = {}
+        self._missing: set[str] = set()
+        self._patterns: set[str] = set()
+
+    async def run(self) -> None:
+        """Leads until cancelled."""
+        log.info("%s: %s leads", self._store.paths.group, self._me)
+        remove = self._topics.on_metadata(self._metadata_came)
+        try:
+            async with Scope() as scope:
+                scope.start(self._poll_topics(), "topics")
+                await scope.run(self._lead(), "lead")
+        finally:
+            remove()
+
+    def start_over(self) -> None:
+        """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
+        self._document = None
+        self._computed_from = None
+        self._poke_group()
+
+    async def _lead(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._step()
+            except (BadVersion, ZnodeExists, NoZnode):
+                log.info("%s: somebody else wrote the assignment; reading it again", self._store.paths.group)
+                self.start_over()
+                continue
+            except ConnectionLost:
+                # the write may have arrived: only what stands there counts
+                self.start_over()
+                await asyncio.sleep(0.05)
+                continue
+            await self._changed.wait()
+            if self._group_changed:
+                await self._debounce()
+
+    async def _debounce(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.debounce_max_s
+        self._group_changed = False
+        while loop.time() < end:
+            await asyncio.sleep(min(self._settings.debounce_s, max(0.0, end - loop.time())))
+            if not self._group_changed:
+                break
+            self._group_changed = False
+        self._group_changed = True
+
+    def _poke_group(self) -> None:
+        self._group_changed = True
+        self._changed.set()
+
+    def _metadata_came(self) -> None:
+        # a step may ask for metadata itself, so only what differs may cause the next step
+        if any(len(self._topics.partitions(topic) or ()) > count for topic, count in self._counts.items()) or (
+            self._patterns and self._matching(self._topics.topics()) - set(self._counts)
+        ):
+            self._poke_group()
+
+    async def _poll_topics(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.topic_poll_s)
+            try:
+                await self._topics.refresh()
+            except AllocatorError as error:
+                log.warning("%s: no metadata from Kafka: %s", self._store.paths.group, error)
+            self._poke_group()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        document, version = await self._read_document()
+        names = in_join_order(await self._names.get())
+        alive = set(names)
+        computed = None
+        if self._group_changed:
+            self._group_changed = False
+            try:
+                computed, document, version = await self._recompute(names, document, version)
+            except BaseException:
+                self._group_changed = True
+                raise
+        claims = await self._claims_of([member for member in document.waiting if member in alive])
+        if computed is None:
+            successor = advance(document, self._me, alive, claims)
+        else:
+            successor = advance(
+                document,
+                self._me,
+                alive,
+                claims,
+                computed.target,
+                strategy=computed.strategy,
+                refused=computed.refused,
+            )
+        if successor is not None:
+            await self._write(successor, version)
+
+    async def _recompute(
+        self, names: list[str], document: Document, version: int
+    ) -> tuple[Computed | None, Document, int]:
+        members = await self._members(names)
+        await self._count_partitions(members, document)
+        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())))
+        if inputs == self._computed_from:
+            return None, document, version
+        try:
+            computed = self._compute(members, document)
+        except AllocatorError as error:
+            problem = str(error)
+            log.error("%s: the assignment stays as it is: %s", self._store.paths.group, problem)
+            if document.problem != problem:
+                document = document.but(problem=problem, leader=self._me, revision=document.revision + 1)
+                version = await self._write(document, version)
+            self._computed_from = inputs
+            return None, document, version
+        self._computed_from = inputs
+        if computed is not None and self._stands(computed, document):
+            computed = None
+        return computed, document, version
+
+    def _stands(self, computed: Computed, document: Document) -> bool:
+        """Whether the document leads to that assignment already (a new leader finds its predecessor's work)."""
+        present = dict(document.owners)
+        for member, parts in document.promised.items():
+            present[member] = present.get(member, frozenset()) | parts
+        wanted = {member: parts for member, parts in computed.target.items() if parts}
+        return (
+            document.generation > 0
+            and document.problem is None
+            and present == wanted
+            and document.strategy == computed.strategy
+            and document.refused == computed.refused
+        )
+
+    def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
+        if not members:
+            return None
+        strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
+        for member, reason in refused.items():
+            if member not in document.refused:
+                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, member, reason)
+        assignor = self._assignors.get(strategy)
+        if assignor is None:
+            raise AllocatorError(f"the group agreed on {strategy!r}, which this leader does not offer")
+        view = GroupView(
+            members=tuple(
+                Member(
+                    id=member,
+                    name=info.name,
+                    topics=self._subscription(info),
+                    weight=info.weight,
+                    rack=info.rack,
+                    host=info.host,
+                )
+                for member, info in members.items()
+                if member not in refused
+            ),
+            partitions=dict(self._counts),
+            owned={member: parts for member, parts in document.owners.items() if member in members},
+        )
+        return Computed(compute(assignor, view), strategy, refused)
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    async def _read_document(self) -> tuple[Document, int]:
+        if self._document is None:
+            try:
+                self._document = await self._store.document()
+            except Rubbish as error:
+                log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
+                stat = await self._store.zk.exists(self._store.paths.assignment)
+                self._document = None, -1 if stat is None else stat.version
+        document, version = self._document
+        if document is None:
+            names = in_join_order(await self._names.get())
+            claims = await self._claims_of(names)
+            document = adopt({member: claim for member, claim in claims.items() if claim is not None})
+            self._computed_from = None
+            self._group_changed = True
+        return document, version
+
+    async def _write(self, document: Document, version: int) -> int:
+        self._document = None
+        new_version = await self._store.write_document(document, version)
+        self._document = document, new_version
+        log.info(
+            "%s: generation %d revision %d (%s): %d members own %d partitions, %d on the move%s",
+            self._store.paths.group,
+            document.generation,
+            document.revision,
+            document.strategy,
+            len(document.owners),
+            sum(map(len, document.owners.values())),
+            sum(len(entry.partitions) for entry in document.waiting.values()),
+            f"; problem: {document.problem}" if document.problem else "",
+        )
+        return new_version
+
+    async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
+        self._claims = {member: watched for member, watched in self._claims.items() if member in wanted}
+        for member in wanted:
+            if member not in self._claims:
+                self._claims[member] = Watched(partial(self._read_claim, member), self._changed.set)
+        found = await asyncio.gather(*(self._claims[member].get() for member in wanted))
+        return {member: claim for member, claim in zip(wanted, found) if claim is not None}
+
+    async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
+        try:
+            return await self._store.claim(member, watch)
+        except Rubbish as error:
+            # it shows nothing, so its partitions stay where they are until the member writes again or goes
+            log.error("%s: %s", self._store.paths.group, error)
+            return None
+
+    async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
+        fresh = [name for name in names if name not in self._infos]
+        self._infos = {name: info for name, info in self._infos.items() if name in names}
+        for name, info in zip(fresh, await asyncio.gather(*(self._read_member(name) for name in fresh))):
+            if info is not None:
+                self._infos[name] = info
+        return {name: self._infos[name] for name in names if name in self._infos}
+
+    async def _read_member(self, member: str) -> MemberInfo | None:
+        try:
+            return await self._store.member(member)
+        except Rubbish as error:
+            log.error("%s: this member gets no partitions: %s", self._store.paths.group, error)
+            return None
+
+    def _subscription(self, info: MemberInfo) -> frozenset[str]:
+        if info.pattern is None:
+            return info.topics
+        matches = re.compile(info.pattern).match
+        return info.topics | {topic for topic in self._counts if matches(topic)}
+
+    async def _count_partitions(self, members: Mapping[str, MemberInfo], document: Document) -> None:
+        """Brings `_counts` up to date for every topic that somebody subscribes to."""
+        if not self._counts:
+            self._counts = _counts_of(document)
+        topics = set().union(*(info.topics for info in members.values()))
+        self._patterns = {info.pattern for info in members.values() if info.pattern is not None}
+        self._topics.follow(topics)
+        if self._patterns:
+            self._topics.follow_all()
+        answered = True
+        if self._patterns or any(self._topics.partitions(topic) is None for topic in topics):
+            try:
+                await self._topics.refresh()
+            except AllocatorError as error:
+                log.warning("%s: no metadata from Kafka: %s", self._store.paths.group, error)
+                answered = False
+        topics |= self._matching(self._topics.topics())
+        counts = {}
+        for topic in topics | set(self._counts):
+            found = self._topics.partitions(topic)
+            before = self._counts.get(topic)
+            if found:
+                counts[topic] = max(found) + 1
+                self._missing.discard(topic)
+            elif before is not None and (not answered or topic not in self._missing):
+                # one answer without the topic may come from a broker that has just started: believe the second
+                counts[topic] = before
+                if answered:
+                    self._missing.add(topic)
+        subscribed = topics | self._matching(counts)
+        self._counts = {topic: count for topic, count in counts.items() if topic in subscribed}
+
+    def _matching(self, names: Iterable[str]) -> set[str]:
+        matchers = [re.compile(pattern).match for pattern in self._patterns]
+        return {topic for topic in names if any(match(topic) for match in matchers)}
+
+
+def _counts_of(document: Document) -> dict[str, int]:
+    """Partition counts as a predecessor knew them: Kafka may be silent just when a new leader begins."""
+    counts: dict[str, int] = {}
+    everything = [*document.owners.values(), *document.promised.values()]
+    everything += [entry.partitions for entry in document.waiting.values()]
+    for parts in everything:
+        for topic, partition in parts:
+            counts[topic] = max(counts.get(topic, 0), partition + 1)
+    return counts

@@ -1,0 +1,101 @@
+"""Reading and writing a group's znodes; shared by members, the leader and whoever only looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, shard_names, split
+from allocator.wire.zookeeper import NoZnode, ZnodeExists, ZooKeeper
+
+__all__ = ["Store"]
+
+log = logging.getLogger(__name__)
+
+Watch = Callable[[], None]
+
+
+class Store:
+    """The znodes of one group as values. A `watch` is called once, when what was read may have changed."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+        self.zk = zk
+        self.paths = paths
+
+    async def prepare(self) -> None:
+        """Makes the persistent znodes."""
+        for path in (self.paths.members, self.paths.claims, self.paths.shards):
+            await self.zk.ensure_path(path)
+
+    async def member_names(self, watch: Watch | None = None) -> list[str]:
+        """Names of the znodes under members/, in no order, whatever they are."""
+        return await self.zk.get_children(self.paths.members, watch)
+
+    async def member(self, member: str) -> MemberInfo | None:
+        """What a member says of itself; None when it has gone. Raises Rubbish."""
+        path = self.paths.member(member)
+        try:
+            data, _ = await self.zk.get(path)
+        except NoZnode:
+            return None
+        return MemberInfo.decode(path, data)
+
+    async def claim(self, member: str, watch: Watch | None = None) -> Claim | None:
+        """A member's claim; None when there is none. Raises Rubbish."""
+        path = self.paths.claim(member)
+        while True:
+            try:
+                data, _ = await self.zk.get(path, watch)
+            except NoZnode:
+                # a watch is left only where the znode exists, so ask for its creation instead
+                if watch is None or await self.zk.exists(path, watch) is None:
+                    return None
+            else:
+                return Claim.decode(path, data)
+
+    async def document(self, watch: Watch | None = None) -> tuple[Document | None, int]:
+        """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish."""
+        path = self.paths.assignment
+        while True:
+            try:
+                data, stat = await self.zk.get(path, watch)
+            except NoZnode:
+                if watch is None or await self.zk.exists(path, watch) is None:
+                    return None, -1
+                continue
+            names = shard_names(path, data)
+            if names is None:
+                return Document.decode(path, data), stat.version
+            try:
+                pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
+            except NoZnode:
+                # the next document has been written meanwhile, and the shards of this one deleted
+                if (await self.zk.get(path))[1].version == stat.version:
+                    raise Rubbish(path, "shards that it names are missing") from None
+                continue
+            return Document.decode(path, b"".join(piece for piece, _ in pieces)), stat.version
+
+    async def write_document(self, document: Document, version: int) -> int:
+        """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
+
+        Raises BadVersion or ZnodeExists when somebody else wrote first.
+        """
+        head, shards = split(document.encode(), document.leader, document.revision)
+        for name, piece in shards.items():
+            with contextlib.suppress(ZnodeExists):
+                await self.zk.create(f"{self.paths.shards}/{name}", piece)
+        if version < 0:
+            await self.zk.create(self.paths.assignment, head)
+            new_version = 0
+        else:
+            new_version = (await self.zk.set(self.paths.assignment, head, version)).version
+        await self._sweep(keep=set(shards))
+        return new_version
+
+    async def _sweep(self, keep: set[str]) -> None:
+        for name in await self.zk.get_children(self.paths.shards):
+            if name not in keep:
+                with contextlib.suppress(NoZnode):
+                    await self.zk.delete(f"{self.paths.shards}/{name}")

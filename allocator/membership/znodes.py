@@ -1,0 +1,355 @@
+"""What stands in ZooKeeper, and in which form.
+
+    <root>/<group>/members/<id>    ephemeral sequential  JSON: who this is and what it subscribes to
+    <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
+    <root>/<group>/assignment      persistent            zlib(JSON): who may hold what; replaced by compare-and-set
+    <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
+
+Everything read from here is checked: a znode that holds rubbish gives `Rubbish`, which names it, and never more
+than a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from allocator.errors import AllocatorError, ConfigError, GroupNameError
+from allocator.types import TopicPartition
+
+__all__ = ["Claim", "Document", "MemberInfo", "Paths", "Rubbish", "Waiting"]
+
+Parts = frozenset[TopicPartition]
+NONE: Parts = frozenset()
+
+FORMAT = 1
+SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
+MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
+INFLATED_BYTES = 256_000_000  # bounds what a hostile znode can make us allocate
+MAX_PARTITION = 1_000_000  # bounds what a hostile range can make us allocate
+
+GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
+
+
+class Rubbish(AllocatorError):
+    """A znode holds what no version of this library writes."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"znode {path} is not readable: {why}; delete it if nothing else owns it")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The znodes of one group."""
+
+    root: str
+    group: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group, str) or not GROUP_NAME.match(self.group) or self.group in (".", ".."):
+            raise GroupNameError(
+                f"group name {self.group!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control "
+                "character, and be neither '.' nor '..'"
+            )
+        if not self.root.startswith("/") or self.root.endswith("/") or "//" in self.root:
+            raise ConfigError(f"ZooKeeper root {self.root!r} must be an absolute path such as '/allocator'")
+
+    @property
+    def base(self) -> str:
+        return f"{self.root}/{self.group}"
+
+    @property
+    def members(self) -> str:
+        return f"{self.base}/members"
+
+    @property
+    def claims(self) -> str:
+        return f"{self.base}/claims"
+
+    @property
+    def assignment(self) -> str:
+        return f"{self.base}/assignment"
+
+    @property
+    def shards(self) -> str:
+        return f"{self.base}/shards"
+
+    def member(self, member: str) -> str:
+        return f"{self.members}/{member}"
+
+    def claim(self, member: str) -> str:
+        return f"{self.claims}/{member}"
+
+
+MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-(\d{10})\Z")
+
+
+def sequence(member: str) -> int | None:
+    """The sequence number that ZooKeeper gave to a member, None if the name is not one of ours."""
+    match = MEMBER_ID.match(member)
+    return None if match is None else int(match.group(1))
+
+
+def in_join_order(names: Iterable[str]) -> list[str]:
+    """The members among `names`, oldest first; the first one leads."""
+    numbered = ((sequence(name), name) for name in names)
+    return [name for _, name in sorted((number, name) for number, name in numbered if number is not None)]
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """What a member says of itself when it joins; it does not change while its znode stands."""
+
+    name: str
+    host: str
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = 1.0
+    rack: str | None = None
+    strategies: tuple[str, ...] = ("naive",)
+
+    def encode(self) -> bytes:
+        data = json.dumps(
+            {
+                "format": FORMAT,
+                "name": self.name,
+                "host": self.host,
+                "topics": sorted(self.topics),
+                "pattern": self.pattern,
+                "weight": self.weight,
+                "rack": self.rack,
+                "strategies": list(self.strategies),
+            },
+            separators=(",", ":"),
+        ).encode()
+        if len(data) > MEMBER_BYTES:
+            raise ConfigError(
+                f"the subscription of member {self.name!r} takes {len(data)} bytes, more than the {MEMBER_BYTES} that "
+                "a member's znode may hold; subscribe by pattern instead"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> MemberInfo:
+        if len(data) > MEMBER_BYTES:
+            raise Rubbish(path, f"{len(data)} bytes")
+        doc = _object(path, data)
+        pattern, rack = doc.get("pattern"), doc.get("rack")
+        weight = doc.get("weight", 1.0)
+        if pattern is not None:
+            try:
+                re.compile(_text(path, "pattern", pattern))
+            except re.error as error:
+                raise Rubbish(path, f"pattern: {error}") from error
+        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
+            raise Rubbish(path, f"weight {weight!r}")
+        return cls(
+            name=_text(path, "name", doc.get("name")),
+            host=_text(path, "host", doc.get("host")),
+            topics=frozenset(_texts(path, "topics", doc.get("topics"))),
+            pattern=pattern,
+            weight=float(weight),
+            rack=None if rack is None else _text(path, "rack", rack),
+            strategies=tuple(_texts(path, "strategies", doc.get("strategies"))),
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a member holds, written before it begins and after it has let go."""
+
+    revision: int
+    """Revision of the newest document that the member has acted on."""
+    held: Parts = NONE
+
+    def encode(self) -> bytes:
+        return _deflate({"format": FORMAT, "revision": self.revision, "held": to_ranges(self.held)})
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Claim:
+        doc = _inflate(path, data)
+        return cls(_number(path, "revision", doc.get("revision")), from_ranges(path, doc.get("held")))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Partitions taken away from a member that has not shown yet that it let go of them."""
+
+    since: int
+    """Only a claim of this revision or a later one shows it."""
+    partitions: Parts
+
+
+@dataclass(frozen=True)
+class Document:
+    """Who may hold what. The leader replaces it by compare-and-set; a member obeys the newest that it has read.
+
+    Each partition is in `owners` of one member, or in `waiting` of one, or in neither; `promised` says who gets it
+    once it is free. `generation` counts the targets that were computed, `revision` every write.
+    """
+
+    generation: int = 0
+    revision: int = 0
+    leader: str = ""
+    strategy: str = ""
+    owners: Mapping[str, Parts] = field(default_factory=dict)
+    promised: Mapping[str, Parts] = field(default_factory=dict)
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+
+    def encode(self) -> bytes:
+        return _deflate(
+            {
+                "format": FORMAT,
+                "generation": self.generation,
+                "revision": self.revision,
+                "leader": self.leader,
+                "strategy": self.strategy,
+                "owners": {m: to_ranges(p) for m, p in sorted(self.owners.items())},
+                "promised": {m: to_ranges(p) for m, p in sorted(self.promised.items())},
+                "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
+                "refused": dict(sorted(self.refused.items())),
+                "problem": self.problem,
+            }
+        )
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Document:
+        doc = _inflate(path, data)
+        waiting = {}
+        for member, entry in _mapping(path, "waiting", doc.get("waiting")).items():
+            if not isinstance(entry, list) or len(entry) != 2:
+                raise Rubbish(path, f"waiting of {member!r}")
+            waiting[member] = Waiting(_number(path, "since", entry[0]), from_ranges(path, entry[1]))
+        problem = doc.get("problem")
+        return cls(
+            generation=_number(path, "generation", doc.get("generation")),
+            revision=_number(path, "revision", doc.get("revision")),
+            leader=_text(path, "leader", doc.get("leader")),
+            strategy=_text(path, "strategy", doc.get("strategy")),
+            owners={m: from_ranges(path, p) for m, p in _mapping(path, "owners", doc.get("owners")).items()},
+            promised={m: from_ranges(path, p) for m, p in _mapping(path, "promised", doc.get("promised")).items()},
+            waiting=waiting,
+            refused={
+                m: _text(path, "refused", why) for m, why in _mapping(path, "refused", doc.get("refused")).items()
+            },
+            problem=None if problem is None else _text(path, "problem", problem),
+        )
+
+    def but(self, **changes: Any) -> Document:
+        """A copy with those fields replaced."""
+        return replace(self, **changes)
+
+
+def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
+    """The head and the shards (name -> bytes) that hold an encoded document; a small one is its own head."""
+    if len(data) <= SHARD_BYTES:
+        return data, {}
+    pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
+    # the leader's name keeps a deposed leader from overwriting the shards of its successor
+    names = [f"{revision}-{leader}-{number}" for number in range(len(pieces))]
+    head = json.dumps({"format": FORMAT, "shards": names}).encode()
+    return head, dict(zip(names, pieces))
+
+
+def shard_names(path: str, head: bytes) -> list[str] | None:
+    """The shards that a head names, None when the head is the whole document."""
+    if not head.startswith(b"{"):
+        return None
+    names = _texts(path, "shards", _object(path, head).get("shards"))
+    for name in names:
+        if "/" in name or name in (".", "..") or not name:
+            raise Rubbish(path, f"shard name {name!r}")
+    if len(names) * SHARD_BYTES > INFLATED_BYTES:
+        raise Rubbish(path, f"{len(names)} shards")
+    return names
+
+
+def to_ranges(partitions: Iterable[TopicPartition]) -> dict[str, str]:
+    """{"orders": "0-3,7"}: short in JSON, and shorter still once deflated."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    return {topic: _ranges(sorted(ids)) for topic, ids in sorted(by_topic.items())}
+
+
+def _ranges(ids: list[int]) -> str:
+    runs: list[tuple[int, int]] = []
+    for number in ids:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def from_ranges(path: str, value: object) -> Parts:
+    """The inverse of `to_ranges`, for values that anyone may have written."""
+    found: list[TopicPartition] = []
+    for topic, text in _mapping(path, "partitions", value).items():
+        for run in _text(path, "partitions", text).split(","):
+            first, dash, last = run.partition("-")
+            try:
+                start, end = int(first), int(last) if dash else int(first)
+            except ValueError:
+                raise Rubbish(path, f"partitions {run!r} of topic {topic!r}") from None
+            if not 0 <= start <= end < MAX_PARTITION or len(found) + end - start > MAX_PARTITION:
+                raise Rubbish(path, f"partitions {run!r} of topic {topic!r}")
+            found.extend(TopicPartition(topic, number) for number in range(start, end + 1))
+    return frozenset(found)
+
+
+def _deflate(doc: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+
+
+def _inflate(path: str, data: bytes) -> dict[str, Any]:
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(data, INFLATED_BYTES)
+    except zlib.error as error:
+        raise Rubbish(path, str(error)) from error
+    if not inflater.eof:
+        raise Rubbish(path, "it is cut short or inflates beyond measure")
+    return _object(path, raw)
+
+
+def _object(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        doc = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Rubbish(path, f"{type(error).__name__}: {error}") from error
+    if not isinstance(doc, dict):
+        raise Rubbish(path, f"a JSON object is expected, not {type(doc).__name__}")
+    if doc.get("format") != FORMAT:
+        raise Rubbish(path, f"format {doc.get('format')!r}; this version reads format {FORMAT}")
+    return doc
+
+
+def _text(path: str, what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise Rubbish(path, f"{what} is {type(value).__name__}, not text")
+    return value
+
+
+def _texts(path: str, what: str, value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise Rubbish(path, f"{what} is {type(value).__name__}, not a list")
+    return [_text(path, what, item) for item in value]
+
+
+def _number(path: str, what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise Rubbish(path, f"{what} is {str(value)[:40]!r}, not a count")
+    return value
+
+
+def _mapping(path: str, what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Rubbish(path, f"{what} is {type(value).__name__}, not an object")
+    return value

@@ -1,0 +1,463 @@
+"""Exclusive ownership of partitions through ZooKeeper.
+
+Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the pace of
+the ensemble's (wall clocks do not matter). A member begins with a partition only after its claim is written in one
+transaction with a check that the assignment which gives it still stands; the leader gives a partition away only
+after its last owner's claim, or the end of that owner's session, has shown that it let go. A member that is cut off
+or paused stops by its own clock before its session can end.
+
+In steady state a member watches two znodes, the assignment and its predecessor, and reads its own znode every
+quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
+assignment by each member, and one or two writes of its claim by each member that gains or loses something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from allocator.assign import Assignor
+from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
+from allocator.membership.base import Owner, Topics
+from allocator.membership.leader import Leader, LeaderSettings
+from allocator.membership.lease import Lease, boot_clock
+from allocator.membership.store import Store
+from allocator.membership.watched import Watched
+from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.tasks import Scope
+from allocator.wire.zookeeper import (
+    BadVersion,
+    ConnectionLost,
+    NoZnode,
+    Op,
+    SessionState,
+    ZnodeExists,
+    ZooKeeper,
+    ZooKeeperError,
+)
+
+__all__ = ["Settings", "ZooKeeperMembership"]
+
+log = logging.getLogger(__name__)
+
+
+class _Lost(Exception):
+    """The session, or our znodes in it, are gone."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a member takes part. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = 1.0
+    rack: str | None = None
+    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+
+
+class ZooKeeperMembership:
+    """One member of one group; see the module for what it guarantees.
+
+    `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
+    functions by name, the preferred one first. The constructor touches nothing.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        paths: Paths,
+        owner: Owner,
+        topics: Topics,
+        assignors: Mapping[str, Assignor],
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.member_id = ""
+        self.generation = 0
+        self.lease = Lease(clock)
+        self._zk = zk
+        self._paths = paths
+        self._store = Store(zk, paths)
+        self._owner = owner
+        self._topics = topics
+        self._assignors = dict(assignors)
+        self._settings = settings
+        self._info = MemberInfo(
+            name=settings.name,
+            host=socket.gethostname(),
+            topics=settings.topics,
+            pattern=settings.pattern,
+            weight=settings.weight,
+            rack=settings.rack,
+            strategies=tuple(self._assignors),
+        )
+        self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
+        self._leader: Leader | None = None
+        self._held: Parts = NONE
+        self._draining: Parts = NONE
+        self._claim = Claim(0)
+        self._refused: str | None = None
+        self._suspended = False
+        self._leaving = False
+        self._task: asyncio.Task[None] | None = None
+        self._lapse: asyncio.TimerHandle | None = None
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    @property
+    def leading(self) -> bool:
+        """Whether this member computes the assignments at present."""
+        return self._leader is not None
+
+    def may_act(self) -> bool:
+        return self.lease.valid and not self._suspended
+
+    async def join(self) -> None:
+        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._info.encode()  # refuses what does not fit before anything is touched
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._read_again = asyncio.Event()
+        self._session_lost = asyncio.Event()
+        await self._zk.connect(self._settings.connect_timeout_s)
+        self._connected.set()
+        remove = self._zk.on_state(self._state_changed)
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
+        try:
+            await asyncio.wait_for(asyncio.shield(joined), self._settings.connect_timeout_s)
+        except BaseException as error:
+            await self._abandon()
+            if isinstance(error, asyncio.TimeoutError):
+                raise ZooKeeperUnavailable(
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join "
+                    f"{self._paths.base} within {self._settings.connect_timeout_s} s"
+                ) from None
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._leaving = True
+        for event in (self._changed, self._read_again, self._connected):
+            event.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # whoever waits for us gave up: go at once, our session's end frees what we hold
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+        await self._zk.close()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
+        """One turn for each session, until we leave."""
+        try:
+            while True:
+                await self._connected.wait()
+                if self._leaving:
+                    return
+                self._session_lost.clear()
+                try:
+                    await self._session(joined)
+                except (_Lost, ConnectionLost) as error:
+                    log.warning("%s: %s lost its session: %s", self._paths.group, self.member_id, error)
+                except ZooKeeperError as error:
+                    if not joined.done():
+                        joined.set_exception(error)
+                        return
+                    log.error("%s: %s", self._paths.group, error)
+                    self._owner.failed(error)
+                    await asyncio.sleep(1.0)
+        except Exception as error:
+            log.exception("%s: membership of %s ended", self._paths.group, self.member_id)
+            if not joined.done():
+                joined.set_exception(error)
+            else:
+                self._owner.failed(error)
+        finally:
+            remove_listener()
+            self._end_lease()
+            await self._zk.close()
+
+    async def _session(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves, all within one ZooKeeper session."""
+        await self._register()
+        try:
+            async with Scope() as scope:
+                scope.start(self._keep_lease(), "lease")
+                scope.start(self._wait_for_loss(), "loss")
+                await scope.run(self._first_lease(), "first lease")
+                if not joined.done():
+                    joined.set_result(None)
+                scope.start(self._elect(), "election")
+                await scope.run(self._follow(scope), "follow")
+            # everything has been released in good order: only the znodes are left to delete
+        finally:
+            await self._end_session()
+
+    async def _register(self) -> None:
+        await self._store.prepare()
+        # an earlier create of this session may have been carried out though its reply was lost: nobody would act
+        # for that member, and what is assigned to it would stay unprocessed
+        for name in await self._store.member_names():
+            if name.startswith(self._prefix):
+                with contextlib.suppress(NoZnode):
+                    await self._zk.delete(self._paths.member(name))
+        path = await self._zk.create(
+            f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
+        )
+        self.member_id = path.rsplit("/", 1)[1]
+        self._claim = Claim(0)
+        with contextlib.suppress(ZnodeExists):
+            await self._zk.create(self._paths.claim(self.member_id), self._claim.encode(), ephemeral=True)
+        self._refused = None
+        self._document = Watched(self._store.document, self._changed.set)
+        log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
+
+    async def _end_session(self) -> None:
+        self._end_lease()
+        lost, self._held, self._draining = self._held | self._draining, NONE, NONE
+        if lost:
+            await self._owner.lost(lost)
+        if self._zk.state is SessionState.CONNECTED:
+            # the session may live on though our znode was deleted, and then so does our claim
+            for path in (self._paths.claim(self.member_id), self._paths.member(self.member_id)):
+                with contextlib.suppress(ZooKeeperError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._zk.delete(path), 2.0)
+
+    def _state_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+            self._read_again.set()
+            return
+        self._connected.clear()
+        if state is SessionState.LOST:
+            self._session_lost.set()
+            self._end_lease()
+        self._suspend(f"the ZooKeeper session is {state.value}")
+
+    async def _wait_for_loss(self) -> None:
+        await self._session_lost.wait()
+        raise _Lost("it expired")
+
+    # -- lease ---------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        """Reads our own znode every quarter of the timeout: ZooKeeper answers, and the znode still stands."""
+        path = self._paths.member(self.member_id)
+        loop = asyncio.get_running_loop()
+        while True:
+            self._read_again.clear()
+            began, started = loop.time(), self.lease.clock()
+            try:
+                stat = await self._zk.exists(path)
+            except ConnectionLost:
+                # the state change says what has happened; on reconnect it wakes us
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._read_again.wait(), 0.2)
+                continue
+            if stat is None:
+                raise _Lost("its znode was deleted")
+            if stat.owner != self._zk.session_id:
+                raise _Lost("its znode belongs to another session")
+            self._renew(started)
+            pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
+            if pause > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._read_again.wait(), pause)
+
+    async def _first_lease(self) -> None:
+        while not self.lease.valid:
+            await self._changed.wait()
+            self._changed.clear()
+        self._changed.set()
+
+    def _renew(self, started: float) -> None:
+        first = not self.lease.valid
+        self.lease.renew(started, self._zk.session_timeout_s)
+        if not self.lease.valid:
+            return  # the answer took longer than the lease lasts
+        if self._lapse is not None:
+            self._lapse.cancel()
+        self._lapse = asyncio.get_running_loop().call_later(self.lease.remaining_s, self._lapsed)
+        if self._suspended and self._zk.state is SessionState.CONNECTED:
+            self._suspended = False
+            self._owner.resumed()
+        if first:
+            self._changed.set()
+
+    def _lapsed(self) -> None:
+        if not self.lease.valid:
+            self._suspend("ZooKeeper has not answered for three quarters of the session timeout")
+
+    def _suspend(self, why: str) -> None:
+        if not self._suspended:
+            self._suspended = True
+            log.warning("%s: %s pauses: %s", self._paths.group, self.member_id, why)
+            self._owner.suspended(why)
+
+    def _end_lease(self) -> None:
+        self.lease.end()
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
+
+    # -- leading -------------------------------------------------------------------------------------------------
+
+    async def _elect(self) -> None:
+        """Leads while no older member stands; else watches the one just before us, so that no herd wakes."""
+        while True:
+            gone = asyncio.Event()
+            try:
+                names = in_join_order(await self._store.member_names())
+                if self.member_id not in names:
+                    raise _Lost("its znode was deleted")
+                place = names.index(self.member_id)
+                if place == 0:
+                    await self._lead()
+                if await self._zk.exists(self._paths.member(names[place - 1]), gone.set) is None:
+                    continue
+            except ConnectionLost:
+                await asyncio.sleep(0.05)
+                continue
+            await gone.wait()
+
+    async def _lead(self) -> None:
+        self._leader = Leader(self._store, self.member_id, self._topics, self._assignors, self._settings.leader)
+        try:
+            await self._leader.run()
+        finally:
+            self._leader = None
+
+    # -- following -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, scope: Scope) -> None:
+        """Makes what we hold equal to what the newest assignment gives us; returns when we leave, holding nothing."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._leaving:
+                # needs nothing of ZooKeeper, which may be silent: the end of the session is our release
+                self._release(self._held, scope)
+                if not self._draining:
+                    return
+                continue
+            try:
+                await self._apply(*await self._read_document(), scope)
+            except ConnectionLost:
+                # nothing is known of a write that was under way: the next turn writes the claim again
+                self._claim = Claim(-1)
+                await asyncio.sleep(0.05)
+                self._changed.set()
+
+    async def _read_document(self) -> tuple[Document | None, int]:
+        try:
+            document, version = await self._document.get()
+        except Rubbish as error:
+            log.error("%s: %s", self._paths.group, error)
+            document, version = None, -1
+        if document is None and self._leader is not None:
+            self._leader.start_over()
+        return document, version
+
+    async def _apply(self, document: Document | None, version: int, scope: Scope) -> None:
+        if document is None:
+            return  # what we hold is ours by our claim; the leader will write a readable assignment
+        self.generation = max(self.generation, document.generation)
+        self._tell_refusal(document.refused.get(self.member_id))
+        mine = document.owners.get(self.member_id, NONE)
+        self._release(self._held - mine, scope)
+        gained = mine - self._held - self._draining
+        if gained:
+            await self._gain(gained, document, version)
+        elif self._must_write(document):
+            await self._write_claim(Claim(document.revision, self._held | self._draining))
+
+    def _release(self, partitions: Parts, scope: Scope) -> None:
+        if partitions:
+            self._held -= partitions
+            self._draining |= partitions
+            scope.start(self._drain(partitions), "drain")
+
+    async def _gain(self, gained: Parts, document: Document, version: int) -> None:
+        claim = Claim(document.revision, self._held | self._draining | gained)
+        try:
+            # the check makes sure that a newer assignment, which we have not read, gave none of them away
+            await self._zk.multi(
+                [
+                    Op("check", self._paths.assignment, version=version),
+                    Op("set", self._paths.claim(self.member_id), claim.encode()),
+                ]
+            )
+        except (BadVersion, NoZnode):
+            if await self._zk.exists(self._paths.claim(self.member_id)) is None:
+                raise _Lost("its claim was deleted") from None
+            return  # the watch on the assignment has fired, or is about to
+        self._claim = claim
+        self._held |= gained
+        log.info(
+            "%s: %s gains %d partitions, holds %d (generation %d)",
+            self._paths.group,
+            self.member_id,
+            len(gained),
+            len(self._held),
+            document.generation,
+        )
+        await self._owner.assigned(gained)
+
+    def _must_write(self, document: Document) -> bool:
+        if self._claim.held != self._held | self._draining:
+            return True
+        waiting = document.waiting.get(self.member_id)
+        return waiting is not None and self._claim.revision < waiting.since
+
+    async def _write_claim(self, claim: Claim) -> None:
+        try:
+            await self._zk.set(self._paths.claim(self.member_id), claim.encode())
+        except NoZnode:
+            raise _Lost("its claim was deleted") from None
+        self._claim = claim
+
+    async def _drain(self, partitions: Parts) -> None:
+        log.info("%s: %s releases %d partitions", self._paths.group, self.member_id, len(partitions))
+        try:
+            await self._owner.revoked(partitions)
+        except Exception:
+            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            log.exception("%s: releasing partitions of %s failed", self._paths.group, self.member_id)
+        self._draining -= partitions
+        self._changed.set()
+
+    def _tell_refusal(self, reason: str | None) -> None:
+        if reason is not None and reason != self._refused:
+            self._owner.failed(
+                InconsistentAssignor(f"group {self._paths.group!r} gives this member no partitions: {reason}")
+            )
+        self._refused = reason

@@ -1,0 +1,399 @@
+"""kazoo for the running asyncio loop.
+
+kazoo works with threads: one that talks to the ensemble, one that runs watch callbacks. Nothing of them leaves this
+file: calls are awaited, watches and state changes are called on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import kazoo.exceptions as kazoo_errors
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
+from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
+
+__all__ = [
+    "BadVersion",
+    "ConnectionLost",
+    "NoZnode",
+    "SessionState",
+    "Stat",
+    "ZnodeExists",
+    "ZooKeeper",
+    "ZooKeeperError",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Watch = Callable[[], None]
+
+OPTIONS = {
+    "auth_data": "credentials, a list of (scheme, credential), e.g. [('digest', 'user:password')]",
+    "default_acl": "ACL of the znodes made here; with credentials the default is: only the creator",
+    "sasl_options": "mapping for SASL, as kazoo takes it (needs the package pure-sasl)",
+    "use_ssl": "True: TLS",
+    "ca": "file of the CA certificates",
+    "certfile": "file of the client certificate",
+    "keyfile": "file of the client key",
+    "keyfile_password": "password of the client key",
+    "verify_certs": "False: accept any certificate",
+    "check_hostname": "True: the certificate must name the host",
+}
+
+
+class ZooKeeperError(AllocatorError):
+    """ZooKeeper refused a request, or did not answer it."""
+
+
+class NoZnode(ZooKeeperError):
+    """The znode does not exist."""
+
+
+class ZnodeExists(ZooKeeperError):
+    """The znode exists already."""
+
+
+class BadVersion(ZooKeeperError):
+    """A compare-and-set lost: somebody wrote the znode in between."""
+
+
+class ConnectionLost(ZooKeeperError):
+    """No answer: the request may or may not have been carried out."""
+
+    retriable = True
+
+
+class SessionState(enum.Enum):
+    """What is known of our session.
+
+    SUSPENDED: not connected, the session may live on. LOST: it has ended, and all its ephemeral znodes with it.
+    """
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+STATES = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+class Stat(NamedTuple):
+    """The part of a znode's stat that is used: version of the data, id of the owning session (0: persistent)."""
+
+    version: int
+    owner: int
+    created_ms: int
+    modified_ms: int
+
+
+class Op(NamedTuple):
+    """One step of a transaction: `kind` is "check", "set", "create" or "delete"."""
+
+    kind: str
+    path: str
+    data: bytes = b""
+    version: int = -1
+    ephemeral: bool = False
+
+
+class ZooKeeper:
+    """One session at a time with the ensemble; after a lost one kazoo opens the next by itself.
+
+    `hosts` is "host:port,host:port" with an optional chroot "/path" at its end, made when missing. All times are
+    seconds. The constructor touches nothing; `connect` does.
+    """
+
+    def __init__(
+        self, hosts: str, *, session_timeout_s: float = 10.0, options: Mapping[str, Any] | None = None
+    ) -> None:
+        options = dict(options or {})
+        for key in options:
+            if key not in OPTIONS:
+                near = difflib.get_close_matches(key, OPTIONS, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(OPTIONS)}"
+                raise ConfigError(f"unknown ZooKeeper option {key!r}; {hint}")
+        if not hosts or not isinstance(hosts, str):
+            raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {hosts!r}")
+        if session_timeout_s <= 0:
+            raise ConfigError(f"session_timeout_s must be positive, not {session_timeout_s!r}")
+        if (options.get("auth_data") or options.get("sasl_options")) and not options.get("default_acl"):
+            # credentials without an ACL would leave the group's state open to anyone
+            options["default_acl"] = CREATOR_ALL_ACL
+        servers, slash, chroot = hosts.partition("/")
+        self.hosts = hosts
+        self.chroot = f"/{chroot.strip('/')}" if slash and chroot.strip("/") else ""
+        self.requested_timeout_s = session_timeout_s
+        self.session_timeout_s = session_timeout_s
+        """The timeout that the ensemble granted, once connected."""
+        self.state = SessionState.LOST
+        self._servers = servers
+        self._options = options
+        self._client: KazooClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._connected: asyncio.Event | None = None
+        self._auth_failed = False
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeper {self.hosts} {self.state.value}>"
+
+    @property
+    def session_id(self) -> int | None:
+        """Id of the current session, None while there is none."""
+        client = self._client
+        return None if client is None else client._session_id
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float | None = 15.0) -> None:
+        """Opens the session and makes the chroot.
+
+        Raises ZooKeeperUnavailable when no node answers within `timeout_s` (None waits for ever).
+        """
+        self._loop = asyncio.get_running_loop()
+        self._connected = asyncio.Event()
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
+        try:
+            client = KazooClient(
+                hosts=self._servers, timeout=self.requested_timeout_s, connection_retry=retry, **self._options
+            )
+        except ValueError as error:
+            raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
+        self._client = client
+        self._capture_negotiated_timeout(client)
+        client.add_listener(self._from_kazoo_state)
+        client.start_async()
+        try:
+            await asyncio.wait_for(self._connected.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            await self.close()
+            if self._auth_failed:
+                why = "it refused our credentials"
+            else:
+                why = f"no node answered within {timeout_s} s; is it running, and is the address right?"
+            raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}") from None
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        try:
+            if self.chroot:
+                await self._ensure(self.chroot)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends the session: its ephemeral znodes go at once. Safe to call twice."""
+        client, self._client = self._client, None
+        if client is None or self._loop is None:
+            return
+        # kazoo's stop joins its threads, for seconds if the ensemble is silent
+        await asyncio.shield(self._loop.run_in_executor(None, _stop, client))
+        self.state = SessionState.LOST
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Calls `listener(state)` on the loop at each change; returns what un-registers it."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return remove
+
+    def _capture_negotiated_timeout(self, client: KazooClient) -> None:
+        # kazoo keeps the granted timeout in a local variable; its read timeout is two thirds of it (milliseconds)
+        connection = client._connection
+        connect = connection._connect
+
+        def connect_and_note(*args: Any) -> Any:
+            read_timeout, connect_timeout = connect(*args)
+            self.session_timeout_s = read_timeout * 1.5 / 1000.0
+            return read_timeout, connect_timeout
+
+        connection._connect = connect_and_note
+
+    def _from_kazoo_state(self, state: str) -> None:
+        client = self._client
+        auth_failed = client is not None and client.client_state == KeeperState.AUTH_FAILED
+        self._post(self._changed, STATES[state], auth_failed)
+
+    def _changed(self, state: SessionState, auth_failed: bool) -> None:
+        self.state = state
+        if auth_failed:
+            self._auth_failed = True
+            log.error("ZooKeeper %s refused our credentials", self.hosts)
+        if state is SessionState.CONNECTED and self._connected is not None:
+            self._connected.set()
+        for listener in tuple(self._listeners):
+            listener(state)
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        # the loop may be gone while kazoo's threads still report
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        """Data and stat. `watch` is called once, on the next change or when the connection is lost."""
+        data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch)))
+        return data, _stat(stat)
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        """Stat, or None; `watch` also fires when the znode is created."""
+        stat = await self._call("exists", path, lambda c, p: c.exists_async(p, self._watch(watch)))
+        return None if stat is None else _stat(stat)
+
+    async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Names, in no order."""
+        names = await self._call(
+            "get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch))
+        )
+        return list(names)
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
+    ) -> str:
+        """Creates one znode whose parent exists; returns its path, with the sequence number if any."""
+        made: str = await self._call(
+            "create", path, lambda c, p: c.create_async(p, data, ephemeral=ephemeral, sequence=sequence)
+        )
+        return made[len(self.chroot) :]
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        """Replaces the data if the version is still `version` (-1: whatever it is), else BadVersion."""
+        return _stat(await self._call("set", path, lambda c, p: c.set_async(p, data, version)))
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """Deletes one znode."""
+        await self._call("delete", path, lambda c, p: c.delete_async(p, version))
+
+    async def ensure_path(self, path: str) -> None:
+        """Makes the persistent znode and its parents where they are missing."""
+        if self.chroot:
+            await self._ensure(self.chroot)
+        await self._ensure(self.chroot + path)
+
+    async def multi(self, ops: Sequence[Op]) -> None:
+        """All steps or none; the first step that fails decides the error."""
+        client = self._live()
+        transaction = client.transaction()
+        for op in ops:
+            path = self.chroot + op.path
+            if op.kind == "check":
+                transaction.check(path, op.version)
+            elif op.kind == "set":
+                transaction.set_data(path, op.data, op.version)
+            elif op.kind == "create":
+                transaction.create(path, op.data, ephemeral=op.ephemeral)
+            elif op.kind == "delete":
+                transaction.delete(path, op.version)
+            else:
+                raise ValueError(op.kind)
+        results = await self._await("multi", ops[0].path, transaction.commit_async())
+        for op, result in zip(ops, results):
+            # the steps before and after the one that failed report "rolled back" and "runtime inconsistency"
+            if isinstance(result, kazoo_errors.KazooException) and not isinstance(
+                result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
+            ):
+                raise _translate("multi", op.path, result)
+
+    async def _ensure(self, full: str) -> None:
+        parts = full.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            path = "/" + "/".join(parts[:depth])
+            client = self._live()
+            if await self._await("exists", path, client.exists_async(path)) is None:
+                with contextlib.suppress(ZnodeExists):
+                    await self._await("create", path, client.create_async(path, b""))
+
+    def _live(self) -> KazooClient:
+        if self._client is None:
+            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected; call connect() first")
+        return self._client
+
+    def _watch(self, watch: Watch | None) -> Callable[[Any], None] | None:
+        return None if watch is None else lambda event: self._post(watch)
+
+    async def _call(self, what: str, path: str, start: Callable[[KazooClient, str], Any]) -> Any:
+        client = self._live()
+        return await self._await(what, path, start(client, self.chroot + path))
+
+    async def _await(self, what: str, path: str, result: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def finish() -> None:
+            if future.cancelled():
+                return
+            error = result.exception
+            if error is None:
+                future.set_result(result.value)
+            else:
+                future.set_exception(_translate(what, path, error))
+
+        # rawlink, not link: the callback runs in kazoo's own thread at once, and only hops to the loop
+        result.rawlink(lambda _: self._post(finish))
+        return await future
+
+
+async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """Runs an idempotent `call` again after ConnectionLost, until the loop's clock passes `deadline`."""
+    delay = 0.02
+    while True:
+        try:
+            return await call()
+        except ConnectionLost:
+            if asyncio.get_running_loop().time() + delay > deadline:
+                raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 0.5)
+
+
+def _stop(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except Exception:
+        log.warning("closing the ZooKeeper client failed", exc_info=True)
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.ephemeralOwner, stat.ctime, stat.mtime)
+
+
+TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
+    (kazoo_errors.NoNodeError, NoZnode, "no such znode"),
+    (kazoo_errors.NodeExistsError, ZnodeExists, "the znode exists"),
+    (kazoo_errors.BadVersionError, BadVersion, "somebody else wrote it first"),
+    (kazoo_errors.NoAuthError, ZooKeeperError, "our credentials do not allow it; check its ACL and ours"),
+    (kazoo_errors.AuthFailedError, ZooKeeperError, "our credentials were refused"),
+    (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
+    (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
+    (kazoo_errors.ConnectionClosedError, ConnectionLost, "the connection is closed"),
+    (kazoo_errors.ConnectionDropped, ConnectionLost, "the connection was dropped"),
+)
+
+
+def _translate(what: str, path: str, error: BaseException) -> ZooKeeperError:
+    for theirs, ours, why in TRANSLATION:
+        if isinstance(error, theirs):
+            return ours(f"{what} {path}: {why}")
+    return ZooKeeperError(f"{what} {path}: {error!r}")

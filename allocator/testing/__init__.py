@@ -1,1 +1,69 @@
-"""TODO"""
+"""Real ZooKeeper and Kafka for anyone's tests.
+
+In comes a version and some numbers; out goes a running cluster whose nodes can be stopped, killed, paused and
+resumed, a pytest plugin with fixtures of it, and helpers to fill topics and to wait for conditions. It needs Python
+and a way to the Maven registry; Docker, root and system packages are not needed. It may touch nothing but its cache
+directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
+
+Names are loaded when they are used first: the plugin is imported by every pytest run where the package is
+installed, and must cost it nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cluster import LocalCluster
+    from .errors import (
+        ClusterError,
+        JarsUnavailable,
+        JavaNotFound,
+        NoContainerEngine,
+        ServerStartFailed,
+        TestingError,
+        UnknownVersion,
+        WaitTimeout,
+    )
+    from .node import Node
+    from .produce import produce
+    from .waiting import wait_until, wait_until_async
+
+_HOME = {
+    "LocalCluster": "cluster",
+    "Node": "node",
+    "produce": "produce",
+    "wait_until": "waiting",
+    "wait_until_async": "waiting",
+    "ClusterError": "errors",
+    "JarsUnavailable": "errors",
+    "JavaNotFound": "errors",
+    "NoContainerEngine": "errors",
+    "ServerStartFailed": "errors",
+    "TestingError": "errors",
+    "UnknownVersion": "errors",
+    "WaitTimeout": "errors",
+}
+
+__all__ = [
+    "ClusterError",
+    "JarsUnavailable",
+    "JavaNotFound",
+    "LocalCluster",
+    "NoContainerEngine",
+    "Node",
+    "ServerStartFailed",
+    "TestingError",
+    "UnknownVersion",
+    "WaitTimeout",
+    "produce",
+    "wait_until",
+    "wait_until_async",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

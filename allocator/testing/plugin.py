@@ -1,0 +1,168 @@
+"""pytest fixtures of real servers: `pip install allocator[testing]`, and they are there.
+
+Servers are started when a test asks for them first, shared by the tests of a session, and made whole again before
+each test if an earlier one broke them. What a test writes is its own: a chroot, topics and a group with fresh names.
+
+    def test_it(kafka_cluster, topic_factory, zk_chroot, group): ...
+
+Nothing heavy is imported until a fixture is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+if TYPE_CHECKING:
+    from .cluster import LocalCluster
+
+__all__ = ["ClusterFactory"]
+
+
+class ClusterFactory:
+    """`factory(kafka="0.8.2.2", brokers=3)`: a started cluster, the same one for the same arguments.
+
+    The arguments are those of `LocalCluster`. `running` is what was started in this session.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._clusters: dict[str, Any] = {}
+
+    def __call__(self, kafka: str | None = "3.9.1", brokers: int = 1, zookeepers: int = 1, **options: Any) -> Any:
+        key = repr((kafka, brokers if kafka else 0, zookeepers, _frozen(options)))
+        if key not in self._clusters:
+            cluster = self._new(kafka, brokers, zookeepers, options)
+            cluster.start()
+            self._clusters[key] = cluster
+        return self._clusters[key]
+
+    @property
+    def running(self) -> list[Any]:
+        return list(self._clusters.values())
+
+    def close(self) -> None:
+        while self._clusters:
+            self._clusters.popitem()[1].stop()
+
+    def _new(self, kafka: str | None, brokers: int, zookeepers: int, options: dict[str, Any]) -> Any:
+        if self._backend == "containers":
+            from .containers import ContainerCluster
+            from .errors import NoContainerEngine
+
+            try:
+                return ContainerCluster(kafka, brokers, zookeepers, **options)
+            except NoContainerEngine as error:
+                pytest.skip(str(error))
+        from .cluster import LocalCluster
+
+        return LocalCluster(kafka, brokers, zookeepers, **options)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("allocator").addoption(
+        "--allocator-backend",
+        choices=("local", "containers"),
+        default="local",
+        help="how the servers of the fixtures run: Java processes of this machine (default), or testcontainers",
+    )
+
+
+_FACTORY = pytest.StashKey[ClusterFactory]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that kills a shared server must not fail the next one."""
+    factory = item.config.stash.get(_FACTORY, None)
+    for cluster in factory.running if factory is not None else ():
+        cluster.heal()
+
+
+@pytest.fixture(scope="session")
+def cluster_factory(pytestconfig: pytest.Config) -> Iterator[ClusterFactory]:
+    """Shared clusters by their arguments: `cluster_factory(kafka="0.8.2.2", brokers=3)`."""
+    factory = ClusterFactory(pytestconfig.getoption("--allocator-backend"))
+    pytestconfig.stash[_FACTORY] = factory
+    yield factory
+    factory.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(cluster_factory: ClusterFactory) -> LocalCluster:
+    """Kafka 3.9.1, one broker and one ZooKeeper node, shared."""
+    cluster: LocalCluster = cluster_factory()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def zookeeper(cluster_factory: ClusterFactory) -> LocalCluster:
+    """One ZooKeeper node without Kafka, shared; `zookeeper.zookeeper` is its address."""
+    cluster: LocalCluster = cluster_factory(kafka=None)
+    return cluster
+
+
+@pytest.fixture
+def unique_name(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Makes names that no other test has, legal as topic, group and znode, and telling whose they are."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:40]
+    return lambda: f"{stem}-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def zk_chroot(zookeeper: LocalCluster, unique_name: Callable[[], str]) -> Iterator[str]:
+    """`host:port/chroot` on the shared ZooKeeper: exists and is empty; removed after the test."""
+    from .topics import zookeeper_client
+
+    path = f"/{unique_name()}"
+    with zookeeper_client(zookeeper.zookeeper) as client:
+        client.ensure_path(path)
+    yield zookeeper.zookeeper + path
+    zookeeper.heal()
+    with zookeeper_client(zookeeper.zookeeper) as client:
+        client.delete(path, recursive=True)
+
+
+@pytest.fixture
+def group(unique_name: Callable[[], str]) -> str:
+    """A group id of this test alone."""
+    return unique_name()
+
+
+@pytest.fixture
+def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]) -> Iterator[Callable[..., str]]:
+    """`topic_factory(partitions=1, replication=1, config=None, cluster=None)` -> the name of a new topic.
+
+    On `kafka_cluster` unless another cluster is given; deleted after the test where the version can.
+    """
+    from .errors import TestingError
+
+    made: list[tuple[LocalCluster, str]] = []
+
+    def create(
+        partitions: int = 1,
+        replication: int = 1,
+        config: Mapping[str, str] | None = None,
+        cluster: LocalCluster | None = None,
+    ) -> str:
+        where: LocalCluster = request.getfixturevalue("kafka_cluster") if cluster is None else cluster
+        name = unique_name()
+        where.create_topic(name, partitions, replication, config)
+        made.append((where, name))
+        return name
+
+    yield create
+    for where, name in made:
+        try:
+            where.delete_topic(name, timeout_s=0)
+        except TestingError:
+            pass  # the test broke or stopped its cluster, or the version cannot: nobody else uses the name
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return sorted((key, _frozen(item)) for key, item in value.items())
+    return value

@@ -1,0 +1,126 @@
+"""Asking servers how they are, in the few bytes that every version understands.
+
+Kafka: Metadata v0 (protocol guide, "Metadata API"), which 0.8 introduced and 4.x still answers; an empty topic
+list means all topics and creates none. ZooKeeper: the four letter word `srvr` (administrator's guide).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass, field
+
+__all__ = ["Metadata", "PartitionState", "answers_api_versions", "metadata", "zookeeper_mode"]
+
+_HOST = "127.0.0.1"
+_METADATA, _API_VERSIONS = 3, 18
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """`leader` is None when the broker knows of none."""
+
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What one broker knows: broker id -> (host, port); topic -> partition -> state."""
+
+    brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    topics: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
+
+
+def metadata(port: int, timeout_s: float = 5.0) -> Metadata | None:
+    """All that the broker on `port` of this machine knows, or None when it does not answer in time."""
+    answer = _ask(port, _METADATA, struct.pack(">i", 0), timeout_s)
+    return None if answer is None else _decode(_Reader(answer))
+
+
+def answers_api_versions(host: str, port: int, timeout_s: float = 5.0) -> bool | None:
+    """False: the broker hung up on the request, as 0.8 and 0.9 do. None: it cannot be reached."""
+    try:
+        with socket.create_connection((host, port), timeout_s):
+            pass
+    except OSError:
+        return None
+    return _ask(port, _API_VERSIONS, b"", timeout_s, host) is not None
+
+
+def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
+    """`standalone`, `leader` or `follower`; None when the node does not answer or serves no requests yet."""
+    try:
+        with socket.create_connection((_HOST, port), timeout_s) as connection:
+            connection.sendall(b"srvr")
+            answer = b""
+            while chunk := connection.recv(4096):
+                answer += chunk
+    except OSError:
+        return None
+    for line in answer.decode(errors="replace").splitlines():
+        if line.startswith("Mode: "):
+            return line[len("Mode: ") :].strip()
+    return None
+
+
+def _ask(port: int, key: int, body: bytes, timeout_s: float, host: str = _HOST) -> bytes | None:
+    client = b"allocator-testing"
+    request = struct.pack(">hhih", key, 0, 1, len(client)) + client + body
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            (size,) = struct.unpack(">i", _exactly(connection, 4))
+            return _exactly(connection, size)[4:]  # less the correlation id: one request a connection
+    except OSError:
+        return None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = connection.recv(size - len(data))
+        if not chunk:
+            raise ConnectionError("hung up")
+        data += chunk
+    return bytes(data)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def int16(self) -> int:
+        return self._number(">h", 2)
+
+    def int32(self) -> int:
+        return self._number(">i", 4)
+
+    def text(self) -> str:
+        size = self.int16()
+        self._at += size
+        return self._data[self._at - size : self._at].decode()
+
+    def int32s(self) -> tuple[int, ...]:
+        return tuple(self.int32() for _ in range(self.int32()))
+
+    def _number(self, form: str, size: int) -> int:
+        (value,) = struct.unpack_from(form, self._data, self._at)
+        self._at += size
+        return int(value)
+
+
+def _decode(reader: _Reader) -> Metadata:
+    found = Metadata()
+    for _ in range(reader.int32()):
+        node = reader.int32()
+        found.brokers[node] = (reader.text(), reader.int32())
+    for _ in range(reader.int32()):
+        reader.int16()  # the topic's error: its partitions tell what is missing
+        partitions = found.topics.setdefault(reader.text(), {})
+        for _ in range(reader.int32()):
+            reader.int16()
+            partition, leader = reader.int32(), reader.int32()
+            partitions[partition] = PartitionState(None if leader < 0 else leader, reader.int32s(), reader.int32s())
+    return found

@@ -1,0 +1,92 @@
+"""Stands between a test process and one server, so that the server never outlives the test process.
+
+Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG, obeys
+the lines TERM, KILL, STOP and CONT on its standard input, and answers on its standard output: `pid N` once,
+`ok ORDER` per order, `exit CODE` when COMMAND ended (negative: the signal that ended it). BYE makes it leave.
+
+Guarantee: when the standard input ends, or the parent dies in any way (kill -9 too), COMMAND is killed with
+SIGKILL and the directory REMOVE, if not empty text, is deleted. It alone reaps COMMAND, so no signal can reach a
+stranger who was given the same pid.
+"""
+
+import os
+import select
+import signal
+import sys
+
+ORDERS = {
+    b"TERM": signal.SIGTERM,
+    b"KILL": signal.SIGKILL,
+    b"STOP": signal.SIGSTOP,
+    b"CONT": signal.SIGCONT,
+}
+
+
+def say(text):  # type: (str) -> None
+    try:
+        os.write(1, text.encode() + b"\n")
+    except OSError:
+        pass  # nobody listens any more; the loop finds out by itself
+
+
+def launch(log, command):  # type: (str, list[str]) -> int
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, 256)
+        os.execv(command[0], command)
+    except OSError as error:
+        os.write(2, ("cannot run %s: %s\n" % (command[0], error)).encode())
+    os._exit(127)
+
+
+def main(log, remove, command):  # type: (str, str, list[str]) -> None
+    parent = os.getppid()
+    wake, woken = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken)
+    pid = launch(log, command)
+    say("pid %d" % pid)
+    running, rest = True, b""
+    while True:
+        # The timeout is for a parent that died while children it forked still hold our standard input open.
+        ready, _, _ = select.select([0, wake], [], [], 1.0)
+        if wake in ready:
+            os.read(wake, 512)
+        if running:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                running = False
+                say("exit %d" % (-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)))
+        data = os.read(0, 512) if 0 in ready else None
+        if data == b"" or os.getppid() != parent:
+            break
+        lines = (rest + (data or b"")).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line == b"BYE":
+                return
+            if running:
+                os.kill(pid, ORDERS[line])
+            say("ok %s" % line.decode())
+    if running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if remove:
+        import shutil
+
+        shutil.rmtree(remove, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

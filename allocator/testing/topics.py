@@ -1,0 +1,135 @@
+"""Creating, deleting and growing topics, the quickest way that a version has.
+
+With ZooKeeper the znodes are written that Kafka's own tool writes (`/brokers/topics/<topic>` and
+`/config/topics/<topic>`; the controller watches them), which works from 0.8 to 3.9 without a Java process. KRaft
+has an admin request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from .errors import ClusterError
+
+__all__ = ["KraftTopics", "Topics", "ZooKeeperTopics", "spread"]
+
+
+class Topics(Protocol):
+    """The way one kind of cluster has. None waits for the brokers to notice."""
+
+    def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None: ...
+
+    def delete(self, name: str) -> None: ...
+
+    def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None: ...
+
+
+def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[int, list[int]]:
+    """Replicas round the brokers, partition 0's leader on the first. Raises ClusterError when they are too few."""
+    if not 1 <= replication <= len(brokers):
+        raise ClusterError(f"replication {replication} needs that many running brokers; there are {len(brokers)}")
+    count = len(brokers)
+    return {p: [brokers[(p + r) % count] for r in range(replication)] for p in partitions}
+
+
+class ZooKeeperTopics:
+    """Through the znodes of the cluster's ZooKeeper."""
+
+    def __init__(self, hosts: str) -> None:
+        self._hosts = hosts
+
+    def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None:
+        from kazoo.exceptions import NodeExistsError
+
+        with zookeeper_client(self._hosts) as zk:
+            zk.ensure_path("/config/topics")
+            # First: a broker reads the settings when it opens the log, which is at once.
+            settings = _json({"version": 1, "config": dict(config)})
+            try:
+                zk.create(f"/config/topics/{name}", settings)
+            except NodeExistsError:
+                zk.set(f"/config/topics/{name}", settings)
+            try:
+                zk.create(f"/brokers/topics/{name}", _json({"version": 1, "partitions": _keyed(replicas)}))
+            except NodeExistsError:
+                raise ClusterError(f"topic {name!r} exists already") from None
+
+    def delete(self, name: str) -> None:
+        from kazoo.exceptions import NodeExistsError
+
+        with zookeeper_client(self._hosts) as zk:
+            if zk.exists(f"/brokers/topics/{name}") is None:
+                raise ClusterError(f"there is no topic {name!r} to delete")
+            try:
+                zk.create(f"/admin/delete_topics/{name}", b"", makepath=True)
+            except NodeExistsError:
+                pass  # asked for before, and under way
+
+    def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
+        with zookeeper_client(self._hosts) as zk:
+            data, stat = zk.get(f"/brokers/topics/{name}")
+            state = json.loads(data)  # keeps what newer versions add, such as the topic's id
+            state["partitions"].update(_keyed(added))
+            zk.set(f"/brokers/topics/{name}", _json(state), version=stat.version)
+
+
+class KraftTopics:
+    """Through kafka-python's admin client, to the controller."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+
+    def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None:
+        with self._admin() as admin:
+            topic = {"assignments": {p: list(ids) for p, ids in replicas.items()}, "configs": dict(config)}
+            admin.create_topics({name: topic}, timeout_ms=30_000)
+
+    def delete(self, name: str) -> None:
+        with self._admin() as admin:
+            admin.delete_topics([name], timeout_ms=30_000)
+
+    def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
+        with self._admin() as admin:
+            growth = {"count": max(added) + 1, "assignments": [list(added[p]) for p in sorted(added)]}
+            admin.create_partitions({name: growth}, timeout_ms=30_000)
+
+    @contextmanager
+    def _admin(self) -> Iterator[Any]:
+        from kafka.admin import KafkaAdminClient
+        from kafka.errors import KafkaError
+
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","))
+        try:
+            yield admin
+        except KafkaError as error:
+            raise ClusterError(f"{self._bootstrap} refused: {error}") from error
+        finally:
+            admin.close()
+
+
+@contextmanager
+def zookeeper_client(hosts: str, timeout_s: float = 15.0) -> Iterator[Any]:
+    """A connected kazoo client for one errand. Raises ClusterError when no node answers."""
+    from kazoo.client import KazooClient
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    client = KazooClient(hosts, timeout=10.0)
+    try:
+        client.start(timeout_s)
+        yield client
+    except KazooTimeoutError as error:
+        raise ClusterError(f"ZooKeeper at {hosts} did not answer in {timeout_s:g} s; is it running?") from error
+    finally:
+        client.stop()
+        client.close()
+
+
+def _keyed(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
+    return {str(partition): list(ids) for partition, ids in replicas.items()}
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,104 @@
+"""Which servers can be started, and what each version needs: the jars and the few settings that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .errors import UnknownVersion
+
+__all__ = ["KAFKA", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
+
+_LOGGING = ("org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
+_EXCLUDED = (
+    # log4j 1 gives way to reload4j, which has its classes; two bindings would make slf4j choose by chance
+    "log4j:log4j",
+    "org.slf4j:slf4j-log4j12",
+    "org.slf4j:slf4j-simple",
+    "ch.qos.logback:logback-classic",
+    "ch.qos.logback:logback-core",
+    # never published to the central repository, and needed by log4j 1.2.15's appenders only
+    "com.sun.jdmk:jmxtools",
+    "com.sun.jmx:jmxri",
+    "javax.jms:jms",
+    "javax.mail:mail",
+    # test and shell tools that old ZooKeeper poms list as run time dependencies
+    "junit:junit",
+    "jline:jline",
+)
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """A directory of jars in the cache: the root artifacts `group:artifact:version` and what to leave out."""
+
+    name: str
+    what: str
+    roots: tuple[str, ...]
+    excluded: tuple[str, ...] = _EXCLUDED
+
+
+@dataclass(frozen=True)
+class Release:
+    """One version of Kafka. `kraft`: it runs without ZooKeeper. `listeners`: it knows that setting (0.9 and up)."""
+
+    version: str
+    jars: JarSet
+    kraft: bool = False
+    oldest_java: int = 11
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.version.split("."))
+
+    @property
+    def listeners(self) -> bool:
+        return self.number >= (0, 9)
+
+
+def _release(version: str, scala: str, *extra: str, kraft: bool = False, oldest_java: int = 11) -> Release:
+    roots = (f"org.apache.kafka:kafka_{scala}:{version}", *_LOGGING, *extra)
+    return Release(version, JarSet(f"kafka-{version}", f"Kafka {version}", roots), kraft, oldest_java)
+
+
+_JAXB = "javax.xml.bind:jaxb-api:2.3.1"  # left Java with 11; these two versions still ask for it
+
+KAFKA: Mapping[str, Release] = MappingProxyType(
+    {
+        release.version: release
+        for release in (
+            _release("0.8.1.1", "2.10"),
+            _release("0.8.2.2", "2.11"),
+            _release("0.9.0.1", "2.11"),
+            _release("0.10.2.2", "2.11", _JAXB),
+            _release("0.11.0.3", "2.11", _JAXB),
+            _release("1.1.1", "2.11"),
+            _release("2.8.2", "2.13"),
+            _release("3.9.1", "2.13"),
+            _release("4.1.1", "2.13", kraft=True, oldest_java=17),
+        )
+    }
+)
+
+ZOOKEEPER = JarSet(
+    "zookeeper-3.8.4",
+    "ZooKeeper 3.8.4",
+    (
+        "org.apache.zookeeper:zookeeper:3.8.4",
+        # ZooKeeper's own pom calls these "provided", and does not start without them
+        "io.dropwizard.metrics:metrics-core:4.1.12.1",
+        "org.xerial.snappy:snappy-java:1.1.10.5",
+        *_LOGGING,
+    ),
+)
+
+
+def kafka_release(version: str) -> Release:
+    """Raises UnknownVersion, which names the known ones."""
+    try:
+        return KAFKA[version]
+    except KeyError:
+        raise UnknownVersion(
+            f"Kafka {version!r} is not a version that can be started here; known: {', '.join(KAFKA)}"
+        ) from None

@@ -1,0 +1,74 @@
+"""Waiting for a condition instead of sleeping and hoping."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, Union, cast
+
+from .errors import WaitTimeout
+
+__all__ = ["wait_until", "wait_until_async"]
+
+T = TypeVar("T")
+_NOTHING = object()
+
+
+def wait_until(
+    predicate: Callable[[], T],
+    timeout_s: float = 10.0,
+    what: str | Callable[[], str] = "the condition",
+    *,
+    interval_s: float = 0.02,
+) -> T:
+    """Call `predicate` until it returns something true, and return that.
+
+    `timeout_s`: seconds; at least one call is made even with 0. `what` completes the sentence "timed out
+    waiting for ...", as text or as a function called only on failure.
+    Raises WaitTimeout (also an AssertionError) with the last value seen. An exception of the predicate is not
+    swallowed: a predicate that may fail for a while says so by returning false.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _timeout(what, timeout_s, value)
+        time.sleep(min(interval_s, left))
+
+
+async def wait_until_async(
+    predicate: Callable[[], Union[T, Awaitable[T]]],
+    timeout_s: float = 10.0,
+    what: str | Callable[[], str] = "the condition",
+    *,
+    interval_s: float = 0.02,
+) -> T:
+    """`wait_until` for the event loop; `predicate` may be a coroutine function, which then is cut off at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    value: object = _NOTHING
+    while True:
+        answer = predicate()
+        if inspect.isawaitable(answer):
+            try:
+                value = await asyncio.wait_for(answer, max(0.001, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise _timeout(what, timeout_s, value) from None
+        else:
+            value = answer
+        if value:
+            return cast(T, value)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _timeout(what, timeout_s, value)
+        await asyncio.sleep(min(interval_s, left))
+
+
+def _timeout(what: str | Callable[[], str], timeout_s: float, last: object) -> WaitTimeout:
+    text = what() if callable(what) else what
+    seen = "it never returned" if last is _NOTHING else f"last value: {last!r}"
+    return WaitTimeout(f"timed out after {timeout_s:g} s waiting for {text}; {seen}")

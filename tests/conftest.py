@@ -1,0 +1,62 @@
+"""Coroutine tests, deadlines and the `long` marker, for the whole suite.
+
+A test written `async def` runs in its own event loop under a deadline (`@pytest.mark.deadline(seconds)`, 60 by
+default). When the deadline passes, the failure shows where each task of the loop was waiting. Async fixtures are
+not supported: write `async with` inside the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60.0
+_UNWIND_S = 10.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 60 by default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    marker = pyfuncitem.get_closest_marker("deadline")
+    seconds = float(marker.args[0]) if marker else DEADLINE_S
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(_within(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}), seconds))
+    return True
+
+
+async def _within(test: Coroutine[Any, Any, None], seconds: float) -> None:
+    task = asyncio.ensure_future(test)
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if done:
+        task.result()
+        return
+    stacks = io.StringIO()
+    for other in asyncio.all_tasks():
+        if other is not asyncio.current_task():
+            other.print_stack(file=stacks)
+    task.cancel()
+    await asyncio.wait({task}, timeout=_UNWIND_S)  # its `finally` blocks may stop servers
+    pytest.fail(f"not done within {seconds:g} s; its tasks were at:\n{stacks.getvalue()}", pytrace=False)

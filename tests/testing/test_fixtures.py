@@ -1,0 +1,42 @@
+"""The fixtures that other people's tests rely on."""
+
+from __future__ import annotations
+
+from allocator.testing.topics import zookeeper_client
+
+
+def test_a_topic_made_by_the_factory_is_led(kafka_cluster, topic_factory):
+    topic = topic_factory(partitions=3)
+    states = kafka_cluster.metadata()[0].topics[topic]
+    assert {partition: state.leader for partition, state in states.items()} == {0: 0, 1: 0, 2: 0}
+
+
+def test_names_are_unique(topic_factory, group, unique_name):
+    assert len({topic_factory(), topic_factory(), group, unique_name()}) == 4
+
+
+def test_the_chroot_exists_and_is_empty(zk_chroot):
+    with zookeeper_client(zk_chroot) as client:
+        assert client.get_children("/") == []
+        client.create("/left/behind", makepath=True)
+
+
+def test_a_cluster_is_shared_by_its_arguments(cluster_factory, kafka_cluster, zookeeper):
+    assert cluster_factory() is kafka_cluster
+    assert cluster_factory("3.9.1", brokers=1) is kafka_cluster
+    assert cluster_factory(kafka=None) is zookeeper
+    assert zookeeper is not kafka_cluster
+
+
+def test_a_shared_server_may_be_killed(kafka_cluster, zookeeper):
+    kafka_cluster.brokers[0].kill()
+    zookeeper.zookeepers[0].pause()
+
+
+def test_what_an_earlier_test_killed_is_up_again(kafka_cluster, zookeeper):
+    assert all(node.alive and not node.paused for node in kafka_cluster.nodes + zookeeper.nodes)
+
+
+async def test_a_coroutine_test_has_the_fixtures_too(kafka_cluster, group):
+    assert kafka_cluster.version == "3.9.1"
+    assert group.startswith("test-a-coroutine-test")

@@ -308,7 +308,7 @@ def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
     with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file"):
         load(files.path)
     with pytest.raises(ConfigError, match=r"config\.toml: is not TOML: .*line 1"):
-        files.load("kafka =")
+        files.load("kafka = \n")
     files.path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         load(files.path)

@@ -1,0 +1,434 @@
+"""Requests to Kafka brokers and what is known about the cluster, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka.protocol.metadata import MetadataRequest
+
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
+from allocator.types import TopicPartition
+from allocator.wire.kafka_errors import broker_error, describe
+from allocator.wire.kafka_manager import Directory, Manager, parse_addresses
+from allocator.wire.kafka_metadata import Broker, Metadata
+from allocator.wire.kafka_refresh import Refresher
+from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
+from allocator.wire.kafka_versions import SILENCE_S, old_version
+from allocator.wire.net import AsyncioNet, as_asyncio
+
+__all__ = ["Broker", "KafkaClient"]
+
+log = logging.getLogger(__name__)
+
+# A broker answers one connection's requests in order. Those that it may hold back get a connection of their own, or a
+# commit would wait for a fetch; so does what 0.8.2 answers with a wrong correlation id, which costs the connection.
+FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
+LANES = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
+
+NEVER_CREATES_TOPICS = 4  # the Metadata version from which a request can say "do not create what I ask about"
+
+# less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
+CONNECT_TIMEOUT_S = 10.0
+
+
+class KafkaClient:
+    """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
+
+    Guarantees: the version of each broker is found by itself, 0.8 and 0.9 included; nothing blocks the loop and no
+    thread is started (names are resolved by the loop's executor); a request is sent at most once, so whether to
+    repeat it is the caller's decision; a topic is never created by asking about it.
+
+    Constructing touches nothing. Use it from the loop that ran `connect`, and `close` it there, or use
+    `async with KafkaClient(...)`.
+
+    `brokers` are addresses to begin with ("a:9092,b:9092" or a list). `security` takes kafka-python's TLS, SASL and
+    proxy settings by their names (`kafka_security.KEYS`). Units are seconds and bytes.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        *,
+        client_id: str = "allocator",
+        security: Mapping[str, Any] | None = None,
+        request_timeout_s: float = 30.0,  # more: a hung broker is noticed later; less: slow answers count as lost
+        metadata_max_age_s: float = 300.0,  # more: new partitions are seen later; less: more requests
+        retry_backoff_s: float = 0.1,
+        receive_max_bytes: int = 1 << 28,  # an answer larger than this ends its connection
+    ) -> None:
+        for name, value in (
+            ("request_timeout_s", request_timeout_s),
+            ("metadata_max_age_s", metadata_max_age_s),
+            ("retry_backoff_s", retry_backoff_s),
+            ("receive_max_bytes", receive_max_bytes),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+                raise ConfigError(f"{name} is {value!r}; it must be a positive number")
+        self._addresses = parse_addresses(brokers)
+        self._security = check_security(security)
+        self._settings = {
+            "client_id": client_id,
+            "client_software_name": "allocator",
+            "request_timeout_ms": request_timeout_s * 1000,
+            "socket_connection_setup_timeout_ms": CONNECT_TIMEOUT_S * 1000,
+            "reconnect_backoff_ms": 50,
+            "reconnect_backoff_max_ms": 1000,  # more: a broker that came back stays unused for longer
+            "receive_message_max_bytes": int(receive_max_bytes),
+        }
+        self.request_timeout_s = request_timeout_s
+        self.retry_backoff_s = retry_backoff_s
+        self._metadata = Metadata()
+        self._directory = Directory(self._addresses)
+        self._listeners: list[Callable[[], None]] = []
+        self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
+        self._followed: frozenset[str] | None = frozenset()  # None: all topics
+        self._manager: Manager | None = None
+        self._probing: asyncio.Lock | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        where = ",".join(f"{b.host}:{b.port}" for b in self._addresses)
+        return f"<KafkaClient {where} version={'.'.join(map(str, self.broker_version)) or 'unknown'}>"
+
+    # -- begin and end --------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float | None = 30.0) -> None:
+        """Reach any broker, find its version and read the metadata of the followed topics.
+
+        Succeeds on a 0.8 or 0.9 cluster without topics too, though its brokers announce themselves only with the
+        first one. Raises `BrokersUnavailable` naming each address and its last cause after `timeout_s` (None: tries
+        for ever), or at once when a broker refuses the credentials.
+        """
+        if self._closed:
+            raise Closed("this Kafka client is closed; make a new one")
+        if self._manager is not None:
+            return
+        tls = tls_context(self._security)
+        if str(self._security.get("security_protocol", "")).startswith("SASL"):
+            hide_credentials()
+        self._probing = asyncio.Lock()
+        settings = {**self._settings, **self._security}
+        self._manager = Manager(AsyncioNet(), self._directory, tls, self._refresher.poke, **settings)
+        try:
+            await self._bootstrap(timeout_s)
+        except BaseException:
+            manager, self._manager = self._manager, None
+            await manager.aclose()
+            raise
+        self._refresher.start()
+
+    async def _bootstrap(self, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        causes: dict[str, str] = {}
+        while True:
+            for n, broker in enumerate(self._addresses):
+                patience = CONNECT_TIMEOUT_S
+                if deadline is not None:  # an address that swallows packets must leave time for the others
+                    patience = min(
+                        patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n)
+                    )
+                try:
+                    await asyncio.wait_for(self._ask_metadata(broker.node_id, None, patience), patience)
+                    return
+                except kafka_errors.NodeNotReadyError:
+                    continue  # in back-off; its cause is noted already
+                except (
+                    kafka_errors.SaslAuthenticationFailedError,
+                    kafka_errors.UnsupportedSaslMechanismError,
+                ) as exc:
+                    refused = BrokersUnavailable(
+                        f"{broker.host}:{broker.port}: {describe(exc)}; correct the credentials"
+                    )
+                    refused.retriable = False
+                    raise refused from exc
+                except asyncio.TimeoutError:
+                    causes[f"{broker.host}:{broker.port}"] = f"no answer within {patience:.1f} s"
+                except kafka_errors.KafkaError as exc:
+                    causes[f"{broker.host}:{broker.port}"] = describe(exc)
+                    log.debug("%s:%s: %s", broker.host, broker.port, describe(exc))
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                tried = "; ".join(f"{where} ({cause})" for where, cause in causes.items())
+                raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:.1f} s; tried {tried}")
+            await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
+
+    async def close(self) -> None:
+        """Close every connection; what is being awaited fails with `Closed`. Idempotent."""
+        self._closed = True
+        await self._refresher.close()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            await manager.aclose()
+
+    async def __aenter__(self) -> KafkaClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        """Of the broker first reached, as far as its protocol tells: (0, 8, 2), (0, 9), (3, 9), ...; () before."""
+        version = self._manager.broker_version if self._manager is not None else None
+        return tuple(version or ())
+
+    def api_version(self, request_class: Any) -> int | None:
+        """The newest version of this request that both sides know; None if the broker lacks it."""
+        data = self._live().broker_version_data
+        try:
+            return None if data is None else int(data.api_version(request_class))
+        except kafka_errors.IncompatibleBrokerVersion:
+            return None
+
+    @property
+    def brokers(self) -> list[Broker]:
+        return sorted(self._metadata.brokers.values())
+
+    @property
+    def metadata(self) -> Metadata:
+        """The current snapshot; replaced, never changed."""
+        return self._metadata
+
+    def topics(self, internal: bool = False) -> frozenset[str]:
+        """Known topics; all of them only after `follow_all`. Kafka's own only with `internal`."""
+        return frozenset(t for t, topic in self._metadata.topics.items() if internal or not topic.internal)
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None:
+        """Partition numbers, ascending; None if the topic is unknown."""
+        known = self._metadata.topics.get(topic)
+        return None if known is None else tuple(known.partitions)
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        """Node id; None if the partition is unknown or without a leader."""
+        known = self._partition(tp)
+        return None if known is None else known.leader
+
+    def leader_epoch(self, tp: TopicPartition) -> int | None:
+        """None if unknown, or if the broker is older than 2.4 and announces stale ones (KAFKA-9212)."""
+        known = self._partition(tp)
+        return None if known is None else known.leader_epoch
+
+    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
+        """Node ids, the preferred leader first; () if unknown."""
+        known = self._partition(tp)
+        return () if known is None else known.replicas
+
+    def _partition(self, tp: TopicPartition) -> Any:
+        topic = self._metadata.topics.get(tp.topic)
+        return None if topic is None else topic.partitions.get(tp.partition)
+
+    # -- metadata -------------------------------------------------------------------------------------------------
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Keep these topics up to date, and no others. The next refresh reads the ones that are new."""
+        self._followed = frozenset(topics)
+
+    def follow_all(self) -> None:
+        """Keep every topic up to date (for regular-expression subscriptions)."""
+        self._followed = None
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None:
+        """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
+
+        The answer is to a request sent after this call began; callers that wait at the same time share one. Topics
+        that do not exist are not created and stay unknown. Raises `BrokersUnavailable` when no broker answers.
+        """
+        self._live()
+        await self._refresher.refresh(topics)
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each answer that changed something. Returns a function that ends this."""
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback) if callback in self._listeners else None
+
+    def note_broker(self, node_id: int, host: str, port: int) -> None:
+        """Make a broker reachable that an answer named (a coordinator) before metadata lists it."""
+        self._directory.note(Broker(node_id, host, port, None))
+
+    def _settled(self) -> bool:
+        return self._metadata.settled(self._followed)
+
+    async def _fetch_metadata(self, topics: frozenset[str]) -> None:
+        """Caller: the refresher. Asks brokers one after the other until one answers."""
+        manager = self._live()
+        causes = []
+        for key in self._candidates():
+            broker = self._directory.broker_metadata(key)
+            if broker is None:
+                continue
+            try:
+                await self._ask_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
+                return
+            except kafka_errors.KafkaError as exc:
+                causes.append(f"{broker.host}:{broker.port} ({describe(exc)})")
+            finally:
+                if self._directory.is_bootstrap(key) and self._metadata.brokers:
+                    manager.drop(key)  # only a way in; the brokers are reached under their own ids
+        raise BrokersUnavailable(f"no Kafka broker answers; tried {'; '.join(causes)}")
+
+    def _candidates(self) -> list[Any]:
+        best = self._live().least_loaded_node()
+        known = [b.node_id for b in self._directory.brokers()]
+        # bootstrap addresses last: they are how to find brokers that have all moved
+        keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
+        return list(dict.fromkeys(keys))
+
+    async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
+        """One request to one broker; raises kafka-python's errors."""
+        deadline = time.monotonic() + timeout_s
+        await self._connected(key, deadline)
+        version = self.api_version(MetadataRequest)
+        wanted = None if self._followed is None else self._followed.union(topics or ())
+        # Asking an older broker by name creates a topic that does not exist, if it is so configured; asking for all
+        # topics does not.
+        if wanted is None or version is None or version < NEVER_CREATES_TOPICS:
+            names = MetadataRequest.ALL_TOPICS
+        else:
+            names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
+        request = MetadataRequest(
+            topics=names,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        response = await self._send(key, request, deadline)
+        if not response.brokers and self._metadata.brokers:
+            raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
+        self._apply(self._metadata.updated(response, complete=names is None))
+
+    def _apply(self, metadata: Metadata) -> None:
+        before, self._metadata = self._metadata, metadata
+        for node_id in self._directory.replace(metadata.brokers):
+            log.info("broker %s listens at another address now", node_id)
+            self._live().drop(node_id)
+        if metadata == before:
+            return
+        for callback in list(self._listeners):
+            try:
+                callback()
+            except Exception:
+                log.exception("a metadata listener failed")  # it must not cost the others their news
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None) -> Any:
+        """The broker's answer to `request`; its error codes are the caller's to read.
+
+        Connects first if need be. The version is negotiated unless the request has one. Raises `BrokerError`,
+        retriable if the connection failed or ended or no answer came within `timeout_s` (default
+        `request_timeout_s`), which also ends the connection; not retriable if the broker lacks the request.
+        Cancelling the caller leaves the connection usable.
+        """
+        deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        self._live()
+        try:
+            return await self._send(self._lane(node_id, request), request, deadline)
+        except (kafka_errors.KafkaError, OSError) as exc:
+            if self._closed:
+                raise Closed("this Kafka client was closed") from exc
+            raise broker_error(exc, self._where(node_id)) from exc
+
+    async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
+        """As `send`, to the least busy broker; to the next one when it cannot be reached."""
+        deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        last: AllocatorError | None = None
+        for key in self._candidates():
+            remaining = deadline - time.monotonic()
+            if last is not None and remaining <= 0:
+                break
+            try:
+                return await self.send(key, request, remaining)
+            except BrokerError as exc:
+                if not exc.retriable:
+                    raise
+                last = exc
+        assert last is not None  # bootstrap addresses are candidates always
+        raise last
+
+    def _where(self, key: Any) -> str:
+        broker = self._directory.broker_metadata(key)
+        return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")
+
+    def _lane(self, node_id: Any, request: Any) -> Any:
+        lane = LANES.get(request.API_KEY)
+        if request.API_KEY == FIND_COORDINATOR and self.broker_version < (0, 9):
+            lane = "find"
+        return node_id if lane is None else (lane, node_id)
+
+    async def _send(self, key: Any, request: Any, deadline: float) -> Any:
+        conn = await self._connected(key, deadline)
+        while "throttle" in conn.paused:  # the broker reads nothing from us before then (KIP-219)
+            await asyncio.sleep(min(deadline, conn._throttle_time) - time.monotonic())
+            conn._maybe_unthrottle()
+            _check(deadline)
+        if conn.transport is not None:
+            await conn.transport.drained()
+        return await as_asyncio(conn.send_request(request, request_timeout_ms=_check(deadline) * 1000))
+
+    async def _connected(self, key: Any, deadline: float) -> Any:
+        """The connection for `key`, ready for requests."""
+        manager = self._live()
+        conn = manager.get_connection(key)
+        if conn.connected:
+            return conn
+        try:
+            if await self._ready(conn, min(deadline, time.monotonic() + SILENCE_S)):
+                return conn
+            silent = conn.transport is not None and conn.transport.unanswered
+        except kafka_errors.KafkaError:
+            if key not in manager.hung_up:
+                raise
+            silent = True
+        broker = self._directory.broker_metadata(key)
+        if silent and broker is not None and not conn.sasl_enabled:
+            try:
+                await self._find_version(manager, broker, deadline)
+            except kafka_errors.KafkaError:
+                if conn.closed:
+                    raise
+            if not conn.connected and manager.assumed(broker):
+                conn.close()
+                manager.reset_backoff(key)
+                conn = manager.get_connection(key)
+        if not await self._ready(conn, deadline):
+            raise kafka_errors.KafkaTimeoutError("no connection in time")
+        return conn
+
+    async def _ready(self, conn: Any, deadline: float) -> bool:
+        """False if it takes longer than until `deadline`."""
+        try:
+            await asyncio.wait_for(as_asyncio(conn.init_future), _check(deadline))
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _find_version(self, manager: Manager, broker: Broker, deadline: float) -> None:
+        assert self._probing is not None
+        async with self._probing:  # requests that wait for the same broker need one answer between them
+            if not manager.assumed(broker):
+                manager.assume(broker, await old_version(manager, broker, _check(deadline)))
+
+    def _live(self) -> Manager:
+        if self._manager is None:
+            raise Closed(
+                "this Kafka client is closed; make a new one"
+                if self._closed
+                else "not connected; await connect() first"
+            )
+        return self._manager
+
+
+def _check(deadline: float) -> float:
+    """Seconds left, more than none; raises when there are none."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise kafka_errors.KafkaTimeoutError("no time left to send the request")
+    return remaining

@@ -1,0 +1,91 @@
+"""TLS and SASL settings: kafka-python's names, checked before anything connects, and kept out of logs."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from kafka.net.transport import KafkaSSLTransport
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
+
+from allocator.errors import ConfigError
+
+__all__ = ["KEYS", "check_security", "hide_credentials", "tls_context"]
+
+KEYS = (
+    "proxy_url",
+    "sasl_kerberos_domain_name",
+    "sasl_kerberos_name",
+    "sasl_kerberos_service_name",
+    "sasl_mechanism",
+    "sasl_oauth_token_provider",
+    "sasl_plain_password",
+    "sasl_plain_username",
+    "security_protocol",
+    "ssl_cafile",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_context",
+    "ssl_crlfile",
+    "ssl_keyfile",
+    "ssl_password",
+)
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of `settings`. Raises `ConfigError` naming the key at fault and, for a typo, the nearest valid key."""
+    checked = dict(settings or {})
+    for key in checked:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(KEYS)}"
+            raise ConfigError(f"security: unknown setting {key!r}; {hint}")
+    protocol = checked.get("security_protocol", "PLAINTEXT")
+    if protocol not in PROTOCOLS:
+        near = difflib.get_close_matches(str(protocol).upper(), PROTOCOLS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(PROTOCOLS)}"
+        raise ConfigError(f"security: security_protocol is {protocol!r}; {hint}")
+    if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
+        raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
+    # half a configuration connects in the clear without a word; better to be told
+    unused = [k for k in checked if k.startswith("sasl_") and not protocol.startswith("SASL")]
+    unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
+    if unused:
+        raise ConfigError(f"security: {', '.join(unused)} have no effect with security_protocol {protocol}")
+    return checked
+
+
+def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
+    """The context for these settings, None for plain text. Reads certificate files; raises `ConfigError`."""
+    if not settings.get("security_protocol", "PLAINTEXT").endswith("SSL"):
+        return None
+    try:
+        context = KafkaSSLTransport._build_ssl_context({**KafkaSSLTransport.DEFAULT_CONFIG, **settings})
+    except (OSError, ssl.SSLError, ValueError) as exc:
+        names = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+        files = {name: settings[name] for name in names if settings.get(name)}
+        raise ConfigError(f"security: cannot load TLS files {files}: {exc}") from exc
+    assert isinstance(context, ssl.SSLContext)
+    return context
+
+
+class _HideCredentials(logging.Filter):
+    """kafka-python logs requests, and the bytes of each, at DEBUG: with SASL that is the password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not isinstance(record.args, tuple):
+            return True
+        return not any(isinstance(a, (bytes, SaslAuthenticateRequest, SaslBytesRequest)) for a in record.args)
+
+
+_FILTER = _HideCredentials()
+
+
+def hide_credentials() -> None:
+    """Drop the log records of kafka-python that would hold credentials. Idempotent."""
+    for name in ("kafka.net.connection", "kafka.protocol.parser"):
+        logging.getLogger(name).addFilter(_FILTER)  # adding the same filter twice has no effect

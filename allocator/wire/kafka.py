@@ -13,22 +13,16 @@ from kafka.protocol.metadata import MetadataRequest
 
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
 from allocator.types import TopicPartition
+from allocator.wire.kafka_channel import Channel
 from allocator.wire.kafka_errors import broker_error, describe
-from allocator.wire.kafka_manager import Directory, Manager, parse_addresses
+from allocator.wire.kafka_manager import Directory, parse_addresses
 from allocator.wire.kafka_metadata import Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
 from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
-from allocator.wire.kafka_versions import SILENCE_S, old_version
-from allocator.wire.net import AsyncioNet, as_asyncio
 
 __all__ = ["Broker", "KafkaClient"]
 
 log = logging.getLogger(__name__)
-
-# A broker answers one connection's requests in order. Those that it may hold back get a connection of their own, or a
-# commit would wait for a fetch; so does what 0.8.2 answers with a wrong correlation id, which costs the connection.
-FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
-LANES = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
 
 NEVER_CREATES_TOPICS = 4  # the Metadata version from which a request can say "do not create what I ask about"
 
@@ -87,8 +81,7 @@ class KafkaClient:
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
         self._followed: frozenset[str] | None = frozenset()  # None: all topics
-        self._manager: Manager | None = None
-        self._probing: asyncio.Lock | None = None
+        self._channel: Channel | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -106,19 +99,18 @@ class KafkaClient:
         """
         if self._closed:
             raise Closed("this Kafka client is closed; make a new one")
-        if self._manager is not None:
+        if self._channel is not None:
             return
         tls = tls_context(self._security)
         if str(self._security.get("security_protocol", "")).startswith("SASL"):
             hide_credentials()
-        self._probing = asyncio.Lock()
         settings = {**self._settings, **self._security}
-        self._manager = Manager(AsyncioNet(), self._directory, tls, self._refresher.poke, **settings)
+        self._channel = Channel(self._directory, tls, self._refresher.poke, settings)
         try:
             await self._bootstrap(timeout_s)
         except BaseException:
-            manager, self._manager = self._manager, None
-            await manager.aclose()
+            channel, self._channel = self._channel, None
+            await channel.aclose()
             raise
         self._refresher.start()
 
@@ -161,9 +153,9 @@ class KafkaClient:
         """Close every connection; what is being awaited fails with `Closed`. Idempotent."""
         self._closed = True
         await self._refresher.close()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            await manager.aclose()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.aclose()
 
     async def __aenter__(self) -> KafkaClient:
         await self.connect()
@@ -177,16 +169,11 @@ class KafkaClient:
     @property
     def broker_version(self) -> tuple[int, ...]:
         """Of the broker first reached, as far as its protocol tells: (0, 8, 2), (0, 9), (3, 9), ...; () before."""
-        version = self._manager.broker_version if self._manager is not None else None
-        return tuple(version or ())
+        return self._channel.broker_version if self._channel is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
         """The newest version of this request that both sides know; None if the broker lacks it."""
-        data = self._live().broker_version_data
-        try:
-            return None if data is None else int(data.api_version(request_class))
-        except kafka_errors.IncompatibleBrokerVersion:
-            return None
+        return self._live().api_version(request_class)
 
     @property
     def brokers(self) -> list[Broker]:
@@ -258,7 +245,7 @@ class KafkaClient:
 
     async def _fetch_metadata(self, topics: frozenset[str]) -> None:
         """Caller: the refresher. Asks brokers one after the other until one answers."""
-        manager = self._live()
+        channel = self._live()
         causes = []
         for key in self._candidates():
             broker = self._directory.broker_metadata(key)
@@ -271,11 +258,11 @@ class KafkaClient:
                 causes.append(f"{broker.host}:{broker.port} ({describe(exc)})")
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
-                    manager.drop(key)  # only a way in; the brokers are reached under their own ids
+                    channel.drop(key)  # only a way in; the brokers are reached under their own ids
         raise BrokersUnavailable(f"no Kafka broker answers; tried {'; '.join(causes)}")
 
     def _candidates(self) -> list[Any]:
-        best = self._live().least_loaded_node()
+        best = self._live().least_busy()
         known = [b.node_id for b in self._directory.brokers()]
         # bootstrap addresses last: they are how to find brokers that have all moved
         keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
@@ -284,7 +271,7 @@ class KafkaClient:
     async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
         """One request to one broker; raises kafka-python's errors."""
         deadline = time.monotonic() + timeout_s
-        await self._connected(key, deadline)
+        await self._live().connected(key, deadline)
         version = self.api_version(MetadataRequest)
         wanted = None if self._followed is None else self._followed.union(topics or ())
         # Asking an older broker by name creates a topic that does not exist, if it is so configured; asking for all
@@ -299,7 +286,7 @@ class KafkaClient:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        response = await self._send(key, request, deadline)
+        response = await self._live().ask(key, request, deadline)
         if not response.brokers and self._metadata.brokers:
             raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
         self._apply(self._metadata.updated(response, complete=names is None))
@@ -328,9 +315,9 @@ class KafkaClient:
         Cancelling the caller leaves the connection usable.
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
-        self._live()
+        channel = self._live()
         try:
-            return await self._send(self._lane(node_id, request), request, deadline)
+            return await channel.ask(node_id, request, deadline)
         except (kafka_errors.KafkaError, OSError) as exc:
             if self._closed:
                 raise Closed("this Kafka client was closed") from exc
@@ -357,78 +344,11 @@ class KafkaClient:
         broker = self._directory.broker_metadata(key)
         return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")
 
-    def _lane(self, node_id: Any, request: Any) -> Any:
-        lane = LANES.get(request.API_KEY)
-        if request.API_KEY == FIND_COORDINATOR and self.broker_version < (0, 9):
-            lane = "find"
-        return node_id if lane is None else (lane, node_id)
-
-    async def _send(self, key: Any, request: Any, deadline: float) -> Any:
-        conn = await self._connected(key, deadline)
-        while "throttle" in conn.paused:  # the broker reads nothing from us before then (KIP-219)
-            await asyncio.sleep(min(deadline, conn._throttle_time) - time.monotonic())
-            conn._maybe_unthrottle()
-            _check(deadline)
-        if conn.transport is not None:
-            await conn.transport.drained()
-        return await as_asyncio(conn.send_request(request, request_timeout_ms=_check(deadline) * 1000))
-
-    async def _connected(self, key: Any, deadline: float) -> Any:
-        """The connection for `key`, ready for requests."""
-        manager = self._live()
-        conn = manager.get_connection(key)
-        if conn.connected:
-            return conn
-        try:
-            if await self._ready(conn, min(deadline, time.monotonic() + SILENCE_S)):
-                return conn
-            silent = conn.transport is not None and conn.transport.unanswered
-        except kafka_errors.KafkaError:
-            if key not in manager.hung_up:
-                raise
-            silent = True
-        broker = self._directory.broker_metadata(key)
-        if silent and broker is not None and not conn.sasl_enabled:
-            try:
-                await self._find_version(manager, broker, deadline)
-            except kafka_errors.KafkaError:
-                if conn.closed:
-                    raise
-            if not conn.connected and manager.assumed(broker):
-                conn.close()
-                manager.reset_backoff(key)
-                conn = manager.get_connection(key)
-        if not await self._ready(conn, deadline):
-            raise kafka_errors.KafkaTimeoutError("no connection in time")
-        return conn
-
-    async def _ready(self, conn: Any, deadline: float) -> bool:
-        """False if it takes longer than until `deadline`."""
-        try:
-            await asyncio.wait_for(as_asyncio(conn.init_future), _check(deadline))
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-    async def _find_version(self, manager: Manager, broker: Broker, deadline: float) -> None:
-        assert self._probing is not None
-        async with self._probing:  # requests that wait for the same broker need one answer between them
-            if not manager.assumed(broker):
-                manager.assume(broker, await old_version(manager, broker, _check(deadline)))
-
-    def _live(self) -> Manager:
-        if self._manager is None:
+    def _live(self) -> Channel:
+        if self._channel is None:
             raise Closed(
                 "this Kafka client is closed; make a new one"
                 if self._closed
                 else "not connected; await connect() first"
             )
-        return self._manager
-
-
-def _check(deadline: float) -> float:
-    """Seconds left, more than none; raises when there are none."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise kafka_errors.KafkaTimeoutError("no time left to send the request")
-    return remaining
+        return self._channel

@@ -1,0 +1,129 @@
+"""A request goes out on the right connection and its answer comes back: connecting, versions, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kafka.errors as kafka_errors
+
+from allocator.wire.kafka_manager import Directory, Manager
+from allocator.wire.kafka_metadata import Broker
+from allocator.wire.kafka_versions import SILENCE_S, old_version
+from allocator.wire.net import AsyncioNet, as_asyncio
+
+__all__ = ["Channel"]
+
+# A broker answers one connection's requests in order. Those that it may hold back get a connection of their own, or a
+# commit would wait for a fetch; so does what 0.8.2 answers with a wrong correlation id, which costs the connection.
+FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
+LANES = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
+
+
+class Channel:
+    """Connections to the brokers of `directory`. Raises kafka-python's errors; deadlines are on `time.monotonic()`.
+
+    Construct it inside the loop that will use it. Caller: `KafkaClient`.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        tls: ssl.SSLContext | None,
+        on_loss: Callable[[], None],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.directory = directory
+        self._manager = Manager(AsyncioNet(), directory, tls, on_loss, **settings)
+        self._probing = asyncio.Lock()
+
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        return tuple(self._manager.broker_version or ())
+
+    def api_version(self, request_class: Any) -> int | None:
+        data = self._manager.broker_version_data
+        try:
+            return None if data is None else int(data.api_version(request_class))
+        except kafka_errors.IncompatibleBrokerVersion:
+            return None
+
+    def least_busy(self) -> Any:
+        return self._manager.least_loaded_node()
+
+    def drop(self, broker_id: Any) -> None:
+        self._manager.drop(broker_id)
+
+    async def aclose(self) -> None:
+        await self._manager.aclose()
+
+    async def ask(self, broker_id: Any, request: Any, deadline: float) -> Any:
+        """The answer to `request`. No answer by `deadline` ends the connection, as its other answers come after it."""
+        conn = await self.connected(self._lane(broker_id, request), deadline)
+        while "throttle" in conn.paused:  # the broker reads nothing from us before then (KIP-219)
+            await asyncio.sleep(min(deadline, conn._throttle_time) - time.monotonic())
+            conn._maybe_unthrottle()
+            _left(deadline)
+        if conn.transport is not None:
+            await conn.transport.drained()
+        return await as_asyncio(conn.send_request(request, request_timeout_ms=_left(deadline) * 1000))
+
+    def _lane(self, broker_id: Any, request: Any) -> Any:
+        lane = LANES.get(request.API_KEY)
+        if request.API_KEY == FIND_COORDINATOR and self.broker_version < (0, 9):
+            lane = "find"
+        return broker_id if lane is None else (lane, broker_id)
+
+    async def connected(self, key: Any, deadline: float) -> Any:
+        """The connection for `key`, ready for requests; finds out on the way if the broker is an old one."""
+        conn = self._manager.get_connection(key)
+        probed = False
+        while not conn.connected:
+            try:
+                if await self._ready(conn, min(deadline, time.monotonic() + SILENCE_S)):
+                    break
+                silent = conn.transport is not None and conn.transport.unanswered
+            except kafka_errors.KafkaError:
+                if probed or key not in self._manager.hung_up:
+                    raise
+                silent = True
+            broker = self.directory.broker_metadata(key)
+            if silent and not probed and broker is not None and not conn.sasl_enabled:  # SASL came with 0.10
+                probed = True
+                conn = await self._as_old(key, broker, conn, deadline)
+        return conn
+
+    async def _as_old(self, key: Any, broker: Broker, conn: Any, deadline: float) -> Any:
+        """A connection that speaks the version of `broker`, or `conn` if it is merely slow."""
+        try:
+            async with self._probing:  # requests that wait for the same broker need one answer between them
+                if not self._manager.assumed(broker):
+                    self._manager.assume(broker, await old_version(self._manager, broker, _left(deadline)))
+        except kafka_errors.KafkaError:
+            if conn.closed:
+                raise
+            return conn
+        if conn.connected:
+            return conn
+        conn.close()
+        self._manager.reset_backoff(key)
+        return self._manager.get_connection(key)
+
+    async def _ready(self, conn: Any, deadline: float) -> bool:
+        """False if it takes longer than until `deadline`."""
+        try:
+            await asyncio.wait_for(as_asyncio(conn.init_future), _left(deadline))
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+
+def _left(deadline: float) -> float:
+    """Seconds until `deadline`, more than none; raises when there are none."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise kafka_errors.KafkaTimeoutError("no time left")
+    return left

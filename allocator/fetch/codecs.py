@@ -1,0 +1,132 @@
+"""Decompression of record batches, bounded in memory.
+
+Guarantee: the output of any input, well-formed or not, stays within `output_limit(len(input))` bytes; more raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import cramjam
+
+__all__ = ["CODECS", "CodecError", "decompress", "output_limit"]
+
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+
+# A producer limits the bytes before compression to about 1 MB by default and logs rarely shrink by more than 50;
+# a zstd bomb grows by 30 000. Lower: a batch of very repetitive records is refused; higher: a bomb takes more memory.
+LIMIT_FLOOR: Final = 16 << 20
+LIMIT_RATIO: Final = 128
+LIMIT_CEILING: Final = 1 << 30
+
+_XERIAL: Final = b"\x82SNAPPY\x00"
+_GUARD: Final = b"\xa5\x5a\xc3\x3c\x96\x69\x0f\xf1" * 2
+
+
+class CodecError(ValueError):
+    """The bytes do not decompress, or to more than the limit."""
+
+
+def output_limit(compressed: int) -> int:
+    """Most bytes that so many compressed ones may become."""
+    return min(max(LIMIT_FLOOR, compressed * LIMIT_RATIO), LIMIT_CEILING)
+
+
+def decompress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
+    """The plain bytes of `data`.
+
+    `codec` is the number in the batch's attributes; `magic` its format: version 0 (Kafka 0.8 and 0.9) has LZ4 frames
+    with a wrong header checksum (KAFKA-3160). Raises `CodecError`.
+    """
+    try:
+        if codec == SNAPPY:
+            return _snappy(data)
+        if codec == GZIP:
+            return _bounded(cramjam.gzip.decompress_into, data)
+        if codec == LZ4:
+            return _bounded(cramjam.lz4.decompress_into, _mend_lz4(data) if magic == 0 else data)
+        if codec == ZSTD and magic >= 2:
+            return _bounded(cramjam.zstd.decompress_into, data)
+    except cramjam.DecompressionError as error:
+        raise CodecError(f"{CODECS[codec]}: {error}") from error
+    raise CodecError(f"no codec {codec} in format v{magic}")
+
+
+def _bounded(into: Callable[[bytes, bytearray], int], data: bytes) -> bytes:
+    """Decompress into buffers that grow up to the limit.
+
+    The frames need not say how much they hold, and what they say may be a lie. Overflow is told from damage by
+    whether the end of the buffer was written.
+    """
+    limit = output_limit(len(data))
+    size = min(max(4096, 6 * len(data)), limit)
+    while True:
+        buffer = bytearray(size)
+        buffer[-len(_GUARD) :] = _GUARD
+        try:
+            written = into(data, buffer)
+        except cramjam.DecompressionError:
+            if buffer.endswith(_GUARD):
+                raise
+        else:
+            return bytes(memoryview(buffer)[:written])
+        if size == limit:
+            raise CodecError(f"{len(data)} bytes become more than {limit}")
+        size = min(size * 4, limit)
+
+
+def _snappy(data: bytes) -> bytes:
+    """Both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java)."""
+    if not data.startswith(_XERIAL):
+        return _snappy_block(data, output_limit(len(data)))
+    limit = output_limit(len(data))
+    # the version fields are not looked at: some writers have them in the wrong byte order
+    pos, end, parts = 16, len(data), []
+    while pos < end:
+        size = int.from_bytes(data[pos : pos + 4], "big")
+        pos += 4
+        if pos + size > end:
+            raise CodecError(f"snappy: a block of {size} bytes where {max(0, end - pos)} are left")
+        parts.append(_snappy_block(data[pos : pos + size], limit))
+        limit -= len(parts[-1])
+        pos += size
+    return b"".join(parts)
+
+
+def _snappy_block(block: bytes, limit: int) -> bytes:
+    # asked first: the length that the block claims is allocated before it is checked
+    claimed = cramjam.snappy.decompress_raw_len(block) if block else 0
+    if claimed > limit:
+        raise CodecError(f"snappy: a block claims {claimed} bytes, more than {limit}")
+    if claimed > 64 * len(block):
+        raise CodecError(f"snappy: a block of {len(block)} bytes cannot hold the {claimed} that it claims")
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _mend_lz4(data: bytes) -> bytes:
+    """Put the right header checksum into an LZ4 frame of Kafka 0.8 or 0.9, which computed it over too much."""
+    if len(data) < 7:
+        return data
+    size = 6 + (8 if data[4] & 0x08 else 0) + (4 if data[4] & 0x01 else 0)
+    if len(data) <= size:
+        return data
+    checksum = (_xxh32_short(data[4:size]) >> 8) & 0xFF
+    return b"".join((data[:size], bytes((checksum,)), data[size + 1 :]))
+
+
+def _xxh32_short(data: bytes) -> int:
+    """XXH32 with seed 0 of fewer than 16 bytes (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
+    mask = 0xFFFFFFFF
+    acc = (0x165667B1 + len(data)) & mask
+    whole = len(data) & ~3
+    for at in range(0, whole, 4):
+        acc = (acc + int.from_bytes(data[at : at + 4], "little") * 0xC2B2AE3D) & mask
+        acc = (((acc << 17) | (acc >> 15)) * 0x27D4EB2F) & mask
+    for byte in data[whole:]:
+        acc = (acc + byte * 0x165667B1) & mask
+        acc = (((acc << 11) | (acc >> 21)) * 0x9E3779B1) & mask
+    acc = ((acc ^ (acc >> 15)) * 0x85EBCA77) & mask
+    acc = ((acc ^ (acc >> 13)) * 0xC2B2AE3D) & mask
+    return acc ^ (acc >> 16)

@@ -1,0 +1,249 @@
+"""Every record format, codec and oddity that a broker sends."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from fetch_decoders import DECODERS, rows
+from fetch_encode import APPEND_TIME, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
+
+from allocator.errors import CorruptRecordError
+from allocator.fetch.columns import decode_headers, varint
+
+TIME = 1_700_000_000_000
+MIXED = [
+    R(0, b"first", b"k0", TIME),
+    R(1, None, b"tombstone", TIME + 5),
+    R(2, b"", b"", TIME - 3),
+    R(3, b"x" * 300, None, TIME + 10_000_000_000),
+]
+ALL_CODECS = ["none", "gzip", "snappy", "xerial", "lz4", "zstd"]
+OLD_CODECS = ["none", "gzip", "snappy", "xerial", "lz4"]
+
+
+@pytest.fixture(params=DECODERS, ids=lambda module: module.__name__.rpartition(".")[2])
+def decoder(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.mark.parametrize("codec", ALL_CODECS)
+def test_v2_in_every_codec(decoder: Any, codec: str) -> None:
+    headered = [*MIXED, R(4, b"h", None, TIME, [("a", b"1"), ("b", None), ("", b""), ("é", b"\xff")])]
+    assert rows(decoder, batch(headered, 100, codec)) == [
+        (100 + r.offset, r.timestamp, 0, r.key, r.value, list(r.headers)) for r in headered
+    ]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", OLD_CODECS)
+def test_old_formats_in_every_codec(decoder: Any, magic: int, codec: str) -> None:
+    data = messages(MIXED, magic, 1000, codec) + messages(MIXED, magic, 1004, codec)
+    expected = [
+        (base + r.offset, r.timestamp if magic else -1, 0 if magic else None, r.key, r.value, [])
+        for base in (1000, 1004)
+        for r in MIXED
+    ]
+    assert rows(decoder, data, 1000) == expected
+
+
+@pytest.mark.parametrize("codec", OLD_CODECS)
+def test_relative_offsets_of_v1_survive_compaction(decoder: Any, codec: str) -> None:
+    data = messages([R(2), R(5), R(6)], 1, 40, codec)
+    assert [row[0] for row in rows(decoder, data)] == [42, 45, 46]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
+def test_log_append_time_holds_for_every_record(decoder: Any, codec: str) -> None:
+    records = [R(0, timestamp=1), R(1, timestamp=2), R(2, timestamp=3)]
+    new = batch(records, 0, codec, attributes=APPEND_TIME, max_timestamp=777)
+    old = messages(records, 1, 3, codec, append_time=888)
+    assert [row[1:3] for row in rows(decoder, new + old)] == [(777, 1)] * 3 + [(888, 1)] * 3
+
+
+def test_formats_follow_each_other_in_one_set(decoder: Any) -> None:
+    data = (
+        messages([R(0), R(1)], 0, 0)
+        + messages([R(0), R(1)], 0, 2, "gzip")
+        + messages([R(0)], 1, 4)
+        + messages([R(0), R(1)], 1, 5, "snappy")
+        + batch([R(0), R(1)], 7, "zstd")
+        + batch([R(0)], 9)
+    )
+    assert [row[0] for row in rows(decoder, data)] == list(range(10))
+
+
+def test_gaps_from_compaction_are_kept(decoder: Any) -> None:
+    data = batch([R(3), R(7)], 10, last_delta=20) + batch([], 31, last_delta=4) + batch([R(0)], 50)
+    assert [row[0] for row in rows(decoder, data)] == [13, 17, 50]
+    found = decoder.scan(data, topic="t", partition=3, start=0)
+    assert found.next_offset == 51
+    only_gap = decoder.scan(batch([], 31, last_delta=4), topic="t", partition=3, start=31)
+    assert (only_gap.segments, only_gap.next_offset) == ([], 36)
+
+
+def test_batches_below_the_offset_asked_for_are_left_out(decoder: Any) -> None:
+    data = batch([R(0), R(1)], 0) + batch([R(0), R(1)], 2, "gzip")
+    found = decoder.scan(data, topic="t", partition=3, start=3)
+    assert [segment.base_offset for segment in found.segments] == [2]
+    assert [row[0] for row in rows(decoder, data, 3)] == [3]
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x00" * 5])
+def test_a_batch_cut_off_at_the_end_is_dropped(decoder: Any, tail: bytes) -> None:
+    first, second = batch([R(0), R(1)], 0), batch([R(0)], 2)
+    old = messages([R(0), R(1)], 1, 0)
+    for cut in range(1, len(second)):
+        assert [row[0] for row in rows(decoder, first + second[:cut])] == [0, 1]
+    for cut in range(1, len(split(old)[1])):
+        assert [row[0] for row in rows(decoder, old[:-cut])] == [0]
+
+
+def test_what_a_first_batch_needs_is_told_when_it_is_cut_off(decoder: Any) -> None:
+    whole = batch([R(0, b"x" * 500)], 0)
+    for size, wanted in ((5, 0), (12, len(whole)), (len(whole) - 1, len(whole)), (len(whole), None), (0, None)):
+        found = decoder.scan(whole[:size], topic="t", partition=3, start=0)
+        assert (found.wanted, found.error) == (wanted, None)
+
+
+def test_aborted_transactions_and_markers_are_left_out(decoder: Any) -> None:
+    data = b"".join(
+        [
+            batch([R(0), R(1)], 0, attributes=TRANSACTIONAL, producer=7),
+            batch([R(0)], 2, attributes=TRANSACTIONAL, producer=8),
+            batch([R(0)], 3),
+            control(4, 7, abort=True),
+            batch([R(0)], 5, attributes=TRANSACTIONAL, producer=7),
+            control(6, 8, abort=False),
+            control(7, 7, abort=False),
+            batch([R(0)], 8, "lz4", attributes=TRANSACTIONAL, producer=8),
+            control(9, 8, abort=True),
+        ]
+    )
+    assert [row[0] for row in rows(decoder, data)] == [0, 1, 2, 3, 5, 8]
+    assert [row[0] for row in rows(decoder, data, aborted=[(8, 8), (7, 0)])] == [2, 3, 5]
+    found = decoder.scan(data, topic="t", partition=3, start=0, aborted=[(7, 0)])
+    assert found.next_offset == 10, "the marker at the end is passed over"
+
+
+def test_one_answer_of_markers_only_still_moves_on(decoder: Any) -> None:
+    found = decoder.scan(control(41, 7, abort=False), topic="t", partition=3, start=41)
+    assert (found.segments, found.next_offset, found.error) == ([], 42, None)
+
+
+@pytest.mark.parametrize("make", [lambda b: batch([R(0), R(1)], b), lambda b: messages([R(1)], 1, b, "gzip")])
+def test_a_wrong_checksum_names_the_place_and_the_way_on(decoder: Any, make: Any) -> None:
+    bad = bytearray(make(2))
+    bad[-1] ^= 1
+    data = make(0) + bytes(bad) + make(4)
+    found = decoder.scan(data, topic="orders", partition=3, start=0)
+    assert len(found.segments) == 1, "what comes before is good"
+    error = found.error
+    assert isinstance(error, CorruptRecordError)
+    assert (error.topic, error.partition, error.offset) == ("orders", 3, 2)
+    assert "orders:3 at offset 2" in str(error)
+    assert "checksum" in str(error)
+    assert error.next_offset is not None
+    again = decoder.scan(make(4), topic="orders", partition=3, start=error.next_offset)
+    assert again.error is None
+    assert again.segments
+    last = decoder.scan(make(0) + bytes(bad), topic="orders", partition=3, start=0)
+    assert last.error.next_offset == 4
+
+
+def test_checksums_may_be_left_unchecked(decoder: Any) -> None:
+    bad = bytearray(batch([R(0, b"abc")], 0))
+    bad[17] ^= 1
+    with pytest.raises(CorruptRecordError):
+        rows(decoder, bytes(bad))
+    assert rows(decoder, bytes(bad), check_crcs=False)[0][4] == b"abc"
+
+
+def patched(raw: bytes, form: str, at: int, value: int) -> bytes:
+    out = bytearray(raw)
+    struct.pack_into(form, out, at, value)
+    return bytes(out)
+
+
+V2 = batch([R(0, b"abc"), R(1, b"abc")], 5)
+V1 = messages([R(0, b"abc")], 1, 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(patched(V2, ">i", 8, -1), id="negative length"),
+        pytest.param(patched(V2, ">i", 8, 0), id="no length"),
+        pytest.param(patched(V2, ">i", 8, 20) + V2, id="length within the header"),
+        pytest.param(patched(V2, ">b", 16, 3), id="format v3"),
+        pytest.param(patched(V2, ">q", 0, -4), id="negative offset"),
+        pytest.param(sign(patched(V2, ">i", 57, 2_000_000_000)), id="huge count"),
+        pytest.param(
+            sign(patched(patched(V2, ">i", 57, 2_000_000_000), ">i", 23, 2_100_000_000)), id="huge count and offsets"
+        ),
+        pytest.param(sign(patched(V2, ">i", 57, -1)), id="negative count"),
+        pytest.param(sign(patched(V2, ">i", 57, 1)), id="fewer counted than there are"),
+        pytest.param(sign(patched(V2, ">i", 23, -1)), id="negative offset delta"),
+        pytest.param(sign(patched(V2, ">i", 23, 0)), id="offsets outside the batch"),
+        pytest.param(patched(V2, ">q", 0, (1 << 63) - 1), id="offset overflow"),
+        pytest.param(sign(patched(V2, ">h", 21, 1)), id="says gzip, is not"),
+        pytest.param(sign(patched(V2, ">h", 21, 7)), id="unknown codec"),
+        pytest.param(sign(patched(V2, ">b", 61, 127)), id="record longer than the batch"),
+        pytest.param(sign(patched(V2, ">b", 61, 1)), id="record of negative length"),
+        pytest.param(sign(patched(V2, ">b", 66, 127)), id="value longer than the record"),
+        pytest.param(sign(patched(V2, ">b", 70, 100)), id="headers that are not there"),
+        pytest.param(sign(V2[:61] + b"\xff" * (len(V2) - 61)), id="varint without an end"),
+        pytest.param(sign_message(patched(V1, ">i", 26, 1 << 30)), id="old key longer than the message"),
+        pytest.param(sign_message(patched(V1, ">i", 30, -5)), id="old value of negative length"),
+        pytest.param(sign_message(patched(V1, ">b", 17, 1)), id="old gzip that is not"),
+        pytest.param(sign_message(patched(messages([R(0)], 1, 5, "gzip"), ">b", 17, 4)), id="zstd in v1"),
+        pytest.param(V2 + V2, id="the same batch again"),
+        pytest.param(V1 + V1, id="the same message again"),
+    ],
+)
+def test_malformed_bytes_are_a_corrupt_record(decoder: Any, data: bytes) -> None:
+    with pytest.raises(CorruptRecordError, match="t:3 at offset"):
+        rows(decoder, data)
+
+
+def test_compression_within_compression_is_refused(decoder: Any) -> None:
+    inner = messages([R(0)], 1, 0, "gzip")
+    import gzip
+
+    from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+    builder: Any = LegacyRecordBatchBuilder(1, 0, 1 << 20)
+    builder.append(0, TIME, None, gzip.compress(inner))
+    raw = bytearray(builder.build())
+    raw[17] |= 1
+    with pytest.raises(CorruptRecordError, match="within a compressed set"):
+        rows(decoder, sign_message(bytes(raw)))
+
+
+def test_header_names_that_are_not_text_survive(decoder: Any) -> None:
+    raw = batch([R(0, headers=[("ab", b"1")])], 0)
+    at = raw.index(b"ab")
+    data = sign(raw[:at] + b"\xff\xfe" + raw[at + 2 :])
+    ((name, value),) = rows(decoder, data)[0][5]
+    assert name.encode("utf-8", "surrogateescape") == b"\xff\xfe"
+    assert value == b"1"
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)])
+def test_varints_at_their_limits(value: int) -> None:
+    from kafka.record.util import encode_varint
+
+    out = bytearray()
+    encode_varint(value, out.append)
+    assert varint(bytes(out) + b"\x01", 0) == (value, len(out))
+
+
+def test_varints_end_at_64_bits() -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        varint(b"\xff" * 9 + b"\x02", 0)
+    with pytest.raises(ValueError, match="64 bits"):
+        varint(b"\x80" * 30, 0)
+    with pytest.raises(IndexError):
+        varint(b"\x80\x80", 0)
+    assert decode_headers(b"\x00", 0) == []

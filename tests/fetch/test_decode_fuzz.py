@@ -1,0 +1,166 @@
+"""Our decoder against kafka-python's, on good bytes and on damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+from typing import Any, Optional
+
+import pytest
+from fetch_decoders import DECODERS, Row, rows
+from fetch_encode import APPEND_TIME, CONTROL, R, batch, messages, sign, sign_message, split
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kafka.record.memory_records import MemoryRecords
+
+from allocator.errors import CorruptRecordError
+from allocator.fetch.codecs import output_limit
+
+field = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=60, max_size=200))
+headers = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
+times = st.one_of(st.integers(0, 1 << 42), st.integers(1_700_000_000_000, 1_700_000_001_000))
+
+
+@st.composite
+def records(draw: st.DrawFn, with_headers: bool) -> list[R]:
+    out, offset = [], -1
+    for _ in range(draw(st.integers(1, 8))):
+        offset += draw(st.one_of(st.just(1), st.integers(1, 300)))
+        out.append(R(offset, draw(field), draw(field), draw(times), draw(headers) if with_headers else ()))
+    return out
+
+
+@st.composite
+def record_sets(draw: st.DrawFn) -> bytes:
+    """A few batches or message sets after each other, in the codecs that kafka-python can read by itself."""
+    out, base = [], draw(st.integers(0, 1 << 40))
+    for _ in range(draw(st.integers(1, 4))):
+        magic, codec = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from(["none", "gzip"]))
+        many = draw(records(magic == 2))
+        if magic == 2:
+            appended = draw(st.booleans())
+            out.append(
+                batch(
+                    many,
+                    base,
+                    codec,
+                    attributes=APPEND_TIME if appended else 0,
+                    max_timestamp=draw(times) if appended else None,
+                )
+            )
+        else:
+            appended_at = draw(st.one_of(st.none(), times)) if magic else None
+            out.append(messages(many, magic, base, codec, append_time=appended_at))
+        base += many[-1].offset + 1 + draw(st.integers(0, 3))
+    return b"".join(out)
+
+
+def by_kafka_python(data: bytes) -> Optional[list[Row]]:
+    """The same rows by the other decoder; None where it gives up, in whatever way."""
+    out: list[Row] = []
+    try:
+        found = MemoryRecords(data)
+        while found.has_next():
+            many: Any = found.next_batch()
+            if getattr(many, "is_control_batch", False):
+                continue
+            if not many.validate_crc():
+                return None
+            for r in many:
+                if not r.validate_crc():
+                    return None
+                time = -1 if r.timestamp is None else r.timestamp
+                out.append((r.offset, time, r.timestamp_type, r.key, r.value, list(r.headers)))
+    except Exception:  # noqa: BLE001 - it fails on bad bytes with errors of many kinds
+        return None
+    return out
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@settings(deadline=None, max_examples=150)
+@given(data=record_sets())
+def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
+    theirs = by_kafka_python(data)
+    assert theirs
+    assert rows(decoder, data) == theirs
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@settings(deadline=None, max_examples=100)
+@given(data=record_sets(), cut=st.integers(0, 1 << 16))
+def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int) -> None:
+    cut %= len(data)
+    whole, part = rows(decoder, data), rows(decoder, data[:cut])
+    assert part == whole[: len(part)]
+    found = decoder.scan(data[:cut], topic="t", partition=3, start=0)
+    if part:
+        assert found.next_offset > part[-1][0]
+        assert found.wanted is None
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Good bytes with some changed, and most of the time with checksums that say they are right."""
+    parts = [bytearray(part) for part in split(draw(record_sets()))]
+    for _ in range(draw(st.integers(1, 3))):
+        part = draw(st.sampled_from(parts))
+        # past the length mostly: a wrong one only cuts
+        at = draw(st.integers(8 if draw(st.booleans()) else 16, len(part) - 1))
+        part[at] = draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])))
+    if draw(st.integers(0, 4)):
+        parts = [bytearray((sign if part[16] == 2 and len(part) > 61 else sign_message)(bytes(part))) for part in parts]
+    return b"".join(bytes(part) for part in parts)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@settings(deadline=None, max_examples=600)
+@given(data=damaged(), check=st.booleans())
+@example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]), check=True)
+def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes, check: bool) -> None:
+    ours: list[Row] = []
+    with contextlib.suppress(CorruptRecordError):
+        ours = rows(decoder, data, check_crcs=check)
+    offsets = [row[0] for row in ours]
+    assert offsets == sorted(set(offsets))
+    theirs = by_kafka_python(data) if check else None
+    if ours and theirs is not None and not any(part[16] == 2 and part[22] & CONTROL for part in split_or_none(data)):
+        assert ours == theirs
+
+
+def split_or_none(data: bytes) -> list[bytes]:
+    try:
+        return split(data)
+    except Exception:  # noqa: BLE001 - the lengths may be damaged
+        return []
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@settings(deadline=None, max_examples=300)
+@given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
+def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
+    if len(data) > 16:
+        data = data[:8] + (len(data) - 12).to_bytes(4, "big") + data[12:16] + bytes((magic,)) + data[17:]
+    with contextlib.suppress(CorruptRecordError):
+        rows(decoder, data, check_crcs=False)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
+@pytest.mark.parametrize("count", [1, 2_000_000_000])
+def test_memory_stays_in_proportion(decoder: Any, codec: str, count: int) -> None:
+    bomb = bytearray(batch([R(0, bytes(40 << 20 if codec != "snappy" else 1 << 20))], 0, codec))
+    struct.pack_into(">i", bomb, 57, count)
+    struct.pack_into(">i", bomb, 23, count)
+    data = sign(bytes(bomb))
+    if codec == "snappy":
+        # the claim in front of the block, not its contents, asks for the memory
+        data = sign(data[:61] + b"\xff\xff\xff\xff\x0f" + data[64:])
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecordError):
+            rows(decoder, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * output_limit(len(data)) + len(data)

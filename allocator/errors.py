@@ -24,6 +24,7 @@ __all__ = [
     "CorruptRecordError",
     "DeserializationError",
     "GroupNameError",
+    "HandlerFailed",
     "IllegalState",
     "InconsistentAssignor",
     "NoOffsetsError",
@@ -177,3 +178,19 @@ class DeserializationError(_AtOffset):
 
 class Closed(AllocatorError):
     """The object was closed, by its owner or after an error that ended it."""
+
+
+class HandlerFailed(AllocatorError):
+    """A handler raised at a record after all its retries. Nothing is skipped: the record is the next one to read."""
+
+    def __init__(
+        self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
+    ) -> None:
+        tried = f"{attempts} times" if attempts > 1 else "once"
+        super().__init__(
+            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {error!r}; correct it, or set a "
+            "dead-letter topic for records that cannot be handled"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches import ProducedRecord
     from .cluster import LocalCluster
     from .errors import (
         ClusterError,
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from .node import Node
-    from .produce import produce
+    from .producing import produce
     from .waiting import wait_until, wait_until_async
 
 _HOME = {
     "LocalCluster": "cluster",
     "Node": "node",
-    "produce": "produce",
+    "ProducedRecord": "batches",
+    "produce": "producing",
     "wait_until": "waiting",
     "wait_until_async": "waiting",
     "ClusterError": "errors",
@@ -53,6 +55,7 @@ __all__ = [
     "LocalCluster",
     "NoContainerEngine",
     "Node",
+    "ProducedRecord",
     "ServerStartFailed",
     "TestingError",
     "UnknownVersion",

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
+
 from .errors import JarsUnavailable
 from .java import Java
 from .resolve import OnFile, resolve
@@ -49,8 +51,6 @@ def jar_directory(jars: JarSet, java: Java) -> Path:
     Raises JarsUnavailable. Checksums are compared once a process; waits without limit for another process that
     is resolving the same jars.
     """
-    from filelock import FileLock
-
     directory = cache_directory() / jars.name
     if directory in _verified and directory.is_dir():
         return directory
@@ -59,7 +59,7 @@ def jar_directory(jars: JarSet, java: Java) -> Path:
     except OSError as error:
         raise JarsUnavailable(f"cannot make the cache {directory.parent}: {error}; set ALLOCATOR_CACHE") from error
     with FileLock(str(directory) + ".lock"):
-        wrong = _wrong(directory)
+        wrong = _wrong(directory, _recipe(jars))
         if wrong:
             if directory.exists():
                 log.warning("%s: %s; resolving its jars again", directory, wrong)
@@ -68,12 +68,18 @@ def jar_directory(jars: JarSet, java: Java) -> Path:
     return directory
 
 
-def _wrong(directory: Path) -> str | None:
+def _wrong(directory: Path, recipe: str) -> str | None:
     """Why the directory cannot be used, or None."""
+    listed: dict[str, str] = {}
     try:
-        listed = dict(reversed(line.split("  ", 1)) for line in (directory / _SUMS).read_text().splitlines() if line)
+        first, *lines = (directory / _SUMS).read_text().splitlines()
+        for line in lines:
+            digest, name = line.split("  ", 1)
+            listed[name] = digest
     except (OSError, ValueError):
         return "no list of checksums"
+    if first != recipe:
+        return "it was resolved for other needs"
     present = {path.name for path in directory.glob("*.jar")}
     if not listed or present != set(listed):
         return f"missing or unknown: {', '.join(sorted(present ^ set(listed)))}"
@@ -83,11 +89,17 @@ def _wrong(directory: Path) -> str | None:
     return None
 
 
+def _recipe(jars: JarSet) -> str:
+    """The first line of the list: what was asked for, so that a newer release may ask for more."""
+    return "# " + " ".join((*jars.roots, *(f"-{one}" for one in jars.excluded)))
+
+
 def _fill(jars: JarSet, directory: Path, java: Java) -> None:
     """Resolve beside the directory and move into place, so that nobody ever sees half of it."""
     stage = Path(tempfile.mkdtemp(prefix=f".{jars.name}-", dir=directory.parent))
     try:
-        with _progress(jars.what) as on_file:
+        # one resolver at a time: mvn does not lock its own repository
+        with FileLock(str(directory.parent / "resolve.lock")), _progress(jars.what) as on_file:
             resolve(jars, stage, java, on_file)
         for path in stage.iterdir():
             if path.suffix != ".jar":
@@ -95,7 +107,8 @@ def _fill(jars: JarSet, directory: Path, java: Java) -> None:
         names = sorted(path.name for path in stage.glob("*.jar"))
         if not names:
             raise JarsUnavailable(f"{jars.what}: the resolver succeeded and brought no jar; clear its own cache")
-        (stage / _SUMS).write_text("".join(f"{_sha256(stage / name)}  {name}\n" for name in names))
+        sums = [f"{_sha256(stage / name)}  {name}" for name in names]
+        (stage / _SUMS).write_text("\n".join([_recipe(jars), *sums]) + "\n")
         stage.chmod(0o755)
         if directory.exists():
             shutil.rmtree(directory)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from .errors import JavaNotFound
@@ -70,7 +70,7 @@ def _wheel() -> str | None:
     return str(JAVA)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _major(executable: str) -> int | None:
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)

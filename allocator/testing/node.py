@@ -16,7 +16,6 @@ class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
     `port` stays the same over restarts. All methods block; from a coroutine call them with `asyncio.to_thread`.
-    Public attributes are set by the cluster that made the node.
     """
 
     def __init__(
@@ -25,10 +24,10 @@ class Node:
         number: int,
         port: int,
         directory: Path,
-        command: Callable[[], Sequence[str]],
+        command: Sequence[str],
         *,
         prepare: Callable[[], None],
-        ready: Callable[[], bool],
+        ready: Callable[[], object],
         remove: Path | None,
     ) -> None:
         self.kind = kind
@@ -77,7 +76,7 @@ class Node:
         self.close()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._prepare()
-        self._process = ServerProcess(self._command(), self.directory / "output.log", self._remove)
+        self._process = ServerProcess(self._command, self.directory / "output.log", self._remove)
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Returns when the server answers. Raises ServerStartFailed as `start` does."""

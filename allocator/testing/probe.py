@@ -10,7 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-__all__ = ["Metadata", "PartitionState", "answers_api_versions", "metadata", "zookeeper_mode"]
+__all__ = ["Connection", "Metadata", "PartitionState", "Reader", "api_versions", "metadata", "zookeeper_mode"]
 
 _HOST = "127.0.0.1"
 _METADATA, _API_VERSIONS = 3, 18
@@ -33,20 +33,18 @@ class Metadata:
     topics: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
 
 
-def metadata(port: int, timeout_s: float = 5.0) -> Metadata | None:
-    """All that the broker on `port` of this machine knows, or None when it does not answer in time."""
-    answer = _ask(port, _METADATA, struct.pack(">i", 0), timeout_s)
-    return None if answer is None else _decode(_Reader(answer))
+def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata | None:
+    """All that the broker knows, or None when it does not answer in time."""
+    answer = _ask(host, port, _METADATA, struct.pack(">i", 0), timeout_s)
+    return None if answer is None else _decode(answer)
 
 
-def answers_api_versions(host: str, port: int, timeout_s: float = 5.0) -> bool | None:
-    """False: the broker hung up on the request, as 0.8 and 0.9 do. None: it cannot be reached."""
-    try:
-        with socket.create_connection((host, port), timeout_s):
-            pass
-    except OSError:
+def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
+    """API key -> (oldest, newest) version; None when the broker hangs up on the question, as 0.8 and 0.9 do."""
+    answer = _ask(host, port, _API_VERSIONS, b"", timeout_s)
+    if answer is None or answer.int16() != 0:
         return None
-    return _ask(port, _API_VERSIONS, b"", timeout_s, host) is not None
+    return {answer.int16(): (answer.int16(), answer.int16()) for _ in range(answer.int32())}
 
 
 def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
@@ -65,29 +63,52 @@ def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
     return None
 
 
-def _ask(port: int, key: int, body: bytes, timeout_s: float, host: str = _HOST) -> bytes | None:
-    client = b"allocator-testing"
-    request = struct.pack(">hhih", key, 0, 1, len(client)) + client + body
+class Connection:
+    """One blocking connection to a broker, one request at a time. Everything raises OSError on trouble."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        self._socket = socket.create_connection((host, port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, key: int, version: int, body: bytes, answered: bool = True) -> Reader | None:
+        """The answer's body; None if none was to come."""
+        client = b"allocator-testing"
+        head = struct.pack(">hhih", key, version, 1, len(client)) + client
+        self._socket.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
+        if not answered:
+            return None
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return Reader(self._exactly(size)[4:])  # less the correlation id: requests never overlap
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise ConnectionError("the broker hung up")
+            data += chunk
+        return bytes(data)
+
+
+def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float) -> Reader | None:
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            (size,) = struct.unpack(">i", _exactly(connection, 4))
-            return _exactly(connection, size)[4:]  # less the correlation id: one request a connection
+        connection = Connection(host, port, timeout_s)
     except OSError:
         return None
+    try:
+        return connection.ask(key, 0, body)
+    except OSError:
+        return None
+    finally:
+        connection.close()
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = connection.recv(size - len(data))
-        if not chunk:
-            raise ConnectionError("hung up")
-        data += chunk
-    return bytes(data)
+class Reader:
+    """Big-endian numbers and texts, one after another."""
 
-
-class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
@@ -105,13 +126,16 @@ class _Reader:
     def int32s(self) -> tuple[int, ...]:
         return tuple(self.int32() for _ in range(self.int32()))
 
+    def skip(self, size: int) -> None:
+        self._at += size
+
     def _number(self, form: str, size: int) -> int:
         (value,) = struct.unpack_from(form, self._data, self._at)
         self._at += size
         return int(value)
 
 
-def _decode(reader: _Reader) -> Metadata:
+def _decode(reader: Reader) -> Metadata:
     found = Metadata()
     for _ in range(reader.int32()):
         node = reader.int32()

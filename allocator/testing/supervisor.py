@@ -9,6 +9,9 @@ SIGKILL and the directory REMOVE, if not empty text, is deleted. It alone reaps 
 stranger who was given the same pid.
 """
 
+from __future__ import annotations
+
+import contextlib
 import os
 import select
 import signal
@@ -22,14 +25,12 @@ ORDERS = {
 }
 
 
-def say(text):  # type: (str) -> None
-    try:
+def say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more? the loop finds out by itself
         os.write(1, text.encode() + b"\n")
-    except OSError:
-        pass  # nobody listens any more; the loop finds out by itself
 
 
-def launch(log, command):  # type: (str, list[str]) -> int
+def launch(log: str, command: list[str]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -44,11 +45,11 @@ def launch(log, command):  # type: (str, list[str]) -> int
         os.closerange(3, 256)
         os.execv(command[0], command)
     except OSError as error:
-        os.write(2, ("cannot run %s: %s\n" % (command[0], error)).encode())
+        os.write(2, f"cannot run {command[0]}: {error}\n".encode())
     os._exit(127)
 
 
-def main(log, remove, command):  # type: (str, str, list[str]) -> None
+def main(log: str, remove: str, command: list[str]) -> None:
     parent = os.getppid()
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
@@ -56,7 +57,7 @@ def main(log, remove, command):  # type: (str, str, list[str]) -> None
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
     pid = launch(log, command)
-    say("pid %d" % pid)
+    say(f"pid {pid}")
     running, rest = True, b""
     while True:
         # The timeout is for a parent that died while children it forked still hold our standard input open.
@@ -67,7 +68,7 @@ def main(log, remove, command):  # type: (str, str, list[str]) -> None
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 running = False
-                say("exit %d" % (-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)))
+                say(f"exit {-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)}")
         data = os.read(0, 512) if 0 in ready else None
         if data == b"" or os.getppid() != parent:
             break
@@ -78,7 +79,7 @@ def main(log, remove, command):  # type: (str, str, list[str]) -> None
                 return
             if running:
                 os.kill(pid, ORDERS[line])
-            say("ok %s" % line.decode())
+            say(f"ok {line.decode()}")
     if running:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -7,9 +7,9 @@ has an admin request.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .errors import ClusterError
@@ -63,10 +63,8 @@ class ZooKeeperTopics:
         with zookeeper_client(self._hosts) as zk:
             if zk.exists(f"/brokers/topics/{name}") is None:
                 raise ClusterError(f"there is no topic {name!r} to delete")
-            try:
+            with contextlib.suppress(NodeExistsError):  # asked for before, and under way
                 zk.create(f"/admin/delete_topics/{name}", b"", makepath=True)
-            except NodeExistsError:
-                pass  # asked for before, and under way
 
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
         with zookeeper_client(self._hosts) as zk:
@@ -96,7 +94,7 @@ class KraftTopics:
             growth = {"count": max(added) + 1, "assignments": [list(added[p]) for p in sorted(added)]}
             admin.create_partitions({name: growth}, timeout_ms=30_000)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _admin(self) -> Iterator[Any]:
         from kafka.admin import KafkaAdminClient
         from kafka.errors import KafkaError
@@ -110,7 +108,7 @@ class KraftTopics:
             admin.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def zookeeper_client(hosts: str, timeout_s: float = 15.0) -> Iterator[Any]:
     """A connected kazoo client for one errand. Raises ClusterError when no node answers."""
     from kazoo.client import KazooClient

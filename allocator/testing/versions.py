@@ -64,11 +64,13 @@ def _release(version: str, scala: str, *extra: str, kraft: bool = False, oldest_
 
 _JAXB = "javax.xml.bind:jaxb-api:2.3.1"  # left Java with 11; these two versions still ask for it
 
+_SNAPPY = "org.xerial.snappy:snappy-java:1.1.1.7"  # the version of 0.8.1.1 finds no native code on Java 11 and up
+
 KAFKA: Mapping[str, Release] = MappingProxyType(
     {
         release.version: release
         for release in (
-            _release("0.8.1.1", "2.10"),
+            _release("0.8.1.1", "2.10", _SNAPPY),
             _release("0.8.2.2", "2.11"),
             _release("0.9.0.1", "2.11"),
             _release("0.10.2.2", "2.11", _JAXB),

@@ -48,7 +48,7 @@ async def wait_until_async(
     *,
     interval_s: float = 0.02,
 ) -> T:
-    """`wait_until` for the event loop; `predicate` may be a coroutine function, which then is cut off at the deadline."""
+    """`wait_until` for the event loop; a coroutine function as `predicate` is cut off at the deadline."""
     deadline = time.monotonic() + timeout_s
     value: object = _NOTHING
     while True:

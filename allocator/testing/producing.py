@@ -1,0 +1,216 @@
+"""Filling a topic, on any version, with any compression, in any record format that the brokers take.
+
+The Produce API (protocol guide) in its versions 0, 2 and 3, one for each record format, and 7 for zstd. What a broker
+speaks is asked of it, and one that hangs up on the question (0.8, 0.9) has answered it, too.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Optional, Union
+
+from .batches import CODECS, ProducedRecord, encode
+from .errors import ClusterError
+from .probe import Connection, Metadata, api_versions, metadata
+
+__all__ = ["Produced", "ProducedRecord", "produce"]
+
+Value = Optional[bytes]
+Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value, Optional[int]]]
+"""A value; or (key, value); or (key, value, partition); or a ProducedRecord."""
+
+_PRODUCE = 0
+_API_VERSION = {0: 0, 1: 2, 2: 3}  # of the record format
+_ZSTD_API_VERSION = 7  # KIP-110: refused in older requests
+_FLUSH_BYTES = 4 << 20
+_RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or elsewhere, timed out, replicas missing
+_FIRST_CODEC_FORMAT = {"zstd": 2}
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    records: Iterable[Produced],
+    *,
+    version: str | None = None,
+    compression: str | None = None,
+    magic: int | None = None,
+    batch_records: int = 5000,
+    batch_bytes: int = 512 << 10,
+    acks: int = -1,
+    timeout_s: float = 60.0,
+) -> dict[int, int]:
+    """Append the records and return, by partition, how many the brokers acknowledged; all were, or it raises.
+
+    Without a partition of its own a record goes where its key's hash says (as Java's and kafka-python's producers
+    do), and without a key records go round the partitions in turn. The order within a partition is kept. A record
+    may be there twice if a broker dies under it: what was not acknowledged is sent again.
+    compression: gzip, snappy, lz4 (0.8.2 and up) or zstd (2.1 and up). magic: the record format, by default the
+    newest that the brokers know. batch_records, batch_bytes: most that one batch holds. timeout_s: seconds for each
+    flush of some megabytes. version: not needed, saves one question.
+    Raises ClusterError saying which partition was refused and why, or not acknowledged in time.
+    """
+    if compression not in CODECS:
+        raise ClusterError(f"no compression {compression!r}; known: {', '.join(str(name) for name in CODECS)}")
+    link = _Link(bootstrap, topic, timeout_s)
+    try:
+        newest = _format_of(version) if version else link.newest_format()
+        chosen = newest if magic is None else magic
+        if chosen > newest or chosen < _FIRST_CODEC_FORMAT.get(compression or "", 0):
+            raise ClusterError(f"{bootstrap}: record format {chosen} with compression {compression} is not possible")
+        api = _ZSTD_API_VERSION if compression == "zstd" else _API_VERSION[chosen]
+        partitions = link.partitions()
+        counts: dict[int, int] = dict.fromkeys(partitions, 0)
+        waiting: dict[int, list[ProducedRecord]] = defaultdict(list)
+        sizes: dict[int, int] = defaultdict(int)
+        total = 0
+
+        def flush() -> None:
+            nonlocal total
+            now = int(time.time() * 1000)
+            link.send({p: encode(held, chosen, compression, now) for p, held in waiting.items()}, api, acks)
+            for partition, held in waiting.items():
+                counts[partition] += len(held)
+            waiting.clear()
+            sizes.clear()
+            total = 0
+
+        for number, item in enumerate(records):
+            record = _record(item)
+            partition = record.partition
+            if partition is None:
+                at = number if record.key is None else _hash(record.key)
+                partition = partitions[at % len(partitions)]
+            elif partition not in counts:
+                raise ClusterError(f"record {number}: topic {topic!r} has no partition {partition}")
+            size = len(record.key or b"") + len(record.value or b"") + 40
+            held = waiting[partition]
+            full = len(held) >= batch_records or sizes[partition] + size > batch_bytes
+            if (held and full) or total > _FLUSH_BYTES:
+                flush()
+                held = waiting[partition]
+            held.append(record)
+            sizes[partition] += size
+            total += size
+        if waiting:
+            flush()
+    finally:
+        link.close()
+    return {partition: count for partition, count in counts.items() if count}
+
+
+def _record(item: Produced) -> ProducedRecord:
+    if isinstance(item, ProducedRecord):
+        return item
+    return ProducedRecord(*item) if isinstance(item, tuple) else ProducedRecord(None, item)
+
+
+def _hash(key: bytes) -> int:
+    from kafka.partitioner import murmur2
+
+    return int(murmur2(key)) & 0x7FFFFFFF
+
+
+def _format_of(version: str) -> int:
+    number = tuple(int(part) for part in version.split("."))
+    return 0 if number < (0, 10) else 1 if number < (0, 11) else 2
+
+
+class _Link:
+    """The connections to the leaders of one topic, found anew when they fail."""
+
+    def __init__(self, bootstrap: str, topic: str, timeout_s: float) -> None:
+        self._bootstrap, self._topic, self._timeout_s = bootstrap, topic, timeout_s
+        self._known = Metadata()
+        self._open: dict[int, Connection] = {}
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def newest_format(self) -> int:
+        for address in self._bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            if metadata(int(port), host=host) is not None:
+                newest = (api_versions(int(port), host=host) or {}).get(_PRODUCE, (0, 0))[1]
+                return 2 if newest >= 3 else 1 if newest == 2 else 0
+        raise ClusterError(f"no broker of {self._bootstrap} can be reached; are they running?")
+
+    def partitions(self) -> list[int]:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            self._refresh()
+            if self._topic in self._known.topics:
+                return sorted(self._known.topics[self._topic])
+            self._pause(deadline, f"{self._bootstrap} knows no topic {self._topic!r}; create it first")
+
+    def send(self, sets: Mapping[int, bytes], api: int, acks: int) -> None:
+        """Until each partition's set is acknowledged. Raises ClusterError."""
+        deadline = time.monotonic() + self._timeout_s
+        left = dict(sets)
+        why = "no leader"
+        while True:
+            by_leader: dict[int, dict[int, bytes]] = defaultdict(dict)
+            for partition, data in left.items():
+                state = self._known.topics.get(self._topic, {}).get(partition)
+                if state is not None and state.leader is not None:
+                    by_leader[state.leader][partition] = data
+            for leader, mine in by_leader.items():
+                try:
+                    codes = self._exchange(leader, mine, api, acks)
+                except OSError as error:
+                    why = f"broker {leader}: {error}"
+                    connection = self._open.pop(leader, None)
+                    if connection is not None:
+                        connection.close()
+                    continue
+                for partition, code in codes.items():
+                    if code == 0:
+                        del left[partition]
+                    elif code in _RETRIABLE:
+                        why = f"broker {leader} answers error {code}"
+                    else:
+                        raise ClusterError(f"broker {leader} refused {self._topic!r}:{partition} with error {code}")
+            if not left:
+                return
+            self._pause(deadline, f"partitions {sorted(left)} of {self._topic!r} took no records: {why}")
+            self._refresh()
+
+    def _exchange(self, leader: int, sets: Mapping[int, bytes], api: int, acks: int) -> dict[int, int]:
+        if leader not in self._open:
+            if leader not in self._known.brokers:
+                raise ConnectionError("its address is not known")
+            host, port = self._known.brokers[leader]
+            self._open[leader] = Connection(host, port, self._timeout_s)
+        name = self._topic.encode()
+        body = [b"\xff\xff" if api >= 3 else b"", struct.pack(">hii", acks, int(self._timeout_s * 1000), 1)]
+        body += [struct.pack(">h", len(name)), name, struct.pack(">i", len(sets))]
+        for partition, data in sets.items():
+            body += [struct.pack(">ii", partition, len(data)), data]
+        reader = self._open[leader].ask(_PRODUCE, api, b"".join(body), answered=acks != 0)
+        if reader is None:
+            return dict.fromkeys(sets, 0)
+        codes = {}
+        for _ in range(reader.int32()):
+            reader.text()
+            for _ in range(reader.int32()):
+                partition, code = reader.int32(), reader.int16()
+                reader.skip(8 + (8 if api >= 2 else 0) + (8 if api >= 5 else 0))  # base offset, append time, log start
+                codes[partition] = code
+        return codes
+
+    def _refresh(self) -> None:
+        for address in self._bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            known = metadata(int(port), 2.0, host=host)
+            if known is not None and known.brokers:
+                self._known = known
+                return
+
+    def _pause(self, deadline: float, complaint: str) -> None:
+        if time.monotonic() >= deadline:
+            raise ClusterError(f"{complaint} (waited {self._timeout_s:g} s)")
+        time.sleep(0.05)

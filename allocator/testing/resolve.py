@@ -90,11 +90,15 @@ def _run(command: list[str], arrived: str, on_file: OnFile, env: dict[str, str])
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.strip())
-            if arrived in line:
-                files += 1
-                on_file(files)
+        try:
+            for line in process.stdout:
+                lines.append(line.strip())
+                if arrived in line:
+                    files += 1
+                    on_file(files)
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode:
         raise JarsUnavailable(_reason(lines) or f"ended with code {process.returncode}")
 

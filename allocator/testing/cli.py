@@ -1,0 +1,122 @@
+"""`allocator cluster`: real servers from a shell, as the fixtures start them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Optional
+
+import click
+
+from ..errors import AllocatorError
+from .base import Cluster
+
+__all__ = ["cluster"]
+
+
+class _Asked(Exception):
+    """SIGINT or SIGTERM came: not an error, the way out of whatever was going on."""
+
+
+@click.group()
+def cluster() -> None:
+    """Real Kafka and ZooKeeper on this machine, for trying things out."""
+
+
+@cluster.command()
+@click.option("--kafka", default="3.9.1", show_default=True, help='Version of Kafka; "none" for ZooKeeper alone.')
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(min=1), help="How many brokers.")
+@click.option("--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="How many ZooKeepers.")
+@click.option("--directory", type=click.Path(file_okay=False), help="Keep data and logs there; else they are removed.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of server.properties.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
+def up(
+    kafka: str, brokers: int, zookeepers: int, directory: Optional[str], settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Start a cluster, print how to connect, run until Ctrl-C or SIGTERM, then take it down."""
+    from .cluster import LocalCluster
+
+    config = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
+        config[key] = value
+    with _told_to_stop(), _errors_as_text():
+        version = None if kafka == "none" else kafka
+        with LocalCluster(version, brokers, zookeepers, broker_config=config, directory=directory) as running:
+            click.echo(json.dumps(_described(running)) if as_json else _text(running))
+            sys.stdout.flush()
+            try:
+                while True:
+                    signal.pause()
+            except _Asked:
+                click.echo("stopping", err=True)
+
+
+@cluster.command()
+@click.argument("versions", nargs=-1, metavar="VERSION...")
+def fetch(versions: tuple[str, ...]) -> None:
+    """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
+    from .jars import jar_directory
+    from .java import find_java
+    from .versions import KAFKA, ZOOKEEPER, kafka_release
+
+    with _told_to_stop(), _errors_as_text():
+        wanted = [kafka_release(version).jars for version in versions or KAFKA]
+        java = find_java()
+        for jars in (ZOOKEEPER, *wanted):
+            click.echo(f"{jars.what}: {jar_directory(jars, java)}")
+
+
+def _described(running: Cluster) -> dict[str, object]:
+    return {
+        "kafka": running.version or None,
+        "bootstrap": running.bootstrap,
+        "zookeeper": running.zookeeper,
+        "nodes": [
+            {"kind": node.kind, "id": node.id, "port": node.port, "pid": node.pid, "directory": str(node.directory)}
+            for node in running.nodes
+        ],
+    }
+
+
+def _text(running: Cluster) -> str:
+    lines = []
+    if running.version:
+        lines.append(f"Kafka {running.version}: {running.bootstrap}")
+    if running.zookeeper:
+        lines.append(f"ZooKeeper: {running.zookeeper}")
+    lines += [f"  {node.kind} {node.id}: pid {node.pid}, logs in {node.directory}" for node in running.nodes]
+    return "\n".join([*lines, "Ctrl-C takes it down."])
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM raise `_Asked`, once: an impatient second Ctrl-C must not stop the stopping."""
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Asked
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except _Asked:
+        raise click.exceptions.Exit(130) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _errors_as_text() -> Iterator[None]:
+    try:
+        yield
+    except AllocatorError as error:
+        raise click.ClickException(str(error)) from error

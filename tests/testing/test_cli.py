@@ -1,0 +1,92 @@
+"""`allocator cluster`, as a person at a shell meets it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from allocator.testing import wait_until
+from allocator.testing.probe import metadata, zookeeper_mode
+
+COMMAND = [sys.executable, "-c", "from allocator.testing.cli import cluster; cluster()"]
+
+
+def run(*arguments, **options):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, **options)
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_the_cluster_down(number):
+    with started("up", "--kafka", "0.8.2.2", "--json") as process:
+        told = json.loads(process.stdout.readline())
+        assert told["kafka"] == "0.8.2.2"
+        assert told["bootstrap"] == ",".join(
+            f"127.0.0.1:{node['port']}" for node in told["nodes"] if node["kind"] == "Kafka broker"
+        )
+        assert metadata(int(told["bootstrap"].rpartition(":")[2])) is not None
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    for node in told["nodes"]:
+        assert gone(node["pid"])
+        assert not os.path.exists(node["directory"])
+
+
+def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path):
+    with started("up", "--directory", str(tmp_path)) as process:
+        wait_until(lambda: list(tmp_path.glob("kafka-0/output.log")), 30, "the broker to be launched")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in listed
+
+
+def test_zookeeper_alone_in_words():
+    with started("up", "--kafka", "none") as process:
+        first = process.stdout.readline()
+        assert first.startswith("ZooKeeper: 127.0.0.1:")
+        assert zookeeper_mode(int(first.strip().rpartition(":")[2])) == "standalone"
+
+
+def test_an_unknown_version_names_the_known_ones():
+    done = run("up", "--kafka", "0.7")
+    assert done.returncode == 1
+    assert "0.8.2.2, 0.9.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_setting_without_a_value_is_refused():
+    done = run("up", "--set", "log.retention.ms")
+    assert done.returncode == 2
+    assert "is not KEY=VALUE" in done.stderr
+
+
+def test_fetch_says_where_the_jars_are():
+    done = run("fetch", "0.8.2.2")
+    assert done.returncode == 0, done.stderr
+    places = [line.partition(": ")[2] for line in done.stdout.splitlines()]
+    assert [os.path.basename(place) for place in places] == ["zookeeper-3.8.4", "kafka-0.8.2.2"]
+    assert os.path.exists(os.path.join(places[1], "kafka_2.11-0.8.2.2.jar"))

@@ -327,12 +327,15 @@ class KafkaClient:
         """As `send`, to the least busy broker; to the next one when it cannot be reached."""
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         last: AllocatorError | None = None
-        for key in self._candidates():
+        candidates = self._candidates()
+        for n, key in enumerate(candidates):
             remaining = deadline - time.monotonic()
             if last is not None and remaining <= 0:
                 break
+            # one that hangs must leave time for the others
+            patience = min(remaining, max(CONNECT_TIMEOUT_S, remaining / (len(candidates) - n)))
             try:
-                return await self.send(key, request, remaining)
+                return await self.send(key, request, patience)
             except BrokerError as exc:
                 if not exc.retriable:
                     raise

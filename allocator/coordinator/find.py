@@ -1,0 +1,85 @@
+"""Which broker coordinates a group, for as long as that holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from allocator.coordinator.reactions import FIND, Reaction, react
+from allocator.errors import BrokerError
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.kafka_errors import for_code
+
+__all__ = ["Coordinator"]
+
+log = logging.getLogger(__name__)
+
+MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks for its own
+
+
+class Coordinator:
+    """The coordinator of `group`: found when needed, forgotten when it moved or died.
+
+    Before 0.8.2 there is none: any broker takes the offsets, to ZooKeeper (`ask` sends to the least busy one).
+    """
+
+    def __init__(self, client: KafkaClient, group: str, retry_backoff_s: float) -> None:
+        self._client = client
+        self._group = group
+        self._retry_backoff_s = retry_backoff_s
+        self._node: int | None = None
+        self._finding: asyncio.Lock | None = None
+
+    @property
+    def node(self) -> int | None:
+        """Node id, if it is known."""
+        return self._node
+
+    async def ask(self, request: Any, deadline: float) -> Any:
+        """The coordinator's answer to `request`. Raises `BrokerError`, and looks for the coordinator anew after it."""
+        if self._client.api_version(FindCoordinatorRequest) is None:
+            return await self._client.send_any(request, self._timeout(deadline))
+        node = await self._find(deadline)
+        try:
+            return await self._client.send(node, request, self._timeout(deadline))
+        except BrokerError:
+            self.forget(node)
+            raise
+
+    def forget(self, node: int | None = None) -> None:
+        """Find it again before the next request, unless another one than `node` was found meanwhile."""
+        if node is None or node == self._node:
+            self._node = None
+
+    def _timeout(self, deadline: float) -> float:
+        return max(0.1, min(self._client.request_timeout_s, deadline - time.monotonic()))
+
+    async def _find(self, deadline: float) -> int:
+        if self._finding is None:
+            self._finding = asyncio.Lock()
+        async with self._finding:
+            while self._node is None:
+                try:
+                    self._node = await self._ask_once(deadline)
+                except BrokerError as exc:
+                    if not exc.retriable or time.monotonic() >= deadline:
+                        raise
+                    log.debug("group %s: no coordinator yet: %s", self._group, exc)
+                    await asyncio.sleep(self._retry_backoff_s)
+            return self._node
+
+    async def _ask_once(self, deadline: float) -> int:
+        # `key_type` 0 (a group) is the default and does not exist in v0
+        request = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
+        response = await self._client.send_any(request, self._timeout(deadline))
+        if response.error_code:
+            error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
+            error.retriable = react(FIND, response.error_code) is Reaction.RETRY
+            raise error
+        log.info("group %s: coordinator is broker %s", self._group, response.node_id)
+        self._client.note_broker(response.node_id, response.host, response.port)
+        return int(response.node_id)

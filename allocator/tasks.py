@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Scope"]
+__all__ = ["Scope", "happens"]
 
 T = TypeVar("T")
 
@@ -68,3 +68,18 @@ class Scope:
         error = task.exception()
         if error is not None and self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
+
+
+async def happens(event: asyncio.Event, within_s: float | None) -> bool:
+    """Waits for an event up to `within_s` seconds (None: for ever) and says whether it came.
+
+    Before Python 3.12 `asyncio.wait_for` forgets a cancellation that meets the event, and its task then never ends.
+    """
+    if event.is_set():
+        return True
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiter}, timeout=within_s)
+        return event.is_set()
+    finally:
+        waiter.cancel()

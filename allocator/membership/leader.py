@@ -63,6 +63,7 @@ class Leader:
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._document: tuple[Document | None, int] | None = None
+        self._last: Document | None = None
         self._computed_from: object = None
         self._counts: dict[str, int] = {}
         self._missing: set[str] = set()
@@ -163,6 +164,8 @@ class Leader:
             )
         if successor is not None:
             await self._write(successor, version)
+            if successor.waiting:
+                self._changed.set()  # once more: the claims of those it waits for are not watched yet
 
     async def _recompute(
         self, names: list[str], document: Document, version: int
@@ -243,7 +246,7 @@ class Leader:
         if document is None:
             names = in_join_order(await self._names.get())
             claims = await self._claims_of(names)
-            document = adopt({member: claim for member, claim in claims.items() if claim is not None})
+            document = adopt(claims, self._last)
             self._computed_from = None
             self._group_changed = True
         return document, version
@@ -252,6 +255,7 @@ class Leader:
         self._document = None
         new_version = await self._store.write_document(document, version)
         self._document = document, new_version
+        self._last = document
         log.info(
             "%s: generation %d revision %d (%s): %d members own %d partitions, %d on the move%s",
             self._store.paths.group,

@@ -79,16 +79,18 @@ def advance(
     return next_document.but(revision=revision)
 
 
-def adopt(claims: Mapping[str, Claim], revision: int = 0) -> Document:
+def adopt(claims: Mapping[str, Claim], last: Document | None = None) -> Document:
     """A document to start from when the znode is missing or unreadable: who claims a partition keeps it.
 
-    `revision` is one that is known to have been used, 0 if none is. Safe because a member adds to its claim only in
-    one transaction with a check of the document that allowed it: after the claims are read none can appear that
-    rests on the lost document.
+    `last` is the newest one that the caller has seen, so that numbers go on growing. Safe because a member adds to
+    its claim only in one transaction with a check of the document that allowed it: after the claims are read none
+    can appear that rests on the lost document.
     """
-    newest = max((claim.revision for claim in claims.values()), default=0)
+    last = last or Document()
     return Document(
-        revision=max(newest, revision), owners={member: claim.held for member, claim in claims.items() if claim.held}
+        generation=max([last.generation, *(claim.generation for claim in claims.values())]),
+        revision=max([last.revision, *(claim.revision for claim in claims.values())]),
+        owners={member: claim.held for member, claim in claims.items() if claim.held},
     )
 
 

@@ -165,14 +165,27 @@ class Claim:
     revision: int
     """Revision of the newest document that the member has acted on."""
     held: Parts = NONE
+    generation: int = 0
+    """Generation of that document."""
 
     def encode(self) -> bytes:
-        return _deflate({"format": FORMAT, "revision": self.revision, "held": to_ranges(self.held)})
+        return _deflate(
+            {
+                "format": FORMAT,
+                "revision": self.revision,
+                "generation": self.generation,
+                "held": to_ranges(self.held),
+            }
+        )
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Claim:
         doc = _inflate(path, data)
-        return cls(_number(path, "revision", doc.get("revision")), from_ranges(path, doc.get("held")))
+        return cls(
+            _number(path, "revision", doc.get("revision")),
+            from_ranges(path, doc.get("held")),
+            _number(path, "generation", doc.get("generation")),
+        )
 
 
 @dataclass(frozen=True)

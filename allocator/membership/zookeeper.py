@@ -30,7 +30,7 @@ from allocator.membership.lease import Lease, boot_clock
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
-from allocator.tasks import Scope
+from allocator.tasks import Scope, happens
 from allocator.wire.zookeeper import (
     BadVersion,
     ConnectionLost,
@@ -280,8 +280,7 @@ class ZooKeeperMembership:
                 stat = await self._zk.exists(path)
             except ConnectionLost:
                 # the state change says what has happened; on reconnect it wakes us
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._read_again.wait(), 0.2)
+                await happens(self._read_again, 0.2)
                 continue
             if stat is None:
                 raise _Lost("its znode was deleted")
@@ -290,8 +289,7 @@ class ZooKeeperMembership:
             self._renew(started)
             pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
             if pause > 0:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._read_again.wait(), pause)
+                await happens(self._read_again, pause)
 
     async def _first_lease(self) -> None:
         while not self.lease.valid:
@@ -398,7 +396,7 @@ class ZooKeeperMembership:
         if gained:
             await self._gain(gained, document, version)
         elif self._must_write(document):
-            await self._write_claim(Claim(document.revision, self._held | self._draining))
+            await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
     def _release(self, partitions: Parts, scope: Scope) -> None:
         if partitions:
@@ -407,7 +405,7 @@ class ZooKeeperMembership:
             scope.start(self._drain(partitions), "drain")
 
     async def _gain(self, gained: Parts, document: Document, version: int) -> None:
-        claim = Claim(document.revision, self._held | self._draining | gained)
+        claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
             # the check makes sure that a newer assignment, which we have not read, gave none of them away
             await self._zk.multi(

@@ -21,6 +21,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
+from allocator.tasks import happens
 
 __all__ = [
     "BadVersion",
@@ -179,18 +180,9 @@ class ZooKeeper:
         client.add_listener(self._from_kazoo_state)
         client.start_async()
         try:
-            await asyncio.wait_for(self._connected.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            await self.close()
-            if self._auth_failed:
-                why = "it refused our credentials"
-            else:
-                why = f"no node answered within {timeout_s} s; is it running, and is the address right?"
-            raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}") from None
-        except asyncio.CancelledError:
-            await self.close()
-            raise
-        try:
+            if not await happens(self._connected, timeout_s):
+                why = "it refused our credentials" if self._auth_failed else f"no node answered within {timeout_s} s"
+                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}; is it running, is the address right?")
             if self.chroot:
                 await self._ensure(self.chroot)
         except BaseException:
@@ -263,14 +255,10 @@ class ZooKeeper:
 
     async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Names, in no order."""
-        names = await self._call(
-            "get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch))
-        )
+        names = await self._call("get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch)))
         return list(names)
 
-    async def create(
-        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
-    ) -> str:
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
         """Creates one znode whose parent exists; returns its path, with the sequence number if any."""
         made: str = await self._call(
             "create", path, lambda c, p: c.create_async(p, data, ephemeral=ephemeral, sequence=sequence)

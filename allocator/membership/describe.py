@@ -1,0 +1,93 @@
+"""What a group looks like from outside; joins nothing and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from allocator.membership.store import Store
+from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.types import TopicPartition
+from allocator.wire.zookeeper import NoZnode, ZooKeeper
+
+__all__ = ["GroupState", "describe", "list_groups"]
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """One group at about one moment."""
+
+    group: str
+    members: Mapping[str, MemberInfo]
+    """In join order; the first one leads."""
+    claims: Mapping[str, Claim]
+    document: Document | None
+    problems: tuple[str, ...] = field(default=())
+    """What is wrong with the znodes, or what the leader reports."""
+
+    @property
+    def leader(self) -> str | None:
+        return next(iter(self.members), None)
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.document is None else self.document.generation
+
+    @property
+    def owners(self) -> dict[TopicPartition, str]:
+        """Who claims each partition, which is who processes it (a partition on the move may be nobody's)."""
+        return {p: member for member, claim in self.claims.items() for p in claim.held}
+
+    @property
+    def assigned(self) -> Parts:
+        """Every partition that the assignment gives to somebody, now or as soon as it is released."""
+        if self.document is None:
+            return frozenset()
+        return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
+
+
+async def list_groups(zk: ZooKeeper, root: str = "/allocator") -> list[str]:
+    """The groups under a root, by name."""
+    try:
+        return sorted(await zk.get_children(root))
+    except NoZnode:
+        return []
+
+
+async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> GroupState | None:
+    """The group's state, None if there is no such group. What cannot be read is listed in `problems`."""
+    store = Store(zk, Paths(root, group))
+    problems: list[str] = []
+    try:
+        names = await store.member_names()
+    except NoZnode:
+        return None
+    for name in set(names) - set(in_join_order(names)):
+        problems.append(f"znode {store.paths.member(name)} is not a member of ours")
+    members: dict[str, MemberInfo] = {}
+    claims: dict[str, Claim] = {}
+
+    async def read(name: str) -> None:
+        try:
+            info, claim = await store.member(name), await store.claim(name)
+        except Rubbish as error:
+            problems.append(str(error))
+            return
+        if info is not None:
+            members[name] = info
+        if claim is not None:
+            claims[name] = claim
+
+    await asyncio.gather(*(read(name) for name in in_join_order(names)))
+    document = None
+    try:
+        document, _ = await store.document()
+    except Rubbish as error:
+        problems.append(str(error))
+    if document is not None:
+        if document.problem:
+            problems.append(f"the leader keeps the old assignment: {document.problem}")
+        problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
+    ordered = {name: members[name] for name in in_join_order(members)}
+    return GroupState(group, ordered, claims, document, tuple(problems))

@@ -1,0 +1,105 @@
+"""The user's function: found by text, and called in the way it was written."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tornado import gen
+
+from allocator.errors import ConfigError
+
+__all__ = ["Handler", "HandlerMisuse", "load_handler"]
+
+
+class HandlerMisuse(ConfigError):
+    """A handler cannot be called the way it is written; trying again does not help."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function and how it is called.
+
+    A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other runs in a thread,
+    so that one that blocks holds up its own partition only, neither the loop nor the lease.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    by_batch: bool = False
+    """Called with whole batches instead of records."""
+
+    @property
+    def on_loop(self) -> bool:
+        return is_coroutine(self.function)
+
+    def call(self, argument: Any) -> Awaitable[Any]:
+        """Only for those that run on the loop."""
+        result: Awaitable[Any] = self.function(argument)
+        return result
+
+    def call_plain(self, argument: Any) -> None:
+        """Only for those that run in a thread."""
+        result = self.function(argument)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise HandlerMisuse(
+                f"handler {self.name!r} is a plain function that returned an awaitable, so nothing was done; "
+                "write it with `async def`, or let it return nothing"
+            )
+
+
+def is_coroutine(function: Any) -> bool:
+    """Whether calling it gives something to await, as far as it shows."""
+    return any(
+        inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
+
+
+def load_handler(target: str, mode: str = "record") -> Handler:
+    """The function at "package.module:function"; a class is called without arguments first.
+
+    Modules in the current directory are found. Raises ConfigError that says what is missing.
+    """
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"handler {target!r}: write 'package.module:function'")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")  # a console script starts without it, `python -m` with it
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the module's own code
+        raise ConfigError(f"handler {target!r}: module {module_name!r} does not import: {error!r}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [name for name in vars(found) if not name.startswith("_")], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"handler {target!r}: {module_name!r} has no {path!r}{hint}")
+        found = getattr(found, part)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:  # a constructor of the user's
+            raise ConfigError(f"handler {target!r}: its class cannot be called without arguments: {error!r}") from error
+    if not callable(found):
+        raise ConfigError(f"handler {target!r} is {type(found).__name__}, not something to call")
+    _check_signature(found, target, mode)
+    return Handler(target, found, by_batch=mode == "batch")
+
+
+def _check_signature(function: Any, target: str, mode: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # builtins may not show theirs; the first call tells
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise ConfigError(f"handler {target!r} takes {signature}; it is called with one argument, the {mode}") from None

@@ -1,0 +1,55 @@
+"""Telling systemd how we are (the protocol of sd_notify(3)); nothing happens where it did not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+__all__ = ["Notifier"]
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Sends states such as "READY=1" to the socket named by NOTIFY_SOCKET.
+
+    Never raises and never blocks: a service manager that does not listen is not our failure.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        self.watchdog_s = _watchdog(environ)
+        """Seconds within which systemd wants to hear from us, None if it does not."""
+
+    def tell(self, *states: str) -> None:
+        """Send states, one datagram."""
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.sendto("\n".join(states).encode(), address)
+        except OSError as error:
+            log.debug("NOTIFY_SOCKET %s: %s", self._address, error)
+
+    async def keep_alive(self) -> None:
+        """Feeds the watchdog as long as the loop turns; returns at once where there is none."""
+        while self.watchdog_s is not None:
+            self.tell("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog_s / 2)
+
+
+def _watchdog(environ: Mapping[str, str]) -> float | None:
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None  # meant for another process
+    with contextlib.suppress(ValueError):
+        microseconds = int(environ.get("WATCHDOG_USEC", ""))
+        if microseconds > 0:
+            return microseconds / 1e6
+    return None

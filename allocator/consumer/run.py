@@ -1,0 +1,127 @@
+"""The process around the daemon: signals, logs, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from allocator.assign import resolve
+from allocator.consumer import logs
+from allocator.consumer.config import Config
+from allocator.consumer.consumer import Consumer
+from allocator.consumer.daemon import Daemon, DaemonSettings
+from allocator.consumer.dead_letter import DeadLetterTopic
+from allocator.consumer.handlers import Handler, load_handler
+from allocator.consumer.lanes import Retries
+from allocator.consumer.listener import RebalanceListener
+from allocator.consumer.notify import Notifier
+from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
+
+__all__ = ["CLEAN", "ERROR", "HANDLER_FAILED", "SETTINGS", "check", "run"]
+
+log = logging.getLogger(__name__)
+
+CLEAN = 0  # stopped by a signal: drained, committed, left
+ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
+SETTINGS = 2  # settings, the handler or an allocator function cannot be used; nothing was touched
+HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
+# a second signal: 128 + its number, nothing drained
+
+
+def check(config: Config) -> Handler:
+    """Everything that can be found out without connecting. Raises ConfigError or AssignorError."""
+    handler = load_handler(config.handler.target, config.handler.mode)
+    for assignor in config.group.assignor:
+        resolve(assignor)
+    return handler
+
+
+def run(config: Config) -> int:
+    """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine."""
+    logs.configure(config.log.level, config.log.format)
+    try:
+        handler = check(config)
+    except (AssignorError, ConfigError) as error:
+        log.error("%s", error)
+        return SETTINGS
+    daemon = _daemon(config, handler)
+    code = asyncio.run(_until_signal(daemon))
+    if daemon.stuck:
+        # the interpreter waits for threads at its end, and this one was waited for long enough
+        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
+        _exit_now(code)
+    return code
+
+
+def _daemon(config: Config, handler: Handler) -> Daemon:
+    settings = config.handler
+    dead_letters = None
+    if settings.dead_letter_topic is not None:
+        dead_letters = DeadLetterTopic(
+            settings.dead_letter_topic,
+            ",".join(config.kafka.brokers),
+            config.group.name,
+            security=config.kafka.security(),
+        )
+
+    def consumer(listener: RebalanceListener) -> Consumer:
+        return Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener)
+
+    return Daemon(
+        consumer,
+        handler,
+        DaemonSettings(
+            concurrency=settings.concurrency,
+            queue_batches=settings.queue_batches,
+            retries=Retries(settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s),
+            drain_timeout_s=settings.drain_timeout_s,
+            commit_interval_s=config.commit.interval_s,
+        ),
+        dead_letters=dead_letters,
+        notifier=Notifier(),
+    )
+
+
+async def _until_signal(daemon: Daemon, exit_now: Callable[[int], Any] | None = None) -> int:
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        received.append(number)
+        if len(received) > 1:
+            log.warning("second signal, %s: stopping at once; what was handled and not committed comes again", name)
+            (exit_now or _exit_now)(128 + number)
+        else:
+            log.info("%s: draining; a second signal stops at once", name)
+            daemon.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await daemon.run()
+    except HandlerFailed as error:
+        log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
+        return HANDLER_FAILED
+    except (AssignorError, ConfigError) as error:
+        log.error("%s", error)
+        return SETTINGS
+    except AllocatorError as error:
+        log.error("%s", error)
+        return ERROR
+    except Exception:
+        log.exception("stopped by an error that nobody foresaw")
+        return ERROR
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    return CLEAN
+
+
+def _exit_now(code: int) -> None:
+    logging.shutdown()
+    os._exit(code)

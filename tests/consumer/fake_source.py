@@ -1,0 +1,198 @@
+"""A consumer without servers: logs, positions and committed offsets in memory, rebalances at the test's word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from allocator.consumer.listener import RebalanceListener
+from allocator.errors import AllocatorError, CommitFailed, NotOwned
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
+
+
+class Batch:
+    """Some records of one partition; `next_offset` may lie beyond the last."""
+
+    def __init__(self, records: list[Record], next_offset: int) -> None:
+        self.topic, self.partition = records[0].topic, records[0].partition
+        self.base_offset = records[0].offset
+        self.next_offset = next_offset
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+
+class Cluster:
+    """What outlives a consumer."""
+
+    def __init__(self, partitions: int = 1, records: int = 10, topic: str = "t", markers: int = 0) -> None:
+        self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
+        self.logs = {p: [_record(p, offset) for offset in range(records)] for p in self.partitions}
+        self.markers = markers
+        """Offsets after the last record that hold none."""
+        self.committed: dict[TopicPartition, int] = {}
+        self.commits: list[dict[TopicPartition, int]] = []
+
+    def end(self, partition: TopicPartition) -> int:
+        return len(self.logs[partition]) + self.markers
+
+    def ends(self) -> dict[TopicPartition, int]:
+        return {partition: self.end(partition) for partition in self.partitions}
+
+
+class FakeSource:
+    """The part of `Consumer` that the daemon uses, with the same promises."""
+
+    def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
+        self.cluster = cluster
+        self.batch_size = batch_size
+        self.listener = RebalanceListener()
+        self.events: list[str] = []
+        self.active = True
+        self.commit_error: AllocatorError | None = None
+        self.feed_error: AllocatorError | None = None
+        self.start_error: AllocatorError | None = None
+        self.assign_at_start = frozenset(cluster.partitions)
+        self.positions: dict[TopicPartition, int] = {}
+        self.reached: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.draining: set[TopicPartition] = set()
+        self.closed = False
+        self._turn = 0
+        self._changed = asyncio.Event()
+
+    def __call__(self, listener: RebalanceListener) -> FakeSource:
+        self.listener = listener
+        return self
+
+    # -- at the test's word --------------------------------------------------------------------------------------
+
+    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        gained = frozenset(partitions)
+        for partition in gained:
+            # like `Consumer`: goes on after what it has handed out, if that is further
+            start = max(self.cluster.committed.get(partition, 0), self.reached.get(partition, 0))
+            self.positions[partition] = start
+            self.paused.discard(partition)
+        await self._tell(self.listener.on_partitions_assigned, gained)
+        self._changed.set()
+
+    async def revoke(self, partitions: Iterable[TopicPartition]) -> None:
+        going = frozenset(partitions)
+        self.draining |= going
+        await self._tell(self.listener.on_partitions_revoked, going)
+        self._drop(going)
+
+    async def lose(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = frozenset(partitions)
+        self._drop(gone)
+        await self._tell(self.listener.on_partitions_lost, gone)
+
+    async def fail_fetching(self, error: AllocatorError) -> None:
+        self.feed_error = error
+        self._changed.set()
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self.draining.discard(partition)
+            self.positions.pop(partition, None)
+
+    async def _tell(self, callback: Callable[[Any], Any], partitions: Any) -> None:
+        self.events.append(callback.__name__)
+        await callback(partitions)
+
+    # -- what the daemon calls -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self.events.append("start")
+        if self.start_error is not None:
+            raise self.start_error
+        await self.assign(self.assign_at_start)
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        await self.revoke(list(self.positions))
+        self.events.append("close")
+
+    async def getbatch(self, timeout_s: float | None = None) -> Any:
+        while True:
+            error, self.feed_error = self.feed_error, None
+            if error is not None:
+                raise error
+            batch = self._next() if self.active else None
+            if batch is not None:
+                await asyncio.sleep(0)
+                return batch
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _next(self) -> Batch | None:
+        owned = sorted(self.positions)
+        for step in range(len(owned)):
+            partition = owned[(self._turn + step) % len(owned)]
+            start = self.positions[partition]
+            records = self.cluster.logs[partition][start : start + self.batch_size]
+            if not records or partition in self.paused or partition in self.draining:
+                continue
+            self._turn += step + 1
+            end = records[-1].offset + 1
+            if end == len(self.cluster.logs[partition]):
+                end = self.cluster.end(partition)
+            self.positions[partition] = self.reached[partition] = end
+            return Batch(records, end)
+        return None
+
+    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        assert offsets
+        await asyncio.sleep(0)
+        self._must_own(offsets)
+        if self.commit_error is not None:
+            raise self.commit_error
+        if not self.active:
+            raise CommitFailed("suspended")
+        self.events.append("commit")
+        self.cluster.commits.append(dict(offsets))
+        self.cluster.committed.update(offsets)
+
+    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        await asyncio.sleep(0)
+        offset = self.cluster.committed.get(partition)
+        return None if offset is None else OffsetAndMetadata(offset, "", -1)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._must_own([partition])
+        self.positions[partition] = self.reached[partition] = offset
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._must_own(partitions)
+        self.paused.update(partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._must_own(partitions)
+        self.paused.difference_update(partitions)
+        self._changed.set()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self.positions)
+
+    def may_act(self) -> bool:
+        return self.active
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def _must_own(self, partitions: Iterable[TopicPartition]) -> None:
+        foreign = [partition for partition in partitions if partition not in self.positions]
+        if foreign:
+            raise NotOwned(f"not ours: {foreign}")
+
+
+def _record(partition: TopicPartition, offset: int) -> Record:
+    return Record(*partition, offset, 1000 + offset, 0, b"k", b"%d" % offset, [])

@@ -1,0 +1,63 @@
+"""How many bytes may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from allocator.fetch.feed import Feed
+
+__all__ = ["Budget"]
+
+# the least worth asking an old broker for, which cannot fill an answer from whichever partition has records
+LEAST_OLD: Final = 1 << 16
+
+
+class Budget:
+    """What is held (`held`) and what may still come (`reserved`) of `prefetch_bytes`.
+
+    Guarantee: their sum stays within it, but for single record batches that are larger than what was asked for, which
+    nothing else can bring.
+    """
+
+    def __init__(self, *, prefetch_bytes: int, max_bytes: int, max_partition_bytes: int) -> None:
+        self.prefetch_bytes = prefetch_bytes
+        self.max_bytes = max_bytes
+        self.max_partition_bytes = min(max_partition_bytes, prefetch_bytes)
+        self.held = 0
+        self.reserved = 0
+        # what a partition may hold before it is asked for again; set with the number of partitions
+        self.share = prefetch_bytes
+
+    def divide(self, partitions: int) -> None:
+        self.share = max(1, self.prefetch_bytes // max(1, partitions))
+
+    def room(self, leaders: int, idle: int, reclaim: Callable[[int], int]) -> int | None:
+        """Bytes that one answer may have now; None if it is not worth asking.
+
+        `leaders` share the room; `idle` of them have nothing under way. `reclaim` is asked to give back what is
+        missing and returns what it gave.
+        """
+        worth = min(self.max_partition_bytes, max(1, self.prefetch_bytes // (2 * max(1, leaders))))
+        free = self.prefetch_bytes - self.held - self.reserved
+        if free < worth:
+            free += reclaim(worth - free)
+        if free < worth:
+            return None
+        return min(self.max_bytes, max(worth, free // max(1, idle)))
+
+    def sizes(self, wanting: list[Feed], room: int, *, bounded: bool) -> list[tuple[Feed, int]]:
+        """How much to ask of each partition; all of them if the broker bounds the answer by itself."""
+        most = min(self.max_partition_bytes, room)
+        if bounded:
+            return [(feed, most) for feed in wanting]
+        # an old broker sends as much as it is asked for of each, so the parts together must fit
+        each = min(most, max(room // len(wanting), LEAST_OLD))
+        asked: list[tuple[Feed, int]] = []
+        for feed in wanting:
+            size = max(each, feed.need)
+            # a record larger than all the room has to come alone
+            if size <= room or not asked:
+                asked.append((feed, size))
+                room -= size
+        return asked

@@ -1,1 +1,50 @@
-"""Exclusive partition ownership for Kafka consumers."""
+"""Exclusive partition ownership for Kafka consumers, through ZooKeeper, from Kafka 0.8 to 4.x.
+
+    from allocator import Consumer          # the modern surface
+    from allocator import GroupedConsumer   # kiel's names: change the import, keep the service
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allocator.consumer.consumer import Consumer
+    from allocator.consumer.grouped import GroupedConsumer
+    from allocator.consumer.listener import RebalanceListener
+    from allocator.errors import AllocatorError
+    from allocator.fetch.batch import Batch
+    from allocator.types import OffsetAndMetadata, Record, TopicPartition
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AllocatorError": "allocator.errors",
+    "Batch": "allocator.fetch.batch",
+    "Consumer": "allocator.consumer.consumer",
+    "GroupedConsumer": "allocator.consumer.grouped",
+    "OffsetAndMetadata": "allocator.types",
+    "RebalanceListener": "allocator.consumer.listener",
+    "Record": "allocator.types",
+    "TopicPartition": "allocator.types",
+}
+
+__all__ = [
+    "AllocatorError",
+    "Batch",
+    "Consumer",
+    "GroupedConsumer",
+    "OffsetAndMetadata",
+    "RebalanceListener",
+    "Record",
+    "TopicPartition",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # the pytest plugin and the command line import this package: they must not pay for Kafka and ZooKeeper
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

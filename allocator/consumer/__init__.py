@@ -1,1 +1,13 @@
-"""TODO"""
+"""The rooms below put together: something that owns partitions, reads them, and commits how far it got.
+
+In: settings of a user. Out: batches and records, and calls to the user's listener or handler.
+May touch: everything below through its public surface; nothing above.
+"""
+
+from __future__ import annotations
+
+from allocator.consumer.consumer import Consumer
+from allocator.consumer.grouped import GroupedConsumer
+from allocator.consumer.listener import RebalanceListener
+
+__all__ = ["Consumer", "GroupedConsumer", "RebalanceListener"]

@@ -41,9 +41,9 @@ class Coordinator:
 
     async def ask(self, request: Any, deadline: float) -> Any:
         """The coordinator's answer to `request`. Raises `BrokerError`, and looks for the coordinator anew after it."""
-        if self._client.api_version(FindCoordinatorRequest) is None:
+        node = await self.find(deadline)
+        if node is None:
             return await self._client.send_any(request, self._timeout(deadline))
-        node = await self._find(deadline)
         try:
             return await self._client.send(node, request, self._timeout(deadline))
         except BrokerError:
@@ -58,7 +58,10 @@ class Coordinator:
     def _timeout(self, deadline: float) -> float:
         return max(0.1, min(self._client.request_timeout_s, deadline - time.monotonic()))
 
-    async def _find(self, deadline: float) -> int:
+    async def find(self, deadline: float) -> int | None:
+        """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        if self._client.api_version(FindCoordinatorRequest) is None:
+            return None
         if self._finding is None:
             self._finding = asyncio.Lock()
         async with self._finding:

@@ -69,6 +69,16 @@ class GroupOffsets:
         """Node id of the coordinator, None while unknown (always, on 0.8.1)."""
         return self._coordinator.node
 
+    async def find(self) -> int | None:
+        """Find the coordinator anew, now; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
+        self._coordinator.forget()
+        try:
+            return await self._coordinator.find(time.monotonic() + self._timeout_s)
+        except BrokerError as exc:
+            error = NoOffsetsError(f"group {self.group!r} has no coordinator: {exc}")
+            error.retriable = exc.retriable
+            raise error from exc
+
     async def close(self) -> None:
         """Wait for the request that is under way, if any; at most the request timeout. Idempotent."""
         if self._under_way is not None:

@@ -1,0 +1,373 @@
+"""A member of a group that reads what it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Union
+
+from allocator.consumer.engine import Assignors, Engine
+from allocator.consumer.listener import RebalanceListener
+from allocator.errors import Closed, ConfigError, DeserializationError
+from allocator.fetch.batch import Batch
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
+
+__all__ = ["Consumer"]
+
+Offset = Union[int, OffsetAndMetadata]
+
+
+class Consumer:
+    """Reads the partitions that its group's allocator function gives to it, and no others.
+
+    Guarantee: a record is delivered, and an offset committed, only while this member owns the partition and its
+    lease on the ZooKeeper session is valid. What was delivered is committed once more is asked for; after a crash
+    the last uncommitted records come again, none is skipped.
+
+        async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
+            async for batch in consumer:
+                for record in batch:
+                    handle(record.value)
+
+    One task may read at a time; `commit`, `seek`, `pause` and the like may be called from any task of the same loop.
+    A partition that is to move waits until the batch in the reader's hands is done: a handler that takes long delays
+    the rebalance of the partitions it works on, and of no others.
+
+    brokers, zookeeper     "host:port,host:port"; ZooKeeper's may end in a chroot "/path"
+    topics or pattern      what to subscribe to; a pattern is matched at the start of a topic's name
+    assignor               a name, "package.module:function", a callable, or several of them in order of preference
+    session_timeout_s      more: a crashed member's partitions wait longer; less: a pause costs the session sooner
+    auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash
+    auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
+                           timestamp in milliseconds
+    prefetch_bytes         bound of what is read ahead, for all partitions together
+    zookeeper_options      credentials, ACL, SASL and TLS, as `wire.zookeeper.OPTIONS` lists them
+    security               TLS and SASL to Kafka, under kafka-python's names
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        brokers: str | Sequence[str],
+        group: str,
+        zookeeper: str,
+        pattern: str | None = None,
+        assignor: Assignors = "naive",
+        client_id: str | None = None,
+        session_timeout_s: float = 10.0,
+        root: str = "/allocator",
+        zookeeper_options: Mapping[str, Any] | None = None,
+        security: Mapping[str, Any] | None = None,
+        auto_offset_reset: str | int = "earliest",
+        auto_commit_interval_s: float | None = 5.0,
+        key_deserializer: Callable[[bytes], Any] | None = None,
+        value_deserializer: Callable[[bytes], Any] | None = None,
+        max_wait_s: float = 0.5,
+        min_bytes: int = 1,
+        max_bytes: int = 52_428_800,
+        max_partition_bytes: int = 1_048_576,
+        prefetch_bytes: int = 33_554_432,
+        isolation_level: str = "read_uncommitted",
+        weight: float = 1.0,
+        rack: str | None = None,
+        listener: RebalanceListener | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        self.group = group
+        self.client_id = client_id or f"allocator-{socket.gethostname()}"
+        self._engine = Engine(
+            brokers=brokers,
+            group=group,
+            zookeeper=zookeeper,
+            topics=topics,
+            pattern=pattern,
+            assignor=assignor,
+            client_id=self.client_id,
+            listener=listener or RebalanceListener(),
+            session_timeout_s=session_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            auto_commit_interval_s=auto_commit_interval_s,
+            commit_on_revoke=auto_commit_interval_s is not None,
+            auto_offset_reset=auto_offset_reset,
+            root=root,
+            zookeeper_options=zookeeper_options,
+            security=security,
+            weight=weight,
+            rack=rack,
+            max_wait_s=max_wait_s,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            max_partition_bytes=max_partition_bytes,
+            prefetch_bytes=prefetch_bytes,
+            isolation_level=isolation_level,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+        )
+        # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
+        self._rest: Batch | None = None
+        self._records: Iterator[Record] | None = None
+        self._epoch: int | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._reading = False
+        self._started = False
+        self._closed = False
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects to both and joins the group.
+
+        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`. A topic that does not exist is
+        waited for, with a warning.
+        """
+        if self._started:
+            raise RuntimeError("start() was called already; make a new Consumer")
+        self._started = True
+        try:
+            await self._engine.start()
+        except BaseException:
+            self._closed = True
+            raise
+
+    async def close(self) -> None:
+        """Commits what is done, releases every partition, leaves the group. Safe to call twice."""
+        if self._closed or not self._started:
+            self._closed = True
+            return
+        self._closed = True
+        self._engine.fetcher.wake()
+        if self._reader is None or self._reader.done() or self._reader is asyncio.current_task():
+            # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
+            # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
+            self._engine.progress.abandon()
+        await self._engine.close()
+
+    async def __aenter__(self) -> Consumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            batch = await self.getbatch()
+        except Closed:
+            raise StopAsyncIteration from None
+        assert batch is not None
+        return batch
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
+        """The next batch of one partition, or None after `timeout_s` seconds (None waits, 0 does not).
+
+        Asking for it says that the one before is done.
+        """
+        async with self._reading_more():
+            batch = await self._take(timeout_s)
+            if batch is not None:
+                self._engine.deliver(batch, batch.next_offset)
+                self._keep(None)
+            return batch
+
+    async def getone(self, timeout_s: float | None = None) -> Record | None:
+        """The next record, or None after `timeout_s` seconds. Asking for it says that the one before is done."""
+        async with self._reading_more():
+            while True:
+                batch = await self._take(timeout_s)
+                if batch is None:
+                    return None
+                if self._records is None:
+                    self._records = iter(batch)
+                try:
+                    record = next(self._records, None)
+                except DeserializationError as error:
+                    # the next call goes on after it
+                    self._engine.deliver(batch, error.offset + 1)
+                    self._keep(batch.from_offset(error.offset + 1))
+                    raise
+                if record is not None:
+                    self._engine.deliver(batch, record.offset + 1)
+                    return record
+                # the end of it may be past its last record (compaction, control records)
+                self._engine.deliver(batch, batch.next_offset)
+                self._engine.progress.finish()
+                self._keep(None)
+
+    async def getmany(
+        self, timeout_s: float | None = None, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Records by partition: waits for the first up to `timeout_s` seconds, then takes what is there already."""
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
+        found: dict[TopicPartition, list[Record]] = {}
+        count = 0
+        async with self._reading_more():
+            batch = await self._take(timeout_s)
+            while batch is not None:
+                records, end = self._some_of(batch, None if max_records is None else max_records - count)
+                self._engine.deliver(batch, end)
+                self._keep(batch.from_offset(end) if end < batch.next_offset else None)
+                if records:
+                    found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
+                    count += len(records)
+                if end < batch.next_offset:
+                    break
+                batch = await self._take(0)
+        return found
+
+    def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
+        """At most `limit` records, and the position after them."""
+        records: list[Record] = []
+        iterator = iter(batch)
+        while limit is None or len(records) < limit:
+            try:
+                record = next(iterator, None)
+            except DeserializationError as error:
+                if records:
+                    return records, error.offset  # those before it first; the next call comes to it again
+                self._engine.deliver(batch, error.offset + 1)
+                self._keep(batch.from_offset(error.offset + 1))
+                raise
+            if record is None:
+                return records, batch.next_offset
+            records.append(record)
+        return records, records[-1].offset + 1
+
+    async def _take(self, timeout_s: float | None) -> Batch | None:
+        """The batch to read from: what is left of the one begun, else the next; None when time is up."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            if self._closed:
+                raise Closed(f"the consumer of group {self.group!r} is closed")
+            if self._rest is not None and not self._still_wanted(self._rest):
+                self._keep(None)
+            if self._rest is not None and self._engine.may_deliver:
+                return self._rest
+            if self._rest is None:
+                batch = self._engine.take()
+                if batch is not None:
+                    self._keep(batch)
+                    return batch
+            left = None if end is None else end - loop.time()
+            if left is not None and left <= 0:
+                return None
+            # whatever opens the gate, or has something to say, wakes the fetcher
+            await self._engine.fetcher.news(left)
+
+    def _still_wanted(self, batch: Batch) -> bool:
+        """False when a seek or a revocation came after it was taken from the fetcher."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
+
+    def _keep(self, batch: Batch | None) -> None:
+        self._rest = batch
+        self._records = None
+        if batch is not None:
+            self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
+
+    @contextlib.asynccontextmanager
+    async def _reading_more(self) -> AsyncIterator[None]:
+        if not self._started:
+            raise Closed("the consumer is not started; use `async with`, or call start() first")
+        if self._reading:
+            raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
+        self._reading = True
+        self._reader = asyncio.current_task()
+        self._engine.progress.finish()
+        try:
+            yield
+        finally:
+            self._reading = False
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+        """Commits these offsets (each the next one to read), or everything delivered so far.
+
+        Raises NotOwned for a partition that is not ours, CommitFailed when the lease lapsed or the coordinator
+        refuses.
+        """
+        if offsets is None:
+            self._engine.progress.finish()
+            await self._engine.commit_done(self._engine.progress.uncommitted())
+            return
+        await self._engine.commit(
+            {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}
+        )
+
+    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """What the group has committed, asked of the coordinator; None if nothing. Need not be owned."""
+        return (await self._engine.offsets.fetch([partition])).get(partition)
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The next offset to be delivered; waits until it is known. Raises NotOwned."""
+        while True:
+            self._engine.must_own([partition])
+            position = self._engine.state.position(partition)
+            if position is not None:
+                return int(position.offset)
+            await self._engine.fetcher.news(0.1)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Goes on from `offset`, whatever was reached before. Raises NotOwned."""
+        self._engine.must_own([partition])
+        self._engine.state.seek(partition, offset)
+        self._engine.progress.rewind(partition, offset)
+        self._engine.fetcher.wake()
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Delivers nothing of these until `resume`; they stay ours."""
+        self._engine.must_own(partitions)
+        state = self._engine.state
+        for partition in partitions:
+            state.pause(partition)
+            if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
+                # the fetcher has moved past it: without the seek the rest of the batch would be skipped
+                position = state.position(partition)
+                self._keep(None)
+                if position is not None:
+                    state.seek(partition, position)
+        self._engine.fetcher.wake()
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Ends a pause."""
+        self._engine.must_own(partitions)
+        for partition in partitions:
+            self._engine.state.resume(partition)
+        self._engine.fetcher.wake()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are paused."""
+        return frozenset(self._engine.state.paused_partitions())
+
+    # -- what is so ----------------------------------------------------------------------------------------------
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are ours at present."""
+        return self._engine.membership.held
+
+    def high_watermark(self, partition: TopicPartition) -> int | None:
+        """The offset after the partition's last record as of the last fetch; None before the first."""
+        self._engine.must_own([partition])
+        return self._engine.state.high_watermark(partition)
+
+    @property
+    def generation(self) -> int:
+        """Number of the assignment that this member follows."""
+        return self._engine.membership.generation
+
+    @property
+    def member_id(self) -> str:
+        """The name of this member's znode; a new one for each ZooKeeper session."""
+        return self._engine.membership.member_id

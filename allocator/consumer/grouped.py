@@ -1,0 +1,289 @@
+"""The consumer that services written for kiel know, under its names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from allocator.consumer.engine import Assignors, Engine
+from allocator.consumer.listener import RebalanceListener
+from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["GroupedConsumer"]
+
+log = logging.getLogger(__name__)
+
+ANY_TOPIC = ".*"
+
+
+class GroupedConsumer:
+    """Drop-in for kiel 0.9.3's GroupedConsumer: the import is all that a service has to change.
+
+        consumer = GroupedConsumer(["kafka01:9092"], "work.group", ["zk01:2181"])
+        yield consumer.connect()
+        messages = yield consumer.consume("example")
+
+    Every method that waits returns an awaitable that works with `yield` in `@gen.coroutine` and with `await`; it
+    runs on tornado's asyncio loop. As there, the group shares the partitions of *all* topics, values are decoded as
+    JSON unless `deserializer` says otherwise, and `autocommit` commits *before* the values are returned (at most
+    once); with autocommit off, call `commit_offsets` after handling them (at least once).
+
+    What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
+    instead of being taken as found; a commit that is refused for one partition is tried again for that one. Values
+    returned with autocommit off are waited for before their partition moves: until the next `consume` of that topic,
+    a `commit_offsets`, or `close`.
+
+    `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        group: str,
+        zk_hosts: str | Sequence[str],
+        deserializer: Callable[[bytes], Any] | None = None,
+        partition_allocator: Assignors | None = None,
+        autocommit: bool = True,
+        max_wait_time: int = 1000,  # in milliseconds
+        min_bytes: int = 1,
+        max_bytes: int = 1024 * 1024,
+        *,
+        session_timeout_s: float = 10.0,
+        root: str = "/allocator",
+        zookeeper_options: Mapping[str, Any] | None = None,
+        security: Mapping[str, Any] | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        self.group_name = group
+        self.name = f"{socket.gethostname()}:{id(self)}"
+        self.deserializer = deserializer or json.loads
+        self.autocommit = autocommit
+        self.max_wait_time = max_wait_time
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.closing = False
+        self.synced_offsets: set[str] = set()
+        self.topics_to_commit: set[str] = set()
+        self._engine = Engine(
+            brokers=brokers,
+            group=group,
+            zookeeper=zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts),
+            topics=(),
+            pattern=ANY_TOPIC,
+            assignor=partition_allocator or "naive",
+            client_id=self.name,
+            listener=_PauseUnasked(self),
+            session_timeout_s=session_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            auto_commit_interval_s=None,
+            commit_on_revoke=not autocommit,
+            auto_offset_reset="earliest",
+            root=root,
+            zookeeper_options=zookeeper_options,
+            security=security,
+            max_wait_s=max_wait_time / 1000.0,
+            min_bytes=min_bytes,
+            max_partition_bytes=max_bytes,
+            value_deserializer=self._deserialize,
+        )
+        self._asked: set[str] = set()
+        self._started = False
+
+    def _deserialize(self, value: bytes) -> Any:
+        return self.deserializer(value)  # looked up at each value: services replace the attribute
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def connect(self) -> asyncio.Future[None]:
+        """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator."""
+        return asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        if self._started:
+            return
+        await self._engine.start()
+        self._started = True
+        try:
+            await self._engine.offsets.find()
+        except BaseException:
+            await self._engine.close()
+            raise
+
+    def close(self) -> asyncio.Future[None]:
+        """Leaves the group and closes every connection; what was returned and not committed is read again."""
+        return asyncio.ensure_future(self._close())
+
+    async def _close(self) -> None:
+        if self.closing:
+            return
+        self.closing = True
+        self._engine.progress.abandon()
+        self._engine.fetcher.wake()
+        await self.wind_down()
+
+    def wind_down(self) -> asyncio.Future[None]:
+        """Leaves the group; called by `close`, and there for subclasses to extend."""
+        return asyncio.ensure_future(self._wind_down())
+
+    async def _wind_down(self) -> None:
+        if self._started:
+            await self._engine.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def allocation(self) -> dict[str, list[int]]:
+        """The partitions that are ours at this moment, by topic."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for topic, partition in sorted(self._engine.membership.held):
+            found[topic].append(partition)
+        return dict(found)
+
+    @property
+    def offsets(self) -> dict[str, dict[int, int]]:
+        """The next offset of each partition that is ours, by topic."""
+        found: dict[str, dict[int, int]] = defaultdict(dict)
+        for partition, position in self._engine.state.all_consumed_offsets().items():
+            found[partition.topic][partition.partition] = position.offset
+        return dict(found)
+
+    @property
+    def coordinator_id(self) -> int | None:
+        """Node id of the broker that keeps the group's offsets."""
+        return self._engine.offsets.coordinator
+
+    def consume(self, topic: str, start: Any = None) -> asyncio.Future[list[Any] | None]:
+        """The values that have come of a topic, up to `max_wait_time`; `start` is accepted and unused.
+
+        An empty list when there are none, when the topic is unknown, or when nothing of it is ours; None once the
+        consumer is closing. A value that does not deserialize is logged and left out.
+        """
+        return asyncio.ensure_future(self._consume(topic))
+
+    async def _consume(self, topic: str) -> list[Any] | None:
+        if self.closing:
+            return None
+        self._engine.progress.finish(topic)
+        self._ask(topic)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.max_wait_time / 1000.0
+        values: list[Any] = []
+        starts: dict[TopicPartition, int] = {}
+        size = 0
+        while not self.closing:
+            batch = self._engine.take(topic)
+            if batch is not None:
+                partition = TopicPartition(batch.topic, batch.partition)
+                starts.setdefault(partition, batch.base_offset)
+                values += self._values(iter(batch))
+                self._engine.deliver(batch, batch.next_offset)
+                self.topics_to_commit.add(topic)
+                self.synced_offsets.add(topic)
+                size += batch.nbytes
+                if size < self.max_bytes:
+                    continue
+            if values or loop.time() >= end:
+                break
+            await self._engine.fetcher.news(end - loop.time())
+        if self.autocommit and starts and not await self._committed_first(topic, starts):
+            return []
+        return values
+
+    async def _committed_first(self, topic: str, starts: Mapping[TopicPartition, int]) -> bool:
+        """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
+        self._engine.progress.finish(topic)
+        try:
+            await self.commit_offsets()
+        except AllocatorError as error:
+            log.warning("%s: values of %s are read again, their commit failed: %s", self.group_name, topic, error)
+            for partition, offset in starts.items():
+                self._go_to(partition, offset)
+            return False
+        return True
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        if self._engine.state.is_fetchable(partition):  # not if it is gone, or about to go
+            self._engine.state.seek(partition, offset)
+            self._engine.progress.rewind(partition, offset)
+            self._engine.fetcher.wake()
+
+    def _values(self, records: Any) -> list[Any]:
+        values: list[Any] = []
+        while True:
+            try:
+                record = next(records, None)
+            except DeserializationError:
+                log.exception("%s: a value was left out", self.group_name)
+                continue
+            if record is None:
+                return values
+            values.append(record.value)
+
+    def _ask(self, topic: str) -> None:
+        """Topics that nobody consumes are allocated as well, but not fetched."""
+        if topic not in self._asked:
+            self._asked.add(topic)
+            for partition in self._engine.state.assigned_partitions():
+                if partition.topic == topic:
+                    self._engine.state.resume(partition)
+            self._engine.fetcher.wake()
+        if self._engine.client.partitions(topic) is None:
+            log.error("%s: topic %r is unknown", self.group_name, topic)
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    def determine_coordinator(self) -> asyncio.Future[Any]:
+        """Finds the coordinator anew; raises NoOffsetsError when it is refused."""
+        return asyncio.ensure_future(self._engine.offsets.find())
+
+    def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
+        """Goes back to what the group has committed for our partitions of a topic; `start` is unused."""
+        return asyncio.ensure_future(self._determine_offsets(topic))
+
+    async def _determine_offsets(self, topic: str) -> None:
+        ours = [p for p in self._engine.membership.held if p.topic == topic]
+        committed = await self._engine.offsets.fetch(ours)
+        for partition, value in committed.items():
+            self._go_to(partition, value.offset)
+        self.synced_offsets.add(topic)
+
+    def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
+        """Commits what was returned of every topic that waits for it, with a text of your own if you like.
+
+        A text that is too long for the broker is left out, with a warning.
+        """
+        return asyncio.ensure_future(self._commit_offsets(metadata))
+
+    async def _commit_offsets(self, metadata: str | None) -> None:
+        text = f"committed by {self.name}" if metadata is None else metadata
+        self._engine.progress.finish()
+        topics = set(self.topics_to_commit)
+        offsets = {p: o for p, o in self._engine.progress.uncommitted().items() if p.topic in topics}
+        try:
+            await self._engine.commit({p: OffsetAndMetadata(o, text, -1) for p, o in offsets.items()})
+        except NotOwned as error:
+            raise CommitFailed(str(error)) from error
+        self.topics_to_commit -= topics
+
+
+class _PauseUnasked(RebalanceListener):
+    def __init__(self, consumer: GroupedConsumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        consumer = self._consumer
+        consumer.synced_offsets -= {p.topic for p in partitions}
+        for partition in partitions:
+            if partition.topic not in consumer._asked:
+                consumer._engine.state.pause(partition)
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._consumer.synced_offsets -= {p.topic for p in partitions}
+
+    on_partitions_lost = on_partitions_revoked

@@ -1,0 +1,168 @@
+"""What a consumer does when partitions come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from allocator.consumer.listener import RebalanceListener, tell
+from allocator.consumer.progress import Progress
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, NoOffsetsError
+from allocator.subscription.state import SubscriptionState
+from allocator.tasks import Scope
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Ownership"]
+
+log = logging.getLogger(__name__)
+
+Parts = frozenset[TopicPartition]
+
+
+class Buffers(Protocol):
+    """What ownership needs of the fetcher."""
+
+    def discard(self, partitions: Parts) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Ownership:
+    """The `Owner` of a membership, for one consumer.
+
+    Guarantee: when `revoked` returns, no record of those partitions is in the user's hands, none will be delivered,
+    and what was done is committed (or its commit has failed for good, and those records are processed again).
+    """
+
+    def __init__(
+        self,
+        state: SubscriptionState,
+        progress: Progress,
+        offsets: GroupOffsets,
+        fetcher: Buffers,
+        commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
+        listener: RebalanceListener,
+        *,
+        auto_commit: bool,
+        retry_backoff_s: float = 0.1,
+    ) -> None:
+        self.error: BaseException | None = None
+        self._state = state
+        self._progress = progress
+        self._offsets = offsets
+        self._fetcher = fetcher
+        self._commit = commit
+        self._listener = listener
+        self._auto_commit = auto_commit
+        self._retry_backoff_s = retry_backoff_s
+        self._suspended = False
+        self._opening = 0
+        self._draining: Parts = frozenset()
+        self._scope: Scope | None = None
+
+    def start(self, scope: Scope) -> None:
+        """`scope` will own the tasks that look up committed offsets."""
+        self._scope = scope
+
+    @property
+    def closed_gate(self) -> bool:
+        """Whether nothing may be delivered at this moment."""
+        return self._suspended or self._opening > 0
+
+    # -- called by the membership --------------------------------------------------------------------------------
+
+    async def assigned(self, partitions: Parts) -> None:
+        assert self._scope is not None
+        before = self._state.assigned_partitions()
+        # a pattern is resolved by the leader, which may know of a topic before we do
+        self._state.change_subscription(self._state.group_subscription() | {p.topic for p in partitions})
+        self._assign(before | partitions)
+        # begun before the listener is called: it may ask for positions
+        self._scope.start(self._find_positions(partitions), "positions")
+        self._opening += 1
+        try:
+            await tell(self._listener.on_partitions_assigned, partitions)
+        finally:
+            self._opening -= 1
+            self._fetcher.wake()
+
+    async def revoked(self, partitions: Parts) -> None:
+        self._stop(partitions)
+        await self._progress.finished(partitions)
+        if self._auto_commit:
+            try:
+                await self._commit(self._progress.uncommitted(partitions))
+            except AllocatorError as error:
+                log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
+        await tell(self._listener.on_partitions_revoked, partitions)
+        self._drop(partitions)
+
+    async def lost(self, partitions: Parts) -> None:
+        self._stop(partitions)
+        self._drop(partitions)
+        await tell(self._listener.on_partitions_lost, partitions)
+
+    def suspended(self, why: str) -> None:
+        self._suspended = True
+
+    def resumed(self) -> None:
+        self._suspended = False
+        self._fetcher.wake()
+
+    def failed(self, error: BaseException) -> None:
+        self.error = error
+        self._fetcher.wake()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _stop(self, partitions: Parts) -> None:
+        self._draining |= partitions
+        self._state.mark_pending_revocation(partitions)
+        self._fetcher.discard(partitions)
+
+    def _drop(self, partitions: Parts) -> None:
+        self._progress.forget(partitions)
+        self._draining -= partitions
+        self._assign(self._state.assigned_partitions() - partitions)
+        self._fetcher.wake()
+
+    def _assign(self, partitions: Iterable[TopicPartition]) -> None:
+        self._state.assign_from_subscribed(partitions)
+        # a new assignment makes them fetchable again, and those still draining must not be
+        self._state.mark_pending_revocation(self._draining)
+
+    async def _find_positions(self, partitions: Parts) -> None:
+        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered."""
+        while True:
+            missing = self._missing(partitions)
+            if not missing:
+                return
+            try:
+                committed = await self._offsets.fetch(missing)
+            except AllocatorError as error:
+                if not error.retriable:
+                    self.failed(error)
+                    return
+                log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
+                await asyncio.sleep(self._retry_backoff_s)
+                continue
+            for partition in self._missing(partitions):
+                self._begin(partition, committed.get(partition))
+            self._fetcher.wake()
+            return
+
+    def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+        start = self._progress.begin(partition, None if committed is None else committed.offset)
+        if start is not None:
+            self._state.seek(partition, start)
+            return
+        try:
+            self._state.request_offset_reset(partition)
+        except NoOffsetsError as error:
+            self.failed(error)
+
+    def _missing(self, partitions: Parts) -> Parts:
+        return partitions & frozenset(self._state.missing_fetch_positions())

@@ -1,0 +1,94 @@
+"""How far the user has got, partition by partition. Pure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from allocator.types import TopicPartition
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Offsets handed out, done, and committed; each is the offset *after* the last record it covers.
+
+    What was handed out counts as done when the user asks for more. Only what is done may be committed without being
+    asked, so a crash in the middle of a batch repeats that batch and never skips it.
+    """
+
+    def __init__(self) -> None:
+        self._handed: dict[TopicPartition, int] = {}
+        self._done: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._reached: dict[TopicPartition, int] = {}
+        self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
+
+    def hand_out(self, partition: TopicPartition, next_offset: int) -> None:
+        """The user works on everything before `next_offset` now."""
+        self._handed[partition] = next_offset
+
+    def finish(self, topic: str | None = None) -> None:
+        """The user asked for more (of one topic, or of all): what was handed out is done."""
+        if self._handed:
+            for partition in [p for p in self._handed if topic is None or p.topic == topic]:
+                self._done[partition] = self._reached[partition] = self._handed.pop(partition)
+            self._wake()
+
+    def abandon(self) -> None:
+        """The user will not ask again: what was handed out is neither done nor waited for."""
+        self._handed.clear()
+        self._wake()
+
+    def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """The user chose another position, which replaces whatever was reached before."""
+        self._handed.pop(partition, None)
+        self._done[partition] = offset
+        self._reached[partition] = offset
+        self._wake()
+
+    def begin(self, partition: TopicPartition, committed: int | None) -> int | None:
+        """Where to start a partition that was just assigned: the committed offset or, if higher, what we had done.
+
+        The higher one is kept because a commit of ours may have been lost, or overtaken by an older one; those
+        records were processed, so nothing is skipped.
+        """
+        reached = self._reached.get(partition)
+        if committed is not None:
+            self._committed[partition] = committed
+        if reached is None or (committed is not None and committed >= reached):
+            return committed
+        self._done[partition] = reached
+        return reached
+
+    def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._committed.update(offsets)
+
+    def uncommitted(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """What is done and not committed yet."""
+        chosen = self._done if partitions is None else [p for p in partitions if p in self._done]
+        return {p: self._done[p] for p in chosen if self._committed.get(p) != self._done[p]}
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are no longer ours; only how far they were done is remembered."""
+        for partition in partitions:
+            for offsets in (self._handed, self._done, self._committed):
+                offsets.pop(partition, None)
+        self._wake()
+
+    async def finished(self, partitions: frozenset[TopicPartition]) -> None:
+        """Returns when nothing of these partitions is in the user's hands."""
+        if partitions.isdisjoint(self._handed):
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((partitions, future))
+        await future
+
+    def _wake(self) -> None:
+        still = []
+        for partitions, future in self._waiters:
+            if not partitions.isdisjoint(self._handed):
+                still.append((partitions, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiters = still

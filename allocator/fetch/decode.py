@@ -259,23 +259,37 @@ def _records(buffer: bytes, pos: int, end: int, segment: Segment) -> Columns:
         n = buffer[pos]
         pos += 1
         if n & 0x80:
-            n, pos = _longer(buffer, pos, n)
+            m = buffer[pos]
+            if m & 0x80:
+                n, pos = _longer(buffer, pos, n)
+            else:
+                n = n & 0x7F | m << 7
+                pos += 1
         record_end = pos + (n >> 1)
         if n & 1 or record_end > end:
             raise _Bad(f"record {index} is longer than its batch")
 
-        # the record's attributes are unused
-        pos += 1
-        n = buffer[pos]
-        pos += 1
+        # after the attributes, which are unused
+        n = buffer[pos + 1]
+        pos += 2
         if n & 0x80:
-            n, pos = _longer(buffer, pos, n)
+            m = buffer[pos]
+            if m & 0x80:
+                n, pos = _longer(buffer, pos, n)
+            else:
+                n = n & 0x7F | m << 7
+                pos += 1
         add_time(base_time + ((n >> 1) ^ -(n & 1)))
 
         n = buffer[pos]
         pos += 1
         if n & 0x80:
-            n, pos = _longer(buffer, pos, n)
+            m = buffer[pos]
+            if m & 0x80:
+                n, pos = _longer(buffer, pos, n)
+            else:
+                n = n & 0x7F | m << 7
+                pos += 1
         delta = n >> 1
         if n & 1 or delta <= previous:
             raise _Bad(f"record {index} has its offset out of order")
@@ -285,7 +299,12 @@ def _records(buffer: bytes, pos: int, end: int, segment: Segment) -> Columns:
         n = buffer[pos]
         pos += 1
         if n & 0x80:
-            n, pos = _longer(buffer, pos, n)
+            m = buffer[pos]
+            if m & 0x80:
+                n, pos = _longer(buffer, pos, n)
+            else:
+                n = n & 0x7F | m << 7
+                pos += 1
         if n & 1:
             add_key(-1)
         else:
@@ -296,7 +315,12 @@ def _records(buffer: bytes, pos: int, end: int, segment: Segment) -> Columns:
         n = buffer[pos]
         pos += 1
         if n & 0x80:
-            n, pos = _longer(buffer, pos, n)
+            m = buffer[pos]
+            if m & 0x80:
+                n, pos = _longer(buffer, pos, n)
+            else:
+                n = n & 0x7F | m << 7
+                pos += 1
         if n & 1:
             add_value(-1)
         else:

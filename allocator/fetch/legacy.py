@@ -11,54 +11,14 @@ from allocator.fetch.columns import Columns, Segment
 __all__ = ["read_messages", "unpack_messages"]
 
 # offset, length, crc, magic, attributes
-_HEADER: Final = struct.Struct(">qiIbb")
+_HEADER: Final = struct.Struct(">qiIbB")
 _INT32: Final = struct.Struct(">i")
-_INT64: Final = struct.Struct(">q")
+# the same, in v1 the time, and the length of the key
+_UP_TO_KEY: Final = {0: struct.Struct(">qiIbBi"), 1: struct.Struct(">qiIbBqi")}
 _LOG_OVERHEAD: Final = 12
 _CRC_FROM: Final = 16
 _CODEC, _APPEND_TIME = 0x07, 0x08
 _MIN_LENGTH: Final = {0: 14, 1: 22}
-
-
-class _Message:
-    """One message, not checked against its neighbours."""
-
-    __slots__ = ("append_time", "codec", "end", "key_at", "magic", "offset", "timestamp", "value_at")
-
-    def __init__(self, data: bytes, pos: int, check_crc: bool) -> None:
-        self.offset, length, crc, self.magic, attributes = _HEADER.unpack_from(data, pos)
-        self.end = pos + _LOG_OVERHEAD + length
-        smallest = _MIN_LENGTH.get(self.magic)
-        if smallest is None or length < smallest:
-            raise ValueError(f"a message of {length} bytes in format v{self.magic}")
-        if check_crc and zlib.crc32(memoryview(data)[pos + _CRC_FROM : self.end]) != crc:
-            raise ValueError("the checksum of the message is wrong")
-        self.codec = attributes & _CODEC
-        at = pos + _HEADER.size
-        self.timestamp = -1
-        self.append_time: bool | None = None
-        if self.magic:
-            (self.timestamp,) = _INT64.unpack_from(data, at)
-            self.append_time = bool(attributes & _APPEND_TIME)
-            at += 8
-        self.key_at, at = _field(data, at, self.end)
-        self.value_at, at = _field(data, at, self.end)
-        if at != self.end:
-            raise ValueError("a message has another length than its fields")
-
-    def joins(self, other: _Message) -> bool:
-        return not other.codec and (self.magic, self.append_time) == (other.magic, other.append_time)
-
-
-def _field(data: bytes, at: int, end: int) -> tuple[tuple[int, int], int]:
-    """Where a key or value lies, start -1 for null, and the position after it."""
-    if at + 4 > end:
-        raise ValueError("a message has another length than its fields")
-    (size,) = _INT32.unpack_from(data, at)
-    at += 4
-    if size < -1 or size > end - at:
-        raise ValueError(f"a field of {size} bytes where {end - at} are left")
-    return ((-1, at), at) if size < 0 else ((at, at + size), at + size)
 
 
 def _complete(data: bytes, pos: int) -> bool:
@@ -74,52 +34,81 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
     The first must be complete. Its fields, or those of `Columns`, are positions in `data`. Raises `ValueError` if the
     first is bad; a bad one later only ends the run. `floor` is the offset that all must be above.
     """
-    first = _Message(data, pos, check_crc)
-    if first.offset <= floor:
-        raise ValueError(f"offset {first.offset} after {floor}")
-    if first.codec:
-        if first.value_at[0] < 0:
-            raise ValueError("a compressed message without a value")
-        return Segment(
-            magic=first.magic,
-            base_offset=floor + 1,
-            next_offset=first.offset + 1,
-            count=-1,
-            codec=first.codec,
-            start=first.value_at[0],
-            end=first.value_at[1],
-            size=first.end - pos,
-            base_timestamp=first.timestamp,
-            log_append_time=first.timestamp if first.append_time else None,
-        )
-    offsets, times = [first.offset], [first.timestamp]
-    keys_at, values_at = [*first.key_at], [*first.value_at]
-    end = first.end
-    while _complete(data, end):
-        try:
-            message = _Message(data, end, check_crc)
-        except ValueError:
-            # said when the walk comes to it, after what is good has been read
+    first_at, kind, size = pos, data[pos + 17], len(data)
+    magic = data[pos + 16]
+    if magic not in _MIN_LENGTH:
+        raise ValueError(f"a message in format v{magic}")
+    smallest, head = _MIN_LENGTH[magic], _UP_TO_KEY[magic]
+    unpack_head, unpack_int, crc32 = head.unpack_from, _INT32.unpack_from, zlib.crc32
+    view = memoryview(data)
+    offsets: list[int] = []
+    times: list[int] = []
+    keys_at: list[int] = []
+    values_at: list[int] = []
+    # not a function a message: the calls would double the time
+    while size - pos >= _LOG_OVERHEAD + smallest:
+        offset, length, crc, its_magic, attributes, *time, key_size = unpack_head(data, pos)
+        end = pos + _LOG_OVERHEAD + length
+        if offsets and (its_magic != magic or attributes != kind or end > size):
             break
-        if not first.joins(message) or message.offset <= offsets[-1]:
+        at = pos + head.size
+        key_at = at if key_size >= 0 else -1
+        at += max(0, key_size)
+        value_size = unpack_int(data, at)[0] if at + 4 <= end else -2
+        at += 4
+        value_at = at if value_size >= 0 else -1
+        if (
+            length < smallest
+            or offset <= floor
+            or key_size < -1
+            or value_size < -1
+            or at + max(0, value_size) != end
+            or (check_crc and crc32(view[pos + _CRC_FROM : end]) != crc)
+        ):
             break
-        offsets.append(message.offset)
-        times.append(message.timestamp)
-        keys_at += message.key_at
-        values_at += message.value_at
-        end = message.end
-    kind = None if first.append_time is None else int(first.append_time)
+        floor = offset
+        offsets.append(offset)
+        times += time
+        keys_at += (key_at, at - 4)
+        values_at += (value_at, end)
+        pos = end
+        if attributes & _CODEC:
+            break
+    if not offsets:
+        raise ValueError(_what_is_wrong(data, pos, floor, check_crc))
+    if not magic:
+        times = [-1] * len(offsets)
+    append_time = bool(kind & _APPEND_TIME) if magic else None
+    compressed = kind & _CODEC
+    if compressed and values_at[0] < 0:
+        raise ValueError("a compressed message without a value")
     return Segment(
-        magic=first.magic,
+        magic=magic,
         base_offset=offsets[0],
         next_offset=offsets[-1] + 1,
-        count=len(offsets),
-        codec=0,
-        start=pos,
-        end=end,
-        size=end - pos,
-        columns=Columns(data, offsets, times, kind, keys_at, values_at),
+        count=-1 if compressed else len(offsets),
+        codec=compressed,
+        start=values_at[0] if compressed else first_at,
+        end=values_at[1] if compressed else pos,
+        size=pos - first_at,
+        base_timestamp=times[0],
+        log_append_time=times[0] if append_time else None,
+        columns=None
+        if compressed
+        else Columns(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
     )
+
+
+def _what_is_wrong(data: bytes, pos: int, floor: int, check_crc: bool) -> str:
+    """Why the message at `pos` was refused."""
+    offset, length, crc, magic, _ = _HEADER.unpack_from(data, pos)
+    if length < _MIN_LENGTH[magic]:
+        return f"a message of {length} bytes in format v{magic}"
+    if check_crc and zlib.crc32(memoryview(data)[pos + _CRC_FROM : pos + _LOG_OVERHEAD + length]) != crc:
+        return "the checksum of the message is wrong"
+    if offset <= floor:
+        return f"offset {offset} after {floor}"
+    return "a message has another length than its fields"
 
 
 def unpack_messages(inner: bytes, wrapper: Segment) -> Columns:

@@ -7,7 +7,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ClusterError
 from .node import Node
@@ -141,10 +141,12 @@ class Cluster(ABC):
         """
         if self.release is not None and self.release.number < (0, 8, 2):
             raise ClusterError(f"Kafka {self.version} cannot delete topics; use another topic instead")
-        self._topics().delete(name)
+        topics = self._topics()
+        topics.delete(name)
         if timeout_s:
+            # the brokers forget it before its znode goes, and till then it cannot be created anew
             wait_until(
-                lambda: all(name not in known.topics for known in self.metadata()),
+                lambda: all(name not in known.topics for known in self.metadata()) and not topics.exists(name),
                 timeout_s,
                 f"topic {name!r} to be gone from {self.bootstrap}",
             )
@@ -173,11 +175,11 @@ class Cluster(ABC):
                 return next(node for node in self.brokers if node.id == state.leader)
         return None
 
-    def produce(self, topic: str, records: Iterable[Produced], *, compression: str | None = None) -> dict[int, int]:
-        """`allocator.testing.produce` to this cluster; returns the number of records by partition."""
+    def produce(self, topic: str, records: Iterable[Produced], **options: Any) -> dict[int, int]:
+        """`allocator.testing.produce` to this cluster, with its options; returns the records by partition."""
         from .producing import produce
 
-        return produce(self.bootstrap, topic, records, version=self.version, compression=compression)
+        return produce(self.bootstrap, topic, records, **options)
 
     # -- how it is -----------------------------------------------------------------------------------------------
 

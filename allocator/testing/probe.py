@@ -10,7 +10,16 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-__all__ = ["Connection", "Metadata", "PartitionState", "Reader", "api_versions", "metadata", "zookeeper_mode"]
+__all__ = [
+    "Connection",
+    "Metadata",
+    "PartitionState",
+    "Reader",
+    "api_versions",
+    "four_letter_word",
+    "metadata",
+    "zookeeper_mode",
+]
 
 _HOST = "127.0.0.1"
 _METADATA, _API_VERSIONS = 3, 18
@@ -47,17 +56,22 @@ def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[i
     return {answer.int16(): (answer.int16(), answer.int16()) for _ in range(answer.int32())}
 
 
-def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
-    """`standalone`, `leader` or `follower`; None when the node does not answer or serves no requests yet."""
+def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
+    """What the ZooKeeper node says to `srvr`, `mntr`, `conf`, `cons`, ...; None when it does not answer in time."""
     try:
-        with socket.create_connection((_HOST, port), timeout_s) as connection:
-            connection.sendall(b"srvr")
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.sendall(word.encode())
             answer = b""
             while chunk := connection.recv(4096):
                 answer += chunk
     except OSError:
         return None
-    for line in answer.decode(errors="replace").splitlines():
+    return answer.decode(errors="replace")
+
+
+def zookeeper_mode(port: int, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
+    """`standalone`, `leader` or `follower`; None when the node does not answer or serves no requests yet."""
+    for line in (four_letter_word(port, "srvr", timeout_s, host) or "").splitlines():
         if line.startswith("Mode: "):
             return line[len("Mode: ") :].strip()
     return None
@@ -122,6 +136,10 @@ class Reader:
         size = self.int16()
         self._at += size
         return self._data[self._at - size : self._at].decode()
+
+    def bytes(self, size: int) -> bytes:
+        self._at += size
+        return self._data[self._at - size : self._at]
 
     def int32s(self) -> tuple[int, ...]:
         return tuple(self.int32() for _ in range(self.int32()))

@@ -27,7 +27,6 @@ _API_VERSION = {0: 0, 1: 2, 2: 3}  # of the record format
 _ZSTD_API_VERSION = 7  # KIP-110: refused in older requests
 _FLUSH_BYTES = 4 << 20
 _RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or elsewhere, timed out, replicas missing
-_FIRST_CODEC_FORMAT = {"zstd": 2}
 
 
 def produce(
@@ -35,7 +34,6 @@ def produce(
     topic: str,
     records: Iterable[Produced],
     *,
-    version: str | None = None,
     compression: str | None = None,
     magic: int | None = None,
     batch_records: int = 5000,
@@ -50,18 +48,23 @@ def produce(
     may be there twice if a broker dies under it: what was not acknowledged is sent again.
     compression: gzip, snappy, lz4 (0.8.2 and up) or zstd (2.1 and up). magic: the record format, by default the
     newest that the brokers know. batch_records, batch_bytes: most that one batch holds. timeout_s: seconds for each
-    flush of some megabytes. version: not needed, saves one question.
+    flush of some megabytes.
     Raises ClusterError saying which partition was refused and why, or not acknowledged in time.
     """
     if compression not in CODECS:
         raise ClusterError(f"no compression {compression!r}; known: {', '.join(str(name) for name in CODECS)}")
+    if magic not in (None, *_API_VERSION):
+        raise ClusterError(f"no record format {magic!r}; known: 0, 1 and 2")
     link = _Link(bootstrap, topic, timeout_s)
     try:
-        newest = _format_of(version) if version else link.newest_format()
-        chosen = newest if magic is None else magic
-        if chosen > newest or chosen < _FIRST_CODEC_FORMAT.get(compression or "", 0):
-            raise ClusterError(f"{bootstrap}: record format {chosen} with compression {compression} is not possible")
+        newest = link.newest_api()
+        chosen = max(form for form, api in _API_VERSION.items() if api <= newest) if magic is None else magic
         api = _ZSTD_API_VERSION if compression == "zstd" else _API_VERSION[chosen]
+        if api > newest or (compression == "zstd" and chosen < 2):
+            raise ClusterError(
+                f"record format {chosen} with compression {compression} takes Produce v{api}; {bootstrap} knows up to "
+                f"v{newest}"
+            )
         partitions = link.partitions()
         counts: dict[int, int] = dict.fromkeys(partitions, 0)
         waiting: dict[int, list[ProducedRecord]] = defaultdict(list)
@@ -114,11 +117,6 @@ def _hash(key: bytes) -> int:
     return int(murmur2(key)) & 0x7FFFFFFF
 
 
-def _format_of(version: str) -> int:
-    number = tuple(int(part) for part in version.split("."))
-    return 0 if number < (0, 10) else 1 if number < (0, 11) else 2
-
-
 class _Link:
     """The connections to the leaders of one topic, found anew when they fail."""
 
@@ -131,12 +129,11 @@ class _Link:
         while self._open:
             self._open.popitem()[1].close()
 
-    def newest_format(self) -> int:
+    def newest_api(self) -> int:
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             if metadata(int(port), host=host) is not None:
-                newest = (api_versions(int(port), host=host) or {}).get(_PRODUCE, (0, 0))[1]
-                return 2 if newest >= 3 else 1 if newest == 2 else 0
+                return (api_versions(int(port), host=host) or {}).get(_PRODUCE, (0, 0))[1]
         raise ClusterError(f"no broker of {self._bootstrap} can be reached; are they running?")
 
     def partitions(self) -> list[int]:

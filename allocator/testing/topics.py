@@ -24,6 +24,8 @@ class Topics(Protocol):
 
     def delete(self, name: str) -> None: ...
 
+    def exists(self, name: str) -> bool: ...
+
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None: ...
 
 
@@ -45,6 +47,8 @@ class ZooKeeperTopics:
         from kazoo.exceptions import NodeExistsError
 
         with zookeeper_client(self._hosts) as zk:
+            if zk.exists(f"/brokers/topics/{name}"):
+                raise ClusterError(f"topic {name!r} exists already")
             zk.ensure_path("/config/topics")
             # First: a broker reads the settings when it opens the log, which is at once.
             settings = _json({"version": 1, "config": dict(config)})
@@ -65,6 +69,10 @@ class ZooKeeperTopics:
                 raise ClusterError(f"there is no topic {name!r} to delete")
             with contextlib.suppress(NodeExistsError):  # asked for before, and under way
                 zk.create(f"/admin/delete_topics/{name}", b"", makepath=True)
+
+    def exists(self, name: str) -> bool:
+        with zookeeper_client(self._hosts) as zk:
+            return zk.exists(f"/brokers/topics/{name}") is not None
 
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
         with zookeeper_client(self._hosts) as zk:
@@ -88,6 +96,10 @@ class KraftTopics:
     def delete(self, name: str) -> None:
         with self._admin() as admin:
             admin.delete_topics([name], timeout_ms=30_000)
+
+    def exists(self, name: str) -> bool:
+        with self._admin() as admin:
+            return name in admin.list_topics()
 
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
         with self._admin() as admin:

@@ -10,7 +10,7 @@ from .errors import UnknownVersion
 
 __all__ = ["KAFKA", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
 
-_LOGGING = ("org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
+_LOGGING = ("org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
 _EXCLUDED = (
     # log4j 1 gives way to reload4j, which has its classes; two bindings would make slf4j choose by chance
     "log4j:log4j",

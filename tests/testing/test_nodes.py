@@ -1,0 +1,205 @@
+"""Servers that are stopped, killed, paused and resumed, alone and in ensembles of three."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from allocator.testing import ClusterError, LocalCluster, ServerStartFailed, wait_until
+from allocator.testing.probe import four_letter_word, metadata, zookeeper_mode
+from allocator.testing.topics import zookeeper_client
+
+
+@pytest.fixture(scope="module")
+def three(cluster_factory):
+    return cluster_factory("3.9.1", brokers=3, zookeepers=3)
+
+
+def test_an_ensemble_has_one_leader(three):
+    modes = sorted(str(zookeeper_mode(node.port)) for node in three.zookeepers)
+    assert modes == ["follower", "follower", "leader"]
+
+
+def test_replicas_go_round_the_brokers(three, topic_factory):
+    topic = topic_factory(partitions=6, replication=3, cluster=three)
+    states = three.metadata()[0].topics[topic]
+    assert [states[partition].leader for partition in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert {tuple(sorted(state.replicas)) for state in states.values()} == {(0, 1, 2)}
+
+
+def test_partitions_move_from_a_killed_broker(three, topic_factory):
+    topic = topic_factory(partitions=3, replication=3, cluster=three)
+    node = three.leader(topic, 1)
+    node.kill()
+    assert node.pid is None
+    wait_until(lambda: three.leader(topic, 1) not in (None, node), 30, "another broker to lead")
+    assert three.produce(topic, [(None, b"x", 1)] * 10) == {1: 10}
+    node.start()
+    wait_until(
+        lambda: all(node.id in view.topics[topic][1].isr for view in three.metadata()), 30, "the broker to be in sync"
+    )
+
+
+def test_the_ensemble_outlives_its_leader(three):
+    leader = next(node for node in three.zookeepers if zookeeper_mode(node.port) == "leader")
+    others = [node for node in three.zookeepers if node is not leader]
+    with zookeeper_client(three.zookeeper) as client:
+        client.create("/outlives")
+        leader.kill()
+        wait_until(lambda: "leader" in [zookeeper_mode(node.port) for node in others], 30, "a new leader")
+        assert client.retry(client.exists, "/outlives")
+    leader.start()
+    assert zookeeper_mode(leader.port) == "follower"
+
+
+def test_a_paused_node_answers_nothing_until_it_is_resumed(zookeeper):
+    node = zookeeper.zookeepers[0]
+    pid = node.pid
+    node.pause()
+    assert node.alive
+    assert node.paused
+    assert zookeeper_mode(node.port, timeout_s=0.3) is None
+    node.resume()
+    wait_until(lambda: zookeeper_mode(node.port) == "standalone", 10, "the node to answer again")
+    assert node.pid == pid
+
+
+def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka_cluster):
+    node = kafka_cluster.brokers[0]
+    node.pause()
+    assert metadata(node.port, timeout_s=0.3) is None
+    node.start()  # resumes: it never ended
+    assert metadata(node.port) is not None
+
+
+def test_data_survive_a_kill_and_an_orderly_stop(kafka_cluster, topic_factory):
+    topic = topic_factory(partitions=2)
+    node = kafka_cluster.brokers[0]
+    port = node.port
+    kafka_cluster.produce(topic, [b"a"] * 10)
+    node.stop()
+    assert not node.alive
+    assert "shut down completed" in node.log_tail()
+    node.start()
+    node.kill()
+    node.start()
+    assert node.port == port
+    assert kafka_cluster.produce(topic, [b"b"] * 10) == {0: 5, 1: 5}
+
+
+def test_zookeeper_keeps_what_was_written_before_a_kill(zookeeper):
+    with zookeeper_client(zookeeper.zookeeper) as client:
+        client.create("/kept", b"1")
+    zookeeper.zookeepers[0].kill()
+    zookeeper.zookeepers[0].start()
+    with zookeeper_client(zookeeper.zookeeper) as client:
+        assert client.get("/kept")[0] == b"1"
+        client.delete("/kept")
+
+
+def test_sessions_may_be_as_short_as_a_second(zookeeper):
+    assert "minSessionTimeout=1000\n" in four_letter_word(zookeeper.zookeepers[0].port, "conf")
+
+
+def test_pausing_what_does_not_run_says_so(zookeeper):
+    node = zookeeper.zookeepers[0]
+    node.kill()
+    with pytest.raises(ClusterError, match="ZooKeeper 1 does not run"):
+        node.pause()
+
+
+def test_topics_are_created_grown_and_deleted(kafka_cluster, unique_name):
+    topic = unique_name()
+    kafka_cluster.create_topic(topic, 2, config={"retention.ms": "1234567"})
+    kafka_cluster.add_partitions(topic, 5)
+    assert sorted(kafka_cluster.metadata()[0].topics[topic]) == [0, 1, 2, 3, 4]
+    with pytest.raises(ClusterError, match="exists already"):
+        kafka_cluster.create_topic(topic)
+    with pytest.raises(ClusterError, match="adds none"):
+        kafka_cluster.add_partitions(topic, 5)
+    kafka_cluster.delete_topic(topic)
+    assert topic not in kafka_cluster.metadata()[0].topics
+    with pytest.raises(ClusterError, match="no topic"):
+        kafka_cluster.delete_topic(topic)
+
+
+def test_replication_needs_brokers(kafka_cluster, unique_name):
+    with pytest.raises(ClusterError, match="replication 2 needs that many running brokers; there are 1"):
+        kafka_cluster.create_topic(unique_name(), replication=2)
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(tmp_path):
+    cluster = LocalCluster(broker_config={"log.retention.hours": "plenty"}, directory=tmp_path)
+    with pytest.raises(ServerStartFailed) as caught:
+        cluster.start()
+    text = str(caught.value)
+    assert "Kafka broker 0" in text
+    assert "log.retention.hours" in text
+    assert "plenty" in text
+    assert cluster.nodes == []
+
+
+def test_a_zookeeper_that_cannot_start_ends_the_wait_of_the_broker(tmp_path):
+    with pytest.raises(ServerStartFailed, match=r"(?s)ZooKeeper 1 .*Invalid config.*soon"):
+        LocalCluster(zookeeper_config={"tickTime": "soon"}, directory=tmp_path).start()
+
+
+def test_settings_of_a_user_know_the_ports(cluster_factory):
+    listeners = "PLAINTEXT://127.0.0.1:{port},OTHER://127.0.0.1:{port2}"
+    protocols = "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT"
+    with LocalCluster(broker_config={"listeners": listeners, "listener.security.protocol.map": protocols}) as cluster:
+        text = (cluster.brokers[0].directory / "server.properties").read_text()
+        second = int(text.partition("OTHER://127.0.0.1:")[2].split()[0])
+        assert metadata(second) is not None
+
+
+def test_a_given_directory_is_kept(tmp_path):
+    with LocalCluster(None, directory=tmp_path) as cluster:
+        assert cluster.directory == tmp_path
+    assert (tmp_path / "zookeeper-1" / "server.log").exists()
+
+
+def test_a_temporary_directory_is_removed():
+    with LocalCluster(None) as cluster:
+        directory = cluster.directory
+        assert directory.exists()
+    assert not directory.exists()
+    cluster.stop()  # twice is safe
+
+
+async def test_async_with_leaves_the_loop_free():
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.ensure_future(tick())
+    async with LocalCluster(None) as cluster:
+        assert zookeeper_mode(cluster.zookeepers[0].port) == "standalone"
+    ticking.cancel()
+    assert ticks > 5
+
+
+async def test_a_cancelled_start_leaves_nothing():
+    cluster = LocalCluster(None)
+
+    async def enter():
+        async with cluster:
+            pytest.fail("it was cancelled before")
+
+    entering = asyncio.ensure_future(enter())
+    await asyncio.sleep(0)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert cluster.nodes == []
+
+
+@pytest.mark.parametrize(("brokers", "zookeepers"), [(0, 1), (1, 0)])
+def test_too_few_servers_are_refused(brokers, zookeepers):
+    with pytest.raises(ClusterError):
+        LocalCluster("3.9.1", brokers, zookeepers)

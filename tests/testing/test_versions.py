@@ -1,0 +1,131 @@
+"""Every version starts, and what is produced to it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator.testing import ClusterError, LocalCluster, UnknownVersion
+from allocator.testing.probe import Connection, api_versions
+from allocator.testing.versions import KAFKA
+
+QUICK = {"0.8.2.2", "3.9.1", "4.1.1"}
+VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]
+
+
+@pytest.fixture(params=VERSIONS)
+def cluster(request, cluster_factory):
+    return cluster_factory(request.param)
+
+
+def consumed(cluster, topic, expected):
+    """The values of the first partition, by kafka-python's consumer: an independent decoder."""
+    import struct
+
+    from kafka.record import MemoryRecords
+
+    port = cluster.brokers[0].port
+    name = topic.encode()
+    newest = (api_versions(port) or {}).get(1, (0, 0))[1]
+    version = 4 if newest >= 4 else 2 if newest >= 2 else 0
+    body = struct.pack(">iii", -1, 1000, 1)
+    if version >= 4:
+        body += struct.pack(">ib", 1 << 20, 0)
+    body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, 1 << 20)
+    values = []
+    connection = Connection("127.0.0.1", port, 10)
+    try:
+        reader = connection.ask(1, version, body)
+        if version >= 1:
+            reader.int32()
+        assert reader.int32() == 1
+        assert reader.text() == topic
+        assert reader.int32() == 1
+        assert reader.int32() == 0
+        assert reader.int16() == 0
+        reader.skip(8)
+        if version >= 4:
+            reader.skip(8)
+            assert reader.int32() <= 0
+        records = MemoryRecords(reader.bytes(reader.int32()))
+        while records.has_next():
+            values += [record.value for record in records.next_batch()]
+    finally:
+        connection.close()
+    assert len(values) >= expected
+    return values
+
+
+def test_records_come_back(cluster, topic_factory):
+    topic = topic_factory(partitions=2, cluster=cluster)
+    assert cluster.produce(topic, [b"%d" % number for number in range(100)]) == {0: 50, 1: 50}
+    assert consumed(cluster, topic, 50) == [b"%d" % number for number in range(0, 100, 2)]
+
+
+def test_the_version_is_what_was_asked_for(cluster):
+    asked = api_versions(cluster.brokers[0].port)
+    if cluster.release.number < (0, 10):
+        assert asked is None
+    else:
+        assert (asked[0][1] >= 3) == (cluster.release.number >= (0, 11))
+
+
+def test_gzip_is_taken_by_all(cluster, topic_factory):
+    topic = topic_factory(cluster=cluster)
+    values = [b"value %d" % number for number in range(1000)]
+    assert cluster.produce(topic, values, compression="gzip") == {0: 1000}
+    assert consumed(cluster, topic, 1000) == values
+
+
+@pytest.mark.parametrize("compression", ["snappy", "lz4", "zstd"])
+def test_codecs_are_taken_or_refused_with_a_reason(cluster, topic_factory, compression):
+    topic = topic_factory(cluster=cluster)
+    first = {"snappy": (0, 8), "lz4": (0, 8, 2), "zstd": (2, 1)}[compression]
+    if cluster.release.number >= first:
+        assert cluster.produce(topic, [b"x" * 100] * 1000, compression=compression) == {0: 1000}
+    else:
+        with pytest.raises(ClusterError):
+            cluster.produce(topic, [b"x"] * 10, compression=compression)
+
+
+def test_topics_grow(cluster, topic_factory):
+    topic = topic_factory(cluster=cluster)
+    cluster.add_partitions(topic, 3)
+    assert cluster.produce(topic, [b"x"] * 9) == {0: 3, 1: 3, 2: 3}
+
+
+def test_topics_are_deleted_where_the_version_can(cluster, topic_factory):
+    topic = topic_factory(cluster=cluster)
+    if cluster.version == "0.8.1.1":
+        with pytest.raises(ClusterError, match="cannot delete topics"):
+            cluster.delete_topic(topic)
+    else:
+        cluster.delete_topic(topic)
+        assert topic not in cluster.metadata()[0].topics
+
+
+def test_a_killed_broker_starts_again_on_the_same_data(cluster, topic_factory):
+    topic = topic_factory(cluster=cluster)
+    cluster.produce(topic, [b"before"])
+    cluster.brokers[0].kill()
+    cluster.brokers[0].start()
+    cluster.produce(topic, [b"after"])
+    assert consumed(cluster, topic, 2) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("version", [v if v == "0.8.2.2" else pytest.param(v, marks=pytest.mark.long) for v in KAFKA])
+def test_three_brokers_share_the_partitions(version):
+    with LocalCluster(version, brokers=3) as cluster:
+        cluster.create_topic("t", 6, replication=3)
+        assert cluster.produce("t", [b"x"] * 60) == dict.fromkeys(range(6), 10)
+        assert {cluster.leader("t", partition).id for partition in range(6)} == {0, 1, 2}
+
+
+def test_kraft_has_a_zookeeper_of_its_own_beside_it(cluster_factory):
+    cluster = cluster_factory("4.1.1")
+    assert len(cluster.zookeepers) == 1
+    assert "zookeeper" not in (cluster.brokers[0].directory / "server.properties").read_text()
+
+
+def test_an_unknown_version_names_the_known_ones():
+    with pytest.raises(UnknownVersion, match=r"Kafka '0\.7' .* known: 0\.8\.1\.1, 0\.8\.2\.2, .*4\.1\.1"):
+        LocalCluster("0.7")

@@ -185,6 +185,9 @@ class GroupSettings:
     # relative capacity, for allocator functions that heed it
     weight: float = setting(Number(0, 1e6, above=True, unit="relative capacity"), 1.0)
     rack: str | None = setting(Text(), None)
+    # seconds, default 30: how long the start waits for Kafka and ZooKeeper; more: waits for a cluster that is
+    # coming up; less: whatever supervises the daemon learns sooner that it cannot start
+    connect_timeout_s: float = setting(Number(0.1, 86400), 30.0)
     # who keeps the membership
     membership: str = setting(Text(("zookeeper",)), "zookeeper")
 
@@ -303,6 +306,7 @@ class Config:
             "client_id": self.group.client_id,
             "weight": self.group.weight,
             "rack": self.group.rack,
+            "connect_timeout_s": self.group.connect_timeout_s,
             "auto_commit_interval_s": None,
             **_values(self.consume),
         }

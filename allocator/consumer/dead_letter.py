@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "allocator."
 ERROR_BYTES = 1000  # of the error's text; more could make a record that just fits its topic too large
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30
 
 
 class DeadLetterTopic:

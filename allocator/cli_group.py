@@ -1,0 +1,251 @@
+"""`allocator group`: looking at groups, and moving their offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Optional, TypeVar
+
+import click
+from rich.console import Console
+
+from allocator.cli_report import GroupReport, members_table, offsets_table, parse_target, reset_table
+from allocator.errors import AllocatorError, ConfigError
+
+__all__ = ["group"]
+
+T = TypeVar("T")
+Command = Callable[..., Any]
+
+ERROR = 1
+USAGE = 2
+
+
+@click.group()
+def group() -> None:
+    """Consumer groups: who is in them, who owns what, how far they got.
+
+    Exit codes: 0 answered; 1 not answered, not wholly, or refused; 2 wrong usage or settings. With --json an error
+    is an object too: {"error": {"type", "message", "retriable"}}.
+    """
+
+
+def _access(command: Command) -> Command:
+    """The options that say where the clusters are; the command gets `read`, which has the coroutine run."""
+
+    @click.option(
+        "-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`: all of the below."
+    )
+    @click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="host:port,host:port/chroot")
+    @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
+    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
+    @click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def with_access(
+        config: Optional[str],
+        zookeeper: Optional[str],
+        root: Optional[str],
+        brokers: Optional[str],
+        timeout: float,
+        as_json: bool,
+        **arguments: Any,
+    ) -> None:
+        try:
+            access, default_group = _find(config, zookeeper, root, brokers, timeout)
+            command(access=access, default_group=default_group, as_json=as_json, **arguments)
+        except AllocatorError as error:
+            _fail(error, as_json)
+
+    return with_access
+
+
+def _find(
+    config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
+) -> tuple[Any, str | None]:
+    from allocator.cli_read import Access
+    from allocator.consumer.config import load
+
+    if config is None:
+        if zookeeper is None:
+            raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
+        return Access(zookeeper, root or "/allocator", None, brokers, None, timeout_s), None
+    settings = load(config)
+    access = Access(
+        zookeeper or settings.zookeeper.hosts,
+        root or settings.zookeeper.root,
+        settings.zookeeper.options() or None,
+        brokers or ",".join(settings.kafka.brokers),
+        settings.kafka.security() or None,
+        timeout_s,
+    )
+    return access, settings.group.name
+
+
+def _chosen(name: str | None, default: str | None) -> str:
+    chosen = name or default
+    if chosen is None:
+        raise ConfigError("which group? Name it, or give --config")
+    return chosen
+
+
+@group.command("list")
+@_access
+def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
+    """All groups, with their members and generation."""
+    from allocator.cli_read import read_all
+
+    reports = _run(read_all(access))
+    if as_json:
+        summaries = [
+            {
+                "group": report.state.group,
+                "state": report.phase,
+                "generation": report.state.generation,
+                "members": len(report.state.members),
+                "partitions": len(report.state.owners),
+                "problems": report.problems,
+            }
+            for report in reports
+        ]
+        _print_json({"groups": summaries})
+        return
+    for report in reports:
+        state = report.state
+        click.echo(
+            f"{state.group}: {report.phase}, generation {state.generation}, {len(state.members)} members, "
+            f"{len(state.owners)} partitions" + _count_problems(report)
+        )
+
+
+@group.command("describe")
+@click.argument("name", metavar="[GROUP]", required=False)
+@_access
+def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
+    """Members, owners, positions, lag and problems of one group."""
+    from allocator.cli_read import read_group
+
+    report = _run(read_group(access, _chosen(name, default_group)))
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        console = _console()
+        console.print(report.headline(), markup=False)
+        for table in (members_table(report), offsets_table(report)):
+            if table.row_count:
+                console.print()
+                console.print(table)
+        _print_problems(report, console)
+    if report.logs.problems:
+        sys.exit(ERROR)
+
+
+class _ShowByDefault(click.Group):
+    """`offsets GROUP` is `offsets show GROUP`."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--help" not in args[:1] and (not args or args[0].startswith("-")):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@group.group("offsets", cls=_ShowByDefault)
+def offsets() -> None:
+    """Committed offsets and lag of one group: `offsets [GROUP]`; and `offsets reset`."""
+
+
+@offsets.command("show")
+@click.argument("name", metavar="[GROUP]", required=False)
+@_access
+def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
+    """Committed offset, log end and lag of each partition."""
+    from allocator.cli_read import read_group
+
+    if access.brokers is None:
+        raise ConfigError("the brokers are needed for this; give --brokers or --config")
+    report = _run(read_group(access, _chosen(name, default_group)))
+    if as_json:
+        everything = report.to_json()
+        _print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
+    else:
+        console = _console()
+        console.print(offsets_table(report))
+        _print_problems(report, console)
+    if report.logs.problems:
+        sys.exit(ERROR)
+
+
+@offsets.command("reset")
+@click.argument("name", metavar="[GROUP]", required=False)
+@click.option("--to", "to", required=True, help="earliest, latest, timestamp:MILLISECONDS, or an offset.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all of the group]")
+@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@_access
+def reset_command(
+    name: str | None,
+    to: str,
+    topics: tuple[str, ...],
+    execute: bool,
+    access: Any,
+    default_group: str | None,
+    as_json: bool,
+) -> None:
+    """Replace committed offsets of a group that has no members. Shows what it would do, until --execute."""
+    from allocator.cli_read import execute_reset, plan_reset
+
+    chosen, target = _chosen(name, default_group), parse_target(to)
+    plan = _run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
+    if as_json:
+        _print_json(plan.to_json(executed=execute))
+        return
+    console = _console()
+    console.print(reset_table(plan))
+    if execute:
+        console.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)
+        return
+    console.print("\nnothing was changed; add --execute to do it", markup=False)
+    if plan.alive:
+        console.print(f"it would be refused now: the group has {len(plan.alive)} members", markup=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+
+
+def _run(reading: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(reading)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    # a pipe has no width; cut lines would be of no use to what reads them
+    return console if console.is_terminal else Console(highlight=False, width=10_000)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _print_problems(report: GroupReport, console: Console) -> None:
+    for index, problem in enumerate(report.problems):
+        console.print(("\n" if index == 0 else "") + f"problem: {problem}", markup=False)
+
+
+def _count_problems(report: GroupReport) -> str:
+    return f", {len(report.problems)} problems" if report.problems else ""
+
+
+def _fail(error: AllocatorError, as_json: bool) -> None:
+    if as_json:
+        kind, retriable = type(error).__name__, error.retriable
+        _print_json({"error": {"type": kind, "message": str(error), "retriable": retriable}})
+    else:
+        click.echo(f"error: {error}", err=True)
+    sys.exit(USAGE if isinstance(error, ConfigError) else ERROR)

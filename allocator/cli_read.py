@@ -1,0 +1,207 @@
+"""Reading a group from outside: ZooKeeper for who owns what, Kafka for how far it got."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from allocator.cli_report import GroupReport, Logs, ResetPlan, Target
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, ConfigError, TopicNotFound
+from allocator.membership.describe import GroupState, describe, list_groups
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
+
+
+class MembersAlive(AllocatorError):
+    """Offsets of a group cannot be replaced while its members commit their own."""
+
+
+class NoSuchGroup(AllocatorError):
+    """Neither ZooKeeper nor, as far as it was asked, Kafka knows the group."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the clusters are, and how to be let in."""
+
+    zookeeper: str
+    root: str = "/allocator"
+    zookeeper_options: Optional[Mapping[str, Any]] = None
+    brokers: Optional[str] = None
+    security: Optional[Mapping[str, Any]] = None
+    timeout_s: float = 10.0
+
+    @contextlib.asynccontextmanager
+    async def ensemble(self) -> AsyncIterator[ZooKeeper]:
+        zk = ZooKeeper(self.zookeeper, session_timeout_s=self.timeout_s, options=self.zookeeper_options)
+        await zk.connect(self.timeout_s)
+        try:
+            yield zk
+        finally:
+            await zk.close()
+
+    @contextlib.asynccontextmanager
+    async def cluster(self) -> AsyncIterator[KafkaClient]:
+        if self.brokers is None:
+            raise ConfigError("the brokers are needed for this; give --brokers or --config")
+        client = KafkaClient(self.brokers, security=self.security, request_timeout_s=self.timeout_s)
+        await client.connect(self.timeout_s)
+        try:
+            client.follow_all()
+            await client.refresh()
+            yield client
+        finally:
+            await client.close()
+
+
+async def read_all(access: Access) -> list[GroupReport]:
+    """Every group under the root, without offsets."""
+    async with access.ensemble() as zk:
+        states = await asyncio.gather(*(describe(zk, group, access.root) for group in await _groups(zk, access)))
+    return [GroupReport(state) for state in states if state is not None]
+
+
+async def read_group(access: Access, group: str) -> GroupReport:
+    """One group, with offsets if the brokers are given; when these do not answer, that is one of its problems.
+
+    Raises NoSuchGroup when nothing is known of it.
+    """
+    async with access.ensemble() as zk:
+        state = await describe(zk, group, access.root)
+        known = await _groups(zk, access)
+    logs, subscribed = Logs(), frozenset[TopicPartition]()
+    if access.brokers is not None:
+        try:
+            async with access.cluster() as client:
+                subscribed = _subscribed(state, client)
+                offsets = GroupOffsets(client, group, timeout_s=access.timeout_s)
+                committed = await offsets.fetch(None)
+                wanted = {*subscribed, *committed, *(state.assigned if state is not None else ())}
+                logs = await _logs(client, wanted, committed, access.timeout_s)
+        except AllocatorError as error:
+            if state is None or isinstance(error, ConfigError):
+                raise
+            logs = Logs(problems=(f"offsets are not known: {error}",))
+    if state is None:
+        if not logs.committed:
+            raise NoSuchGroup(
+                f"ZooKeeper has no group {group!r} under {access.root}"
+                + (", and Kafka no offsets of it" if access.brokers is not None else "")
+                + (f"; there are {', '.join(known)}" if known else "; there is none")
+            )
+        state = GroupState(group, {}, {}, None)
+    return GroupReport(state, logs, subscribed)
+
+
+async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
+    """The offsets that the group would get. `topics` empty: all that it has committed or was assigned."""
+    async with access.ensemble() as zk, access.cluster() as client:
+        state = await describe(zk, group, access.root)
+        return await _plan(client, access, group, state, target, topics)
+
+
+async def execute_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
+    """Commits them. Raises MembersAlive, having changed nothing, while the group has members."""
+    async with access.ensemble() as zk, access.cluster() as client:
+        plan = await _plan(client, access, group, await describe(zk, group, access.root), target, topics)
+        # asked again after what took its time, so that only an instant is left for a member to come
+        _refuse_members(await describe(zk, group, access.root), group)
+        await GroupOffsets(client, group, timeout_s=access.timeout_s).commit(
+            {p: OffsetAndMetadata(offset, "reset by allocator group offsets", -1) for p, offset in plan.after.items()}
+        )
+        joined = await describe(zk, group, access.root)
+        if joined is not None and joined.members:
+            raise MembersAlive(
+                f"the offsets of {group!r} were reset, but {_members(joined)} joined meanwhile and may have started "
+                "from the old ones, which it will commit; stop it and reset again"
+            )
+    return plan
+
+
+async def _plan(
+    client: KafkaClient, access: Access, group: str, state: GroupState | None, target: Target, topics: Collection[str]
+) -> ResetPlan:
+    committed = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
+    unknown = [topic for topic in topics if client.partitions(topic) is None]
+    if unknown:
+        raise TopicNotFound(unknown)
+    if topics:
+        chosen = set(topics)
+    else:
+        assigned = state.assigned if state is not None else ()
+        chosen = {p.topic for p in (*committed, *assigned, *_subscribed(state, client))}
+    wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
+    if not wanted:
+        raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment; name topics with --topic")
+    logs = await _logs(client, wanted, committed, access.timeout_s)
+    if set(logs.end) != wanted:
+        raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")
+    times: dict[TopicPartition, int | None] = {}
+    if isinstance(target, str) and target.startswith("timestamp:"):
+        when = int(target.partition(":")[2])
+        answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
+        times = {p: None if answer is None else answer.offset for p, answer in answers.items()}
+    return ResetPlan.make(group, target, logs, times, tuple(state.members) if state is not None else ())
+
+
+async def _logs(
+    client: KafkaClient,
+    partitions: Iterable[TopicPartition],
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    timeout_s: float,
+) -> Logs:
+    """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
+    problems = []
+    asked = []
+    for partition in sorted(partitions):
+        if partition.partition not in (client.partitions(partition.topic) or ()):
+            problems.append(f"{partition.topic}:{partition.partition} does not exist (any more)")
+        elif client.leader(partition) is None:
+            problems.append(f"{partition.topic}:{partition.partition} has no leader")
+        else:
+            asked.append(partition)
+    start, end = await asyncio.gather(
+        *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
+    )
+    return Logs(
+        committed,
+        {p: found.offset for p, found in start.items() if found is not None},
+        {p: found.offset for p, found in end.items() if found is not None},
+        tuple(problems),
+    )
+
+
+def _subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
+    if state is None:
+        return frozenset()
+    topics: set[str] = set()
+    for info in state.members.values():
+        topics |= info.topics
+        if info.pattern is not None:
+            topics |= set(filter(re.compile(info.pattern).match, client.topics()))
+    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _refuse_members(state: GroupState | None, group: str) -> None:
+    if state is not None and state.members:
+        raise MembersAlive(
+            f"group {group!r} has members: {_members(state)}; stop them first, or they commit their own offsets over "
+            "these. Nothing was changed"
+        )
+
+
+def _members(state: GroupState) -> str:
+    return ", ".join(f"{info.name} on {info.host}" for info in state.members.values())
+
+
+def _groups(zk: ZooKeeper, access: Access) -> Awaitable[list[str]]:
+    return list_groups(zk, access.root)

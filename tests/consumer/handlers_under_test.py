@@ -1,0 +1,44 @@
+"""Handlers that daemons under test run in their own process; what they did is in a file, a line for each record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import Any
+
+DONE = os.environ.get("DONE_FILE", "")
+POISON = os.environ.get("POISON", "").encode()
+
+
+def note(record: Any, **more: Any) -> None:
+    line = {"pid": os.getpid(), "partition": record.partition, "offset": record.offset, "value": record.value.decode()}
+    with open(DONE, "a") as file:
+        file.write(json.dumps({**line, **more}) + "\n")
+
+
+def plain(record: Any) -> None:
+    if POISON and record.value == POISON:
+        raise ValueError("this record is poison")
+    note(record)
+
+
+async def coroutine(record: Any) -> None:
+    await asyncio.sleep(0)
+    plain(record)
+
+
+def batch(batch: Any) -> None:
+    for record in batch:
+        note(record, batch=len(batch))
+
+
+def slow(record: Any) -> None:
+    time.sleep(0.002)
+    note(record)
+
+
+def blocks(record: Any) -> None:
+    note(record)
+    time.sleep(600)

@@ -1,0 +1,337 @@
+"""`allocator run` as a process, on real ZooKeeper and Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.assign import naive
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, produce, wait_until
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "allocator.cli"]
+
+
+class Setup:
+    """One topic, one group, and the daemons on them."""
+
+    def __init__(self, cluster: LocalCluster, zookeeper: str, topic: str, group: str, directory: Path) -> None:
+        self.cluster = cluster
+        self.zookeeper = zookeeper
+        self.topic = topic
+        self.group = group
+        self.done_file = directory / "done"
+        self.directory = directory
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def config(self, function: str = "plain", **sections: dict[str, Any]) -> Path:
+        settings: dict[str, dict[str, Any]] = {
+            "kafka": {"brokers": self.cluster.bootstrap.split(",")},
+            "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 4},
+            "group": {"name": self.group, "topics": [self.topic]},
+            "handler": {"target": f"handlers_under_test:{function}", "retries": 2, "retry_backoff_s": 0.01},
+            "consume": {"max_partition_bytes": 2000, "max_wait_s": 0.05},
+        }
+        for name, values in sections.items():
+            settings.setdefault(name, {}).update(values)
+        lines = []
+        for name, values in settings.items():
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        path = self.directory / f"config-{len(list(self.directory.glob('config-*')))}.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+    def environ(self, **more: str) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(HERE), "DONE_FILE": str(self.done_file), **more}
+
+    def run(self, config: Path, **environ: str) -> subprocess.Popen[str]:
+        log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
+        process = subprocess.Popen(
+            [*COMMAND, "run", str(config)], env=self.environ(**environ), stderr=log, text=True, cwd=self.directory
+        )
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def check(self, config: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, "run", str(config), "--check", *options],
+            env=self.environ(**environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def fill(self, count: int, poison: Sequence[str] = ()) -> None:
+        produce(self.cluster.bootstrap, self.topic, [str(n).encode() for n in range(count)])
+
+    def done(self) -> list[dict[str, Any]]:
+        if not self.done_file.exists():
+            return []
+        return [
+            json.loads(line) for line in self.done_file.read_text().splitlines(keepends=True) if line.endswith("\n")
+        ]
+
+    def logs(self, number: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / f"log-{number}").read_text().splitlines()]
+
+    def wait_done(self, count: int, timeout_s: float = 60) -> None:
+        def enough() -> bool:
+            assert any(process.poll() is None for process in self.processes), self.logs(len(self.processes) - 1)
+            return len({entry["value"] for entry in self.done()}) >= count
+
+        wait_until(enough, timeout_s, f"{count} records to be handled")
+
+    async def committed(self) -> dict[int, int]:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            await client.refresh([self.topic])
+            wanted = [TopicPartition(self.topic, p) for p in client.partitions(self.topic) or ()]
+            found = await GroupOffsets(client, self.group).fetch(wanted)
+        return {partition.partition: offset.offset for partition, offset in found.items()}
+
+
+def stopped(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
+    process.send_signal(number)
+    return process.wait(30)
+
+
+@pytest.fixture
+def make(
+    topic_factory: Callable[..., str], group: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Setup]]:
+    made: list[Setup] = []
+
+    def setup(partitions: int = 1, cluster: LocalCluster | None = None) -> Setup:
+        where = cluster if cluster is not None else request.getfixturevalue("kafka_cluster")
+        topic = topic_factory(partitions, cluster=where)
+        made.append(Setup(where, f"{where.zookeeper}/{group}", topic, group, tmp_path))
+        return made[-1]
+
+    yield setup
+    for each in made:
+        for process in each.processes:
+            process.kill()
+            process.wait()
+            with contextlib.suppress(FileNotFoundError):
+                print((tmp_path / f"log-{each.processes.index(process)}").read_text()[-5000:])
+
+
+@pytest.mark.parametrize("handler", ["plain", "coroutine", "batch"])
+async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_stop(
+    make: Callable[..., Setup], handler: str
+) -> None:
+    it = make(partitions=3)
+    it.fill(900)
+    mode = "batch" if handler == "batch" else "record"
+    process = it.run(it.config(handler, handler={"mode": mode}))
+    it.wait_done(900)
+    assert stopped(process) == 0
+    for partition in range(3):
+        assert [e["offset"] for e in it.done() if e["partition"] == partition] == list(range(300))
+    assert await it.committed() == {0: 300, 1: 300, 2: 300}
+    logs = it.logs()
+    assert any("SIGTERM: draining" in line["message"] for line in logs)
+    assert {"time", "level", "logger", "message"} <= set(logs[0])
+
+
+async def test_partitions_move_between_daemons_and_every_record_is_handled_once(make: Callable[..., Setup]) -> None:
+    it = make(partitions=6)
+    it.fill(6000)
+    config = it.config("slow", handler={"concurrency": 2})
+    first = it.run(config)
+    it.wait_done(300)
+    second = it.run(config)
+    wait_until(lambda: len({entry["pid"] for entry in it.done()}) == 2, 30, "both to take part")
+    assert stopped(first) == 0
+    it.wait_done(6000)
+    assert stopped(second) == 0
+    counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
+    assert len(counts) == 6000
+    assert [key for key, count in counts.items() if count > 1] == []  # all of them left in good order
+    for partition in range(6):
+        offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
+        assert offsets == sorted(offsets)
+    assert await it.committed() == dict.fromkeys(range(6), 1000)
+
+
+async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup]) -> None:
+    it = make(partitions=4)
+    it.fill(4000)
+    config = it.config("slow", commit={"interval_s": 0.2})
+    first = it.run(config)
+    second = it.run(config)
+    wait_until(lambda: len({entry["pid"] for entry in it.done()}) == 2, 30, "both to take part")
+    first.kill()
+    it.wait_done(4000)
+    assert stopped(second) == 0
+    assert await it.committed() == dict.fromkeys(range(4), 1000)
+
+
+async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exit_code(
+    make: Callable[..., Setup],
+) -> None:
+    it = make()
+    it.fill(100)
+    process = it.run(it.config(), POISON="40")
+    assert process.wait(60) == 3
+    assert [entry["offset"] for entry in it.done()] == list(range(40))
+    assert await it.committed() == {0: 40}
+    (line,) = [line for line in it.logs() if line["level"] == "error"]
+    assert "failed 3 times" in line["message"]
+    assert (line["topic"], line["partition"], line["offset"]) == (it.topic, 0, 40)
+
+
+def read_all(bootstrap: str, topic: str, **settings: Any) -> list[Any]:
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=5000, **settings
+    )
+    try:
+        return [next(consumer)]
+    finally:
+        consumer.close()
+
+
+async def test_a_dead_letter_carries_the_record_and_where_it_came_from(
+    make: Callable[..., Setup], topic_factory: Callable[..., str]
+) -> None:
+    it = make()
+    letters = topic_factory(1)
+    it.fill(100)
+    process = it.run(it.config(handler={"dead_letter_topic": letters}), POISON="40")
+    it.wait_done(99)
+    assert stopped(process) == 0
+    assert await it.committed() == {0: 100}
+    (letter,) = read_all(it.cluster.bootstrap, letters)
+    assert letter.value == b"40"
+    headers = dict(letter.headers)
+    assert headers["allocator.topic"] == it.topic.encode()
+    assert headers["allocator.offset"] == b"40"
+    assert headers["allocator.group"] == it.group.encode()
+    assert headers["allocator.error"] == b"builtins.ValueError: this record is poison"
+    assert headers["allocator.attempts"] == b"3"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1"])
+async def test_dead_letters_reach_clusters_from_before_headers(
+    make: Callable[..., Setup], topic_factory: Callable[..., str], cluster_factory: Any, version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    it = make(cluster=cluster)
+    letters = topic_factory(1, cluster=cluster)
+    it.fill(100)
+    process = it.run(it.config(handler={"dead_letter_topic": letters}), POISON="40")
+    it.wait_done(99)
+    assert stopped(process) == 0
+    assert await it.committed() == {0: 100}
+    async with KafkaClient(cluster.bootstrap) as client:
+        api_version = client.broker_version
+    (letter,) = read_all(cluster.bootstrap, letters, api_version=api_version)
+    assert letter.value == b"40"
+
+
+async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[..., Setup]) -> None:
+    it = make()
+    it.fill(10)
+    process = it.run(it.config("blocks"))
+    it.wait_done(1)
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: any("draining" in line["message"] for line in it.logs()), 20, "the first signal to be heard")
+    assert process.poll() is None
+    assert stopped(process, signal.SIGINT) == 128 + signal.SIGINT
+    assert await it.committed() == {}
+
+
+async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(make: Callable[..., Setup]) -> None:
+    it = make()
+    it.fill(10)
+    process = it.run(it.config("blocks", handler={"drain_timeout_s": 0.5}))
+    it.wait_done(1)
+    assert stopped(process) == 0
+    assert any("still running and is cut off" in line["message"] for line in it.logs())
+    assert await it.committed() == {}
+
+
+def test_systemd_is_told_when_it_is_ready_and_when_it_stops(make: Callable[..., Setup], tmp_path: Path) -> None:
+    it = make()
+    it.fill(10)
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.settimeout(30)
+        process = it.run(it.config(), NOTIFY_SOCKET=address, WATCHDOG_USEC="1000000")
+        told: set[bytes] = set()
+        while not {b"READY=1", b"WATCHDOG=1", b"STATUS=1 partitions"} <= told:
+            told.add(listener.recv(1000))
+        assert stopped(process) == 0
+        while b"STOPPING=1" not in told:
+            told.add(listener.recv(1000))
+
+
+def test_servers_that_do_not_answer_are_named_in_time(make: Callable[..., Setup]) -> None:
+    it = make()
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        process = it.run(it.config(zookeeper={"hosts": address}, group={"connect_timeout_s": 2}))
+        assert process.wait(30) == 1
+        assert any(address in line["message"] for line in it.logs() if line["level"] == "error")
+        process = it.run(it.config(kafka={"brokers": [address]}, group={"connect_timeout_s": 2}))
+        assert process.wait(30) == 1
+        assert any(address in line["message"] for line in it.logs(1) if line["level"] == "error")
+
+
+# -- --check needs no servers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Setup:
+    class Nowhere:
+        bootstrap = "127.0.0.1:1"
+
+    return Setup(Nowhere(), "127.0.0.1:1", "t", "g", tmp_path)  # type: ignore[arg-type]
+
+
+def test_check_shows_the_settings_and_masks_secrets(offline: Setup) -> None:
+    config = offline.config(zookeeper={"digest_username": "u"})
+    checked = offline.check(config, ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD="hunter2")
+    assert checked.returncode == 0, checked.stderr
+    assert 'digest_password = "***"' in checked.stdout
+    assert "concurrency = 8" in checked.stdout
+    assert "hunter2" not in checked.stdout + checked.stderr
+    shown = json.loads(offline.check(config, "--json", ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD="hunter2").stdout)
+    assert shown["ok"] is True
+    assert shown["settings"]["group"]["assignor"] == [naive.name]
+
+
+def test_check_names_what_is_wrong_with_settings_handler_and_allocator_function(offline: Setup) -> None:
+    wrong = offline.check(offline.config(handler={"concurency": 3}))
+    assert wrong.returncode == 2
+    assert "handler.concurency is not a setting; did you mean handler.concurrency?" in wrong.stderr
+    wrong = offline.check(offline.config("plan"))
+    assert wrong.returncode == 2
+    assert "did you mean 'plain'?" in wrong.stderr
+    wrong = offline.check(offline.config(group={"assignor": "naiv"}), "--json")
+    assert wrong.returncode == 2
+    assert "did you mean 'naive'?" in json.loads(wrong.stdout)["error"]
+
+
+def test_run_refuses_before_anything_is_touched(offline: Setup) -> None:
+    process = offline.run(offline.config("plan"))
+    assert process.wait(30) == 2

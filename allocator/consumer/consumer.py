@@ -173,6 +173,7 @@ class Consumer:
         Asking for it says that the one before is done.
         """
         async with self._reading_more():
+            self._cut_rest()
             batch = await self._take(timeout_s)
             if batch is not None:
                 self._engine.deliver(batch, batch.next_offset)
@@ -212,6 +213,7 @@ class Consumer:
         found: dict[TopicPartition, list[Record]] = {}
         count = 0
         async with self._reading_more():
+            self._cut_rest()
             batch = await self._take(timeout_s)
             while batch is not None:
                 records, end = self._some_of(batch, None if max_records is None else max_records - count)
@@ -275,6 +277,13 @@ class Consumer:
         self._records = None
         if batch is not None:
             self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
+
+    def _cut_rest(self) -> None:
+        """Leaves out of the batch that `getone` began what it has given already."""
+        if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
+            position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
+            if position is not None:
+                self._keep(self._rest.from_offset(position.offset))
 
     @contextlib.asynccontextmanager
     async def _reading_more(self) -> AsyncIterator[None]:

@@ -1,0 +1,424 @@
+"""Consumers of one group on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator.errors import BrokersUnavailable, Closed, CommitFailed, DeserializationError, NoOffsetsError, NotOwned
+from allocator.testing import LocalCluster, wait_until_async
+
+
+class Setting:
+    """One topic, one group, and the settings that make consumers of them."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, partitions: int) -> None:
+        self.cluster, self.topic, self.group = cluster, topic, group
+        self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
+
+    def consumer(self, **options: Any) -> Consumer:
+        settings: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": self.cluster.zookeeper + "/" + self.group,
+            "group": self.group,
+            "session_timeout_s": 4.0,
+            "max_wait_s": 0.1,
+        }
+        settings.update(options)
+        return Consumer(self.topic, **settings)
+
+    async def produce(self, count: int, first: int = 0) -> None:
+        """Values b"0", b"1", ... over the partitions in turn."""
+        records = [(None, b"%d" % n, n % len(self.partitions)) for n in range(first, first + count)]
+        await in_thread(lambda: self.cluster.produce(self.topic, records))
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+@pytest.fixture
+def setting(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Setting:
+    return Setting(kafka_cluster, topic_factory(4), group, 4)
+
+
+async def read(consumer: Consumer, count: int, seen: list[int] | None = None, timeout_s: float = 20.0) -> list[int]:
+    """Values of the next batches until `count` have come."""
+    values: list[int] = [] if seen is None else seen
+    end = time.monotonic() + timeout_s
+    while len(values) < count and time.monotonic() < end:
+        batch = await consumer.getbatch(0.5)
+        if batch is not None:
+            values += [int(record.value) for record in batch]
+    return values
+
+
+async def owns(consumer: Consumer, count: int) -> None:
+    await wait_until_async(lambda: len(consumer.assignment()) == count, 15, lambda: f"{count} of {consumer.assignment()}")
+
+
+async def test_everything_is_delivered_in_order_and_committed(setting: Setting) -> None:
+    await setting.produce(1000)
+    by_partition = defaultdict(list)
+    async with setting.consumer() as consumer:
+        count = 0
+        async for batch in consumer:
+            for record in batch:
+                by_partition[record.partition].append(int(record.value))
+                count += 1
+            if count == 1000:
+                break
+        await consumer.commit()
+        for number, values in by_partition.items():
+            assert values == list(range(number, 1000, 4))
+        committed = await consumer.committed(TopicPartition(setting.topic, 0))
+        assert committed is not None
+        assert committed.offset == 250
+        assert committed.metadata == f"generation {consumer.generation} member {consumer.member_id}"
+    async with setting.consumer() as again:
+        assert await again.getbatch(0.5) is None
+        await owns(again, 4)
+        assert await again.position(TopicPartition(setting.topic, 3)) == 250
+
+
+async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> None:
+    """A consumer that dies in the middle of a batch has not committed it."""
+    await setting.produce(100)
+    with contextlib.suppress(ZeroDivisionError):
+        async with setting.consumer() as consumer:
+            await consumer.getbatch(10)
+            batch = await consumer.getbatch(10)
+            raise ZeroDivisionError
+    async with setting.consumer() as again:
+        values = await read(again, 75)
+    assert len(values) == 75
+    assert {int(record.value) for record in batch} <= set(values)
+
+
+async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Setting) -> None:
+    await setting.produce(400)
+    async with setting.consumer() as first:
+        batch = await first.getbatch(10)
+        assert batch is not None
+        async with setting.consumer() as second:
+            held = TopicPartition(batch.topic, batch.partition)
+            read_by_second: list[int] = []
+            # the other partition that moves does so; ours is in hand, so it stays even if it is to move
+            await wait_until_async(lambda: len(first.assignment()) == 2, 10, "the revocation")
+            moving = held not in first.assignment()
+            if moving:
+                await second.getbatch(0.5)
+                assert held not in second.assignment()
+            await first.getbatch(0)  # it is done with the batch
+            await owns(second, 2)
+            await read(second, 200 if not moving else 100, read_by_second)
+            mine = {int(record.value) for record in batch}
+            assert not mine & set(read_by_second), "records that were done before the move were delivered again"
+
+
+async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
+    await setting.produce(300)
+    values = []
+    async with setting.consumer() as consumer:
+        for _ in range(50):
+            record = await consumer.getone(10)
+            assert record is not None
+            values.append(int(record.value))
+        while len(values) < 200:
+            for records in (await consumer.getmany(10, max_records=7)).values():
+                values += [int(record.value) for record in records]
+        while len(values) < 290:
+            for records in (await consumer.getmany(10)).values():
+                values += [int(record.value) for record in records]
+        values += await read(consumer, 300 - len(values))
+        assert await consumer.getone(0) is None
+        assert await consumer.getmany(0) == {}
+    assert sorted(values) == list(range(300))
+
+
+async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
+    await setting.produce(400)
+    async with setting.consumer() as consumer:
+        record = await consumer.getone(10)
+        assert record is not None
+        partition = TopicPartition(record.topic, record.partition)
+        consumer.pause(partition)
+        assert consumer.paused() == {partition}
+        others = await read(consumer, 300)
+        assert len(others) == 300
+        assert all(value % 4 != partition.partition for value in others)
+        assert await consumer.getbatch(0.3) is None
+        consumer.resume(partition)
+        rest = await read(consumer, 99)
+        assert rest == list(range(partition.partition + 4, 400, 4))
+        consumer.seek(partition, 98)
+        assert await read(consumer, 2) == rest[-2:]
+        with pytest.raises(NotOwned, match=f"does not own {setting.topic}:77"):
+            consumer.seek(TopicPartition(setting.topic, 77), 0)
+
+
+class Recording(RebalanceListener):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.on_revoked: Callable[[frozenset[TopicPartition]], Awaitable[None]] | None = None
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("assigned", partitions))
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.on_revoked is not None:
+            await self.on_revoked(partitions)
+        self.calls.append(("revoked", partitions))
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("lost", partitions))
+
+
+async def test_listeners_hear_of_moves_and_may_commit_in_them(setting: Setting) -> None:
+    await setting.produce(400)
+    heard = Recording()
+    async with setting.consumer(auto_commit_interval_s=None, listener=heard) as first:
+        await read(first, 400)
+        assert await first.getbatch(0) is None  # done with the last one
+
+        async def commit(partitions: frozenset[TopicPartition]) -> None:
+            await first.commit({partition: 42 for partition in partitions})
+
+        heard.on_revoked = commit
+        async with setting.consumer() as second:
+            await owns(second, 2)
+            assert heard.calls[0] == ("assigned", frozenset(setting.partitions))
+            assert heard.calls[1] == ("revoked", second.assignment())
+            for partition in second.assignment():
+                assert await second.position(partition) == 42
+        heard.on_revoked = None
+        await owns(first, 4)
+
+
+async def test_a_listener_that_raises_or_asks_for_positions_stops_nothing(setting: Setting) -> None:
+    await setting.produce(40)
+    positions: list[int] = []
+
+    class Awkward(RebalanceListener):
+        async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            positions.extend([await consumer.position(partition) for partition in partitions])
+            raise ZeroDivisionError("a bug of the user's")
+
+    consumer = setting.consumer(listener=Awkward())
+    async with consumer:
+        assert len(await read(consumer, 40)) == 40
+    assert positions == [0, 0, 0, 0]
+
+
+async def test_where_to_begin_without_a_commit(setting: Setting) -> None:
+    await setting.produce(40)
+    async with setting.consumer(auto_offset_reset="latest") as consumer:
+        await owns(consumer, 4)
+        assert [await consumer.position(partition) for partition in setting.partitions] == [10] * 4
+        await setting.produce(4, first=40)
+        assert sorted(await read(consumer, 4)) == [40, 41, 42, 43]
+    setting.group += "-none"
+    async with setting.consumer(auto_offset_reset="none") as consumer:
+        with pytest.raises(NoOffsetsError, match="no offset to start at"):
+            await consumer.getbatch(10)
+    setting.group += "-time"
+    async with setting.consumer(auto_offset_reset=int(time.time() * 1000) + 3_600_000) as consumer:
+        await owns(consumer, 4)
+        assert await consumer.position(setting.partitions[0]) == 11  # nothing is that young: the end
+    setting.group += "-past"
+    async with setting.consumer(auto_offset_reset=1) as consumer:
+        await owns(consumer, 4)
+        assert await consumer.position(setting.partitions[0]) == 0
+
+
+async def test_a_value_that_does_not_deserialize_is_named_and_passed(setting: Setting) -> None:
+    await in_thread(
+        lambda: setting.cluster.produce(setting.topic, [(None, b"1", 0), (None, b"oops", 0), (None, b"3", 0)])
+    )
+    async with setting.consumer(value_deserializer=int) as consumer:
+        record = await consumer.getone(10)
+        assert record is not None
+        assert record.value == 1
+        with pytest.raises(DeserializationError, match=f"{setting.topic}:0.*1"):
+            await consumer.getone(10)
+        record = await consumer.getone(10)
+        assert record is not None
+        assert record.value == 3
+        consumer.seek(TopicPartition(setting.topic, 0), 0)
+        many = await consumer.getmany(10)
+        assert [record.value for records in many.values() for record in records] == [1]
+        with pytest.raises(DeserializationError):
+            await consumer.getmany(10)
+        many = await consumer.getmany(10)
+        assert [record.value for records in many.values() for record in records] == [3]
+
+
+async def test_misuse_explains_itself(setting: Setting) -> None:
+    consumer = setting.consumer()
+    with pytest.raises(Closed, match="not started"):
+        await consumer.getbatch(0)
+    async with consumer:
+        reader = asyncio.ensure_future(consumer.getbatch())
+        await owns(consumer, 4)
+        with pytest.raises(RuntimeError, match="two tasks read"):
+            await consumer.getbatch(0)
+        reader.cancel()
+        await asyncio.wait({reader})
+        with pytest.raises(NotOwned, match="does not own"):
+            await consumer.commit({TopicPartition("other", 0): 1})
+    with pytest.raises(Closed, match="is closed"):
+        await consumer.getbatch(0)
+    await consumer.close()
+
+
+async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) -> None:
+    await setting.produce(4)
+    may_go_on, taken = asyncio.Event(), asyncio.Event()
+    ended = []
+
+    async def work(consumer: Consumer) -> None:
+        async for _ in consumer:
+            taken.set()
+            await may_go_on.wait()
+        ended.append("told")
+
+    consumer = setting.consumer()
+    await consumer.start()
+    worker = asyncio.ensure_future(work(consumer))
+    await asyncio.wait_for(taken.wait(), 10)
+    closing = asyncio.ensure_future(consumer.close())
+    await asyncio.sleep(0.3)
+    assert not closing.done(), "the partition was released while a batch of it was in somebody's hands"
+    may_go_on.set()
+    await asyncio.wait_for(asyncio.gather(closing, worker), 10)
+    assert ended == ["told"]
+
+
+async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluster, group: str) -> None:
+    setting = Setting(kafka_cluster, f"{group}-later", group, 2)
+    consumer = setting.consumer()
+    consumer._engine.membership._settings.leader.__dict__["topic_poll_s"] = 0.2
+    async with consumer:
+        assert await consumer.getbatch(0.3) is None
+        await in_thread(lambda: kafka_cluster.create_topic(setting.topic, 2))
+        await setting.produce(10)
+        assert sorted(await read(consumer, 10)) == list(range(10))
+
+
+async def test_brokers_that_cannot_be_reached_are_named(setting: Setting) -> None:
+    consumer = setting.consumer(brokers="127.0.0.1:1", connect_timeout_s=1.0)
+    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
+        await consumer.start()
+
+
+@contextlib.asynccontextmanager
+async def own_cluster(cluster_factory: Callable[..., LocalCluster], **options: Any) -> AsyncIterator[LocalCluster]:
+    yield await in_thread(lambda: cluster_factory(**options))
+
+
+async def test_a_broker_that_is_down_at_start_is_waited_for(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
+        setting = Setting(cluster, topic_factory(2, cluster=cluster), group, 2)
+        await setting.produce(10)
+        await in_thread(cluster.brokers[0].kill)
+        consumer = setting.consumer()
+        starting = asyncio.ensure_future(consumer.start())
+        await in_thread(cluster.brokers[0].start)
+        await starting
+        try:
+            assert sorted(await read(consumer, 10)) == list(range(10))
+        finally:
+            await consumer.close()
+
+
+@pytest.mark.deadline(120)
+async def test_zookeeper_killed_and_restarted_under_load(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    """Two consumers pause, go on, and lose, repeat and move nothing."""
+    async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
+        setting = Setting(cluster, topic_factory(4, cluster=cluster), group, 4)
+        seen: list[int] = []
+        stop = asyncio.Event()
+
+        async def work(consumer: Consumer) -> None:
+            while not stop.is_set():
+                batch = await consumer.getbatch(0.2)
+                seen.extend(int(record.value) for record in batch or ())
+
+        async with setting.consumer(session_timeout_s=6.0) as a, setting.consumer(session_timeout_s=6.0) as b:
+            await owns(b, 2)
+            workers = [asyncio.ensure_future(work(consumer)) for consumer in (a, b)]
+            await setting.produce(1000)
+            generation = a.generation
+            await in_thread(cluster.zookeepers[0].kill)
+            await asyncio.sleep(1.0)
+            await in_thread(cluster.zookeepers[0].start)
+            await setting.produce(1000, first=1000)
+            await wait_until_async(lambda: len(seen) >= 2000, 40, lambda: f"2000 records, not {len(seen)}")
+            stop.set()
+            await asyncio.gather(*workers)
+            assert sorted(seen) == list(range(2000))
+            assert a.generation == generation
+
+
+@pytest.mark.deadline(150)
+async def test_a_broker_of_three_killed_under_load(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    async with own_cluster(cluster_factory, kafka="3.9.1", brokers=3) as cluster:
+        setting = Setting(cluster, topic_factory(6, replication=3, cluster=cluster), group, 6)
+        await setting.produce(3000)
+        async with setting.consumer(auto_commit_interval_s=0.2) as consumer:
+            seen = await read(consumer, 500)
+            victim = await in_thread(lambda: cluster.leader(setting.topic, 0))
+            await in_thread(victim.kill)
+            await setting.produce(3000, first=3000)
+            await read(consumer, 6000, seen, timeout_s=60)
+            assert sorted(set(seen)) == list(range(6000))
+            assert len(seen) == 6000, "records came twice"
+            await consumer.commit()
+            for partition in setting.partitions:
+                committed = await consumer.committed(partition)
+                assert committed is not None
+                assert committed.offset == 1000
+
+
+async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> None:
+    await setting.produce(40)
+    heard = Recording()
+    async with setting.consumer(session_timeout_s=1.0, listener=heard, auto_commit_interval_s=None) as consumer:
+        assert len(await read(consumer, 40)) == 40
+        partition = setting.partitions[0]
+        client = consumer._engine.membership._zk._client
+        connect = client.handler.create_connection
+
+        def refused(*args: object, **options: object) -> None:
+            raise OSError("cut off")
+
+        client.handler.create_connection = refused
+        client._connection._socket.shutdown(2)
+        await wait_until_async(lambda: not consumer._engine.membership.may_act(), 5, "the pause")
+        with pytest.raises(CommitFailed, match="ZooKeeper has not confirmed") as refusal:
+            await consumer.commit({partition: 10})
+        assert refusal.value.retriable
+        await setting.produce(4, first=40)
+        assert await consumer.getbatch(0.5) is None, "a record was delivered without a valid lease"
+        async with setting.consumer(session_timeout_s=1.0) as heir:
+            await owns(heir, 4)
+            client.handler.create_connection = connect
+            await wait_until_async(lambda: heard.calls[-1][0] != "assigned", 10, "the loss to be told")
+            assert heard.calls[1] == ("lost", frozenset(setting.partitions))
+            await owns(heir, 2)
+        # it had done the first 40 of each, and begins after them though nobody committed that
+        await owns(consumer, 4)
+        assert [await consumer.position(p) for p in setting.partitions] >= [10] * 4

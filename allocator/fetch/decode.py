@@ -190,8 +190,8 @@ class _Walk:
         except ValueError as error:
             raise _Bad(str(error)) from error
         if segment.count < 0:
-            # only the last offset of a compressed set stands outside
-            segment.base_offset = max(self.floor + 1, self.start)
+            # only the last offset of a compressed set stands outside; the first is anywhere after what came before
+            segment.base_offset = self.floor + 1
         self.pass_(segment, True)
 
     def pass_(self, segment: Segment, visible: bool) -> None:
@@ -239,7 +239,9 @@ def columns(data: bytes, segment: Segment, *, topic: str, partition: int) -> Col
         why = "a record ends outside its batch"
     except (ValueError, struct.error) as error:
         why = str(error)
-    raise CorruptRecordError(topic, partition, segment.base_offset, why, next_offset=segment.next_offset)
+    # a compressed set of an old format shows no offset but its last
+    offset = segment.base_offset if segment.count >= 0 else segment.next_offset - 1
+    raise CorruptRecordError(topic, partition, offset, why, next_offset=segment.next_offset)
 
 
 def _records(buffer: bytes, pos: int, end: int, segment: Segment) -> Columns:

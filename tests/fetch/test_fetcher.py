@@ -1,0 +1,569 @@
+"""What the fetcher promises, on a cluster in memory that does what a real one does not do on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fake_cluster import FakeCluster
+from fetch_encode import TRANSACTIONAL, R, batch, control
+from reading import collect, start_at, take, until
+
+from allocator.errors import (
+    AllocatorError,
+    BrokerError,
+    Closed,
+    ConfigError,
+    CorruptRecordError,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    TopicAuthorizationFailed,
+)
+from allocator.fetch import Fetcher
+from allocator.fetch.reactions import REACTIONS, Reaction, reaction_to
+from allocator.subscription import SubscriptionState
+from allocator.types import TopicPartition
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+@contextlib.asynccontextmanager
+async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
+    settings.setdefault("max_wait_s", 0.05)
+    settings.setdefault("retry_backoff_s", 0.01)
+    async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
+        yield fetcher
+
+
+def offsets(records: list[Any]) -> list[int]:
+    return [record.offset for record in records]
+
+
+async def test_every_partition_of_every_leader_comes_in_order() -> None:
+    cluster = FakeCluster()
+    tps = [cluster.add(TopicPartition("a", n), n % 3) for n in range(6)]
+    for tp in tps:
+        for _ in range(10):
+            cluster.append(tp, 7)
+    state = start_at(tps)
+    async with fetching(cluster, state) as fetcher:
+        seen = await collect(fetcher, state, 6 * 70)
+    assert all(offsets(seen[tp]) == list(range(70)) for tp in tps)
+    assert all(state.high_watermark(tp) == 70 for tp in tps)
+    assert cluster.most_in_flight == 1, "a partition is in one request at a time"
+
+
+async def test_no_wait_and_a_timeout_give_none() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    async with fetching(cluster, state) as fetcher:
+        assert await fetcher.next_batch(0) is None
+        assert await fetcher.next_batch(0.01) is None
+
+
+async def test_a_waiting_reader_gets_what_arrives() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    async with fetching(cluster, state, max_wait_s=10) as fetcher:
+        reader = asyncio.ensure_future(fetcher.next_batch())
+        await until(lambda: cluster.requests, "a fetch")
+        cluster.append(A0, 3)
+        found = await reader
+        assert found is not None
+        assert len(found) == 3
+
+
+async def test_cancelling_a_reader_loses_nothing() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    seen: list[int] = []
+    async with fetching(cluster, state) as fetcher:
+        for turn in range(40):
+            reader = asyncio.ensure_future(fetcher.next_batch())
+            cluster.append(A0)
+            for _ in range(turn % 8):
+                await asyncio.sleep(0)
+            reader.cancel()
+            for result in await asyncio.gather(reader, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    seen += offsets(list(result))
+        while len(seen) < 40:
+            seen += offsets(list(await take(fetcher, state)))
+    assert seen == list(range(40))
+
+
+async def test_closing_ends_tasks_and_readers() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1, None)])
+    cluster.hold(0)
+    before = asyncio.all_tasks()
+    fetcher = Fetcher(cluster, state)  # type: ignore[arg-type]
+    await fetcher.start()
+    reader = asyncio.ensure_future(fetcher.next_batch())
+    await until(lambda: cluster.requests, "a fetch")
+    await fetcher.close()
+    await fetcher.close()
+    with pytest.raises(Closed):
+        await reader
+    with pytest.raises(Closed):
+        await fetcher.next_batch()
+    with pytest.raises(Closed):
+        await fetcher.start()
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_paused_partition_keeps_what_is_held_for_later() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.append(A0, 5)
+    cluster.append(A1, 5)
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: fetcher.buffered_bytes == len(cluster.logs[A0][0][2]) * 2, "both read ahead")
+        state.pause(A0)
+        fetcher.wake()
+        assert (await take(fetcher, state)).partition == 1
+        assert await fetcher.next_batch(0.1) is None
+        cluster.append(A1)
+        assert (await take(fetcher, state)).partition == 1
+        asked = sum(request.parts[A0][0] == 0 for request in cluster.requests if A0 in request.parts)
+        state.resume(A0)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state, 0))) == list(range(5))
+        assert asked == 1, "it was not fetched again"
+
+
+async def test_a_seek_voids_what_is_held_and_what_is_in_flight() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    for _ in range(10):
+        cluster.append(A0, 10)
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: fetcher.buffered_bytes, "something held")
+        state.seek(A0, 55)
+        cluster.hold(0)
+        fetcher.wake()
+        await until(lambda: any(r.parts.get(A0, (0,))[0] == 55 for r in cluster.requests), "a fetch from 55")
+        state.seek(A0, 73)
+        fetcher.wake()
+        cluster.release(0)
+        assert offsets(list(await take(fetcher, state))) == list(range(73, 100))
+
+
+async def test_a_seek_is_seen_without_being_told() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0, 10)
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: fetcher.buffered_bytes, "something held")
+        state.seek(A0, 4)
+        assert await fetcher.next_batch(0) is None, "what was held is void at once"
+        assert offsets(list(await take(fetcher, state))) == list(range(4, 10))
+
+
+async def test_nothing_of_a_discarded_partition_comes_out() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.append(A0, 5)
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: fetcher.buffered_bytes, "something held")
+        cluster.hold(0)
+        cluster.append(A0, 5)
+        cluster.append(A1, 5)
+        fetcher.discard([A0])
+        assert fetcher.buffered_bytes == 0
+        cluster.release(0)
+        assert (await take(fetcher, state)).partition == 1
+        assert await fetcher.next_batch(0.1) is None
+        state.assign_from_user([A1])
+        state.assign_from_user([A0, A1])
+        state.seek(A0, 2)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == [*range(2, 10)], "assigned anew"
+
+
+async def test_reassignment_keeps_partitions_that_stay_undisturbed() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.add(B0)
+    cluster.append(A0, 5)
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: fetcher.buffered_bytes, "something held")
+        state.assign_from_user([A0, B0])
+        state.seek(B0, 0)
+        fetcher.discard([A1])
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state, 0))) == list(range(5))
+        cluster.append(B0, 2)
+        assert (await take(fetcher, state)).topic == "b"
+
+
+async def test_a_newcomer_does_not_wait_for_the_long_poll_of_others() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.append(cluster.add(A1))
+    cluster.append(cluster.add(B0))
+    async with fetching(cluster, state, max_wait_s=30) as fetcher:
+        await until(lambda: cluster.requests, "the long poll")
+        for tp in (A1, B0):
+            state.assign_from_user([*state.assigned_partitions(), tp])
+            state.seek(tp, 0)
+            fetcher.wake()
+            batch = await take(fetcher, state, 5)
+            assert (batch.topic, batch.partition) == tp
+        assert {request.urgent for request in cluster.requests} == {False, True}
+        assert max(request.max_wait_ms for request in cluster.requests if request.urgent) < 1000
+
+
+async def test_a_leader_that_hangs_does_not_hold_up_the_others() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0, 0), cluster.add(A1, 1)])
+    cluster.append(A0)
+    cluster.hold(0)
+    async with fetching(cluster, state) as fetcher:
+        for n in range(5):
+            cluster.append(A1)
+            assert offsets(list(await take(fetcher, state))) == [n]
+
+
+async def test_a_moved_leader_is_found_by_its_refusal() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0, 0), cluster.add(A1, 0)])
+    cluster.errors[A0] = [6]
+
+    def moved() -> None:
+        cluster.leaders[A0] = 1
+        cluster.changed()
+
+    cluster.on_refresh = moved
+    cluster.append(A0)
+    cluster.append(A1)
+    async with fetching(cluster, state) as fetcher:
+        await collect(fetcher, state, 2)
+    assert cluster.requests[-1].node == 1 or any(r.node == 1 for r in cluster.requests)
+    assert frozenset({"a"}) in cluster.refreshed
+
+
+@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r in (Reaction.RETRY, Reaction.REFRESH)))
+async def test_passing_errors_are_ridden_out(code: int) -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.errors[A0] = [code, code]
+    cluster.append(A0)
+    cluster.append(A1)
+    async with fetching(cluster, state) as fetcher:
+        seen = await collect(fetcher, state, 2)
+    assert offsets(seen[A0]) == [0]
+    assert bool(cluster.refreshed) == (REACTIONS[code] is Reaction.REFRESH)
+
+
+@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r is Reaction.HALT))
+async def test_lasting_errors_are_told_once_and_the_others_go_on(code: int) -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.errors[A0] = [code]
+    cluster.append(A0)
+    async with fetching(cluster, state) as fetcher:
+        with pytest.raises((BrokerError, CorruptRecordError), match="a:0 at offset 0"):
+            await take(fetcher, state)
+        cluster.append(A1)
+        assert (await take(fetcher, state)).partition == 1
+        assert await fetcher.next_batch(0.1) is None
+        state.seek(A0, 0)
+        fetcher.wake()
+        assert (await take(fetcher, state)).partition == 0, "a seek makes it try again"
+
+
+def test_unknown_codes_are_retried_only_if_known_as_retriable() -> None:
+    assert reaction_to(14) is Reaction.REFRESH  # COORDINATOR_LOAD_IN_PROGRESS
+    assert reaction_to(12345) is Reaction.HALT
+
+
+async def test_a_refused_topic_is_told_once_and_heals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.fetch.answers.HOPELESS_S", 0.02)
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(B0)])
+    cluster.errors[A0] = [29, 29, 29]
+    cluster.append(A0)
+    cluster.append(B0)
+    async with fetching(cluster, state) as fetcher:
+        told, seen = [], set()
+        while len(seen) < 2:
+            try:
+                seen.add((await take(fetcher, state)).topic)
+            except TopicAuthorizationFailed as error:
+                told.append(error.topic)
+    assert told == ["a"]
+
+
+async def test_a_topic_that_appears_later_is_read() -> None:
+    cluster = FakeCluster()
+    state = start_at([A0, cluster.add(B0)])
+    cluster.append(B0)
+    async with fetching(cluster, state) as fetcher:
+        await collect(fetcher, state, 1)
+        await until(lambda: len(cluster.refreshed) >= 3, "asking for it again and again")
+        cluster.append(cluster.add(A0))
+        assert (await take(fetcher, state)).topic == "a"
+
+
+async def test_a_dead_broker_costs_a_refresh_and_a_pause() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1, 1)])
+    cluster.down.add(0)
+    cluster.append(A0)
+    async with fetching(cluster, state) as fetcher:
+        for _ in range(3):
+            cluster.append(A1)
+            await collect(fetcher, state, 1)
+        await until(lambda: cluster.refreshed, "a refresh")
+        assert len([r for r in cluster.requests if r.node == 0]) < 20, "not asked without a pause"
+        cluster.leaders[A0] = 1
+        cluster.changed()
+        assert (await take(fetcher, state)).partition == 0
+
+
+@pytest.mark.parametrize(("reset", "lands"), [("earliest", 40), ("latest", 60), (1, 60)])
+async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)], 0, reset)
+    cluster.append(A0, 10)
+    async with fetching(cluster, state, auto_offset_reset=reset) as fetcher:
+        held = await fetcher.next_batch(5)
+        assert held is not None
+        cluster.logs[A0] = []
+        cluster.start[A0] = 40
+        cluster.append(A0, 20)
+        assert await fetcher.next_batch(0.2) is None, "the records it holds come first"
+        position = state.position(A0)
+        assert position is not None
+        assert position.offset == 0
+        state.update_position(A0, held.next_offset)
+        assert await fetcher.next_batch(0) is None
+        await until(lambda: state.has_valid_position(A0), "a new position")
+        position = state.position(A0)
+        assert position is not None
+        assert position.offset == lands
+        cluster.append(A0)
+        assert (await take(fetcher, state)).base_offset == lands
+
+
+async def test_out_of_range_without_a_strategy_is_told_once() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)], 0, "none")
+    state.seek(A0, 77)
+    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+        with pytest.raises(OffsetOutOfRange, match="a:0 at offset 77") as caught:
+            await take(fetcher, state)
+        assert (caught.value.partition, caught.value.offset) == (0, 77)
+        cluster.append(A1)
+        assert (await take(fetcher, state)).partition == 1
+        assert await fetcher.next_batch(0.1) is None
+        cluster.append(A0)
+        state.seek(A0, 0)
+        fetcher.wake()
+        assert (await take(fetcher, state)).partition == 0
+
+
+async def test_positions_are_found_where_there_are_none() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1, 1)], None, "latest")
+    cluster.start[A1] = 5
+    cluster.append(A0, 10)
+    cluster.append(A1, 10)
+    state.request_offset_reset(A1, "earliest")
+    async with fetching(cluster, state) as fetcher:
+        await until(state.has_all_fetch_positions, "positions")
+        assert {tp: p.offset for tp, p in state.all_consumed_offsets().items()} == {A0: 10, A1: 5}
+        assert (await take(fetcher, state)).base_offset == 5
+
+
+async def test_a_partition_left_to_the_consumer_to_seek_is_left_alone() -> None:
+    cluster = FakeCluster()
+    cluster.append(cluster.add(A0))
+    state = SubscriptionState("earliest")
+    state.assign_from_user([A0])
+    async with fetching(cluster, state) as fetcher:
+        assert await fetcher.next_batch(0.05) is None
+        assert state.missing_fetch_positions() == {A0}
+
+
+async def test_corrupt_bytes_come_up_after_what_is_good() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.append(A0, 5)
+    bad = bytearray(batch([R(i) for i in range(5)], 5))
+    bad[70] ^= 0xFF
+    cluster.append_raw(A0, bytes(bad), 5)
+    cluster.append(A0, 5)
+    cluster.append(A1)
+    async with fetching(cluster, state) as fetcher:
+        seen: dict[int, list[int]] = {0: [], 1: []}
+        told: list[CorruptRecordError] = []
+        while not (told and seen[1]):
+            try:
+                got = await take(fetcher, state)
+                seen[got.partition] += offsets(list(got))
+            except CorruptRecordError as error:
+                assert seen[0] == list(range(5))
+                told.append(error)
+        assert [(error.partition, error.offset, error.next_offset) for error in told] == [(0, 5, 10)]
+        assert await fetcher.next_batch(0.1) is None, "it stays where it is"
+        state.seek(A0, 10)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == list(range(10, 15))
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_before_kip_74_the_fetch_size_grows_to_the_record(version: int) -> None:
+    cluster = FakeCluster(version)
+    state = start_at([cluster.add(A0)])
+    for size in (10, 300_000, 10, 900_000, 10):
+        cluster.append(A0, 1, size)
+    async with fetching(cluster, state, max_partition_bytes=1000, max_bytes=1_000_000) as fetcher:
+        seen = await collect(fetcher, state, 5)
+    assert offsets(seen[A0]) == list(range(5))
+
+
+async def test_before_kip_74_a_record_above_the_limit_is_told() -> None:
+    cluster = FakeCluster(2)
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0, 1, 2_000_000)
+    cluster.append(A0)
+    async with fetching(cluster, state, max_partition_bytes=1000, max_bytes=1_000_000) as fetcher:
+        with pytest.raises(RecordTooLarge, match=r"a:0 at offset 0.*max_bytes of 1000000"):
+            await take(fetcher, state)
+        state.seek(A0, 1)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == [1]
+
+
+async def test_since_kip_74_a_large_record_comes_whole() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0, 1, 2_000_000)
+    cluster.append(A0)
+    async with fetching(cluster, state, max_partition_bytes=1000, prefetch_bytes=10_000) as fetcher:
+        assert offsets((await collect(fetcher, state, 2))[A0]) == [0, 1]
+
+
+async def test_aborted_records_are_left_out_and_markers_move_the_position() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.append_raw(A0, batch([R(0), R(1)], 0, attributes=TRANSACTIONAL, producer=9), 2)
+    cluster.append_raw(A0, control(2, 9, abort=True), 1)
+    cluster.aborted[A0] = [(9, 0)]
+    async with fetching(cluster, state, isolation_level="read_committed") as fetcher:
+        assert await fetcher.next_batch(0.1) is None
+        position = state.position(A0)
+        assert position is not None
+        assert position.offset == 3, "nothing to see, yet the position passes over it"
+        cluster.append(A0)
+        assert offsets(list(await take(fetcher, state))) == [3]
+
+
+@pytest.mark.parametrize("version", [2, 12])
+async def test_memory_stays_within_the_budget_when_nobody_reads(version: int) -> None:
+    cluster = FakeCluster(version)
+    tps = [cluster.add(TopicPartition("a", n), n % 3) for n in range(12)]
+    for tp in tps:
+        for _ in range(100):
+            cluster.append(tp, 1, 2000)
+    state = start_at(tps)
+    async with fetching(cluster, state, prefetch_bytes=400_000, max_partition_bytes=50_000, max_wait_s=0.01) as fetcher:
+        budget = fetcher._budget
+        most = 0
+
+        def settled() -> bool:
+            nonlocal most
+            most = max(most, budget.held + budget.reserved)
+            return fetcher.buffered_bytes > 300_000
+
+        await until(settled, "the buffer filling up")
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+            settled()
+        assert most <= 400_000
+        asked = len(cluster.requests)
+        await asyncio.sleep(0.1)
+        assert len(cluster.requests) - asked < 100, "and no spinning"
+        seen = await collect(fetcher, state, 1200)
+        assert all(offsets(seen[tp]) == list(range(100)) for tp in tps)
+        assert (budget.held, fetcher.buffered_bytes) == (0, 0)
+
+
+async def test_paused_partitions_give_their_room_back_when_others_need_it() -> None:
+    cluster = FakeCluster()
+    tps = [cluster.add(TopicPartition("a", n)) for n in range(4)]
+    for tp in tps:
+        for _ in range(50):
+            cluster.append(tp, 1, 5000)
+    state = start_at(tps[:3])
+    async with fetching(cluster, state, prefetch_bytes=100_000, max_partition_bytes=100_000) as fetcher:
+        await until(lambda: fetcher.buffered_bytes > 80_000, "the buffer filling up")
+        for tp in tps[:3]:
+            state.pause(tp)
+        state.assign_from_user(tps)
+        state.seek(tps[3], 0)
+        fetcher.wake()
+        seen = await collect(fetcher, state, 50)
+        assert offsets(seen[tps[3]]) == list(range(50))
+        for tp in tps[:3]:
+            state.resume(tp)
+        fetcher.wake()
+        seen = await collect(fetcher, state, 150)
+        assert all(offsets(seen[tp]) == list(range(50)) for tp in tps[:3]), "and nothing of theirs is lost"
+
+
+async def test_no_partition_starves_when_one_always_has_more() -> None:
+    cluster = FakeCluster()
+    tps = [cluster.add(TopicPartition("a", n)) for n in range(5)]
+    for tp in tps:
+        for _ in range(400 if tp == tps[0] else 4):
+            cluster.append(tp, 1, 1000)
+    state = start_at(tps)
+    async with fetching(cluster, state, prefetch_bytes=20_000, max_partition_bytes=4000, max_bytes=4000) as fetcher:
+        turns: list[int] = []
+        while len(set(turns)) < 5:
+            turns.append((await take(fetcher, state)).partition)
+        assert len(turns) < 40
+
+
+async def test_a_fault_in_the_fetcher_reaches_whoever_reads() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    cluster.send = broken  # type: ignore[method-assign]
+    async with fetching(cluster, state) as fetcher:
+        with pytest.raises(ZeroDivisionError):
+            await fetcher.next_batch(5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_bytes": 0},
+        {"max_partition_bytes": 1.5},
+        {"prefetch_bytes": True},
+        {"prefetch_bytes": 1 << 31},
+        {"min_bytes": -1},
+        {"max_wait_s": -1},
+        {"retry_backoff_s": "1"},
+        {"isolation_level": "serializable"},
+        {"key_deserializer": "json"},
+        {"auto_offset_reset": "newest"},
+    ],
+)
+def test_settings_are_checked_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Fetcher(FakeCluster(), SubscriptionState(), **wrong)  # type: ignore[arg-type]
+
+
+def test_settings_are_checked_together() -> None:
+    with pytest.raises(AllocatorError, match=r"max_bytes.*max_wait_s.*isolation_level"):
+        Fetcher(FakeCluster(), SubscriptionState(), max_bytes=0, max_wait_s=-1, isolation_level="")  # type: ignore[arg-type]

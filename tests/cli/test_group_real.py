@@ -1,0 +1,226 @@
+"""`allocator group` on real servers, as a person at a shell meets it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.consumer import Consumer
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, produce
+from allocator.testing.batches import ProducedRecord
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+
+class Shell:
+    """One group on one topic of three partitions with ten records each."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.cluster, self.topic, self.group = cluster, topic, group
+        self.zookeeper = f"{cluster.zookeeper}/{group}"
+        self.partitions = [TopicPartition(topic, number) for number in range(3)]
+
+    async def run(self, *arguments: str, brokers: bool = True) -> tuple[int, str, str]:
+        where = ["--zookeeper", self.zookeeper, *(["--brokers", self.cluster.bootstrap] if brokers else [])]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "allocator.cli", "group", *arguments, *where,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def json(self, *arguments: str, code: int = 0, brokers: bool = True) -> Any:
+        found, out, err = await self.run(*arguments, "--json", brokers=brokers)
+        assert found == code, out + err
+        return json.loads(out)
+
+    def consumer(self, **settings: Any) -> Consumer:
+        return Consumer(
+            self.topic, brokers=self.cluster.bootstrap, group=self.group, zookeeper=self.zookeeper, **settings
+        )
+
+    async def consume(self, consumer: Consumer, records: int) -> None:
+        """Reads so many and commits them."""
+        while records > 0:
+            batch = await consumer.getbatch(30)
+            assert batch is not None
+            records -= len(batch)
+        await consumer.commit()
+
+    async def committed(self) -> dict[int, int]:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            found = await GroupOffsets(client, self.group).fetch(self.partitions)
+        return {partition.partition: offset.offset for partition, offset in found.items()}
+
+
+@pytest.fixture
+def shell(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Shell:
+    topic = topic_factory(3)
+    records = [ProducedRecord(None, b"%d" % n, p, 1_700_000_000_000 + n * 1000) for p in range(3) for n in range(10)]
+    produce(kafka_cluster.bootstrap, topic, records)
+    return Shell(kafka_cluster, topic, group)
+
+
+async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(shell: Shell) -> None:
+    async with shell.consumer(client_id="billing-1", rack="r1") as consumer:
+        await shell.consume(consumer, 30)
+        found = await shell.json("describe", shell.group)
+        assert found["state"] == "stable"
+        assert found["generation"] == consumer.generation >= 1
+        assert found["strategy"] == "naive"
+        assert found["lag"] == 0
+        assert found["unowned"] == []
+        assert found["problems"] == []
+        (member,) = found["members"]
+        assert member["id"] == found["leader"] == consumer.member_id
+        assert (member["client_id"], member["rack"], member["partitions"]) == ("billing-1", "r1", 3)
+        assert [(p["owner"], p["committed"], p["log_end"], p["lag"]) for p in found["partitions"]] == [
+            (consumer.member_id, 10, 10, 0)
+        ] * 3
+
+        code, out, _ = await shell.run("describe", shell.group)
+        assert code == 0
+        assert out.startswith(f"{shell.group}: stable, generation")
+        assert "billing-1" in out
+
+        groups = await shell.json("list", brokers=False)
+        assert [(g["group"], g["members"], g["partitions"]) for g in groups["groups"]] == [(shell.group, 1, 3)]
+        without = await shell.json("describe", shell.group, brokers=False)
+        assert without["partitions"][0]["committed"] is None
+        assert without["partitions"][0]["owner"] == consumer.member_id
+
+
+async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: Shell) -> None:
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    produce(shell.cluster.bootstrap, shell.topic, [(None, b"more", 1)] * 4)
+    found = await shell.json("offsets", shell.group)
+    assert [p["lag"] for p in found["partitions"]] == [0, 4, 0]
+    assert found["lag"] == 4
+    code, out, _ = await shell.run("offsets", shell.group)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+    assert (await shell.json("describe", shell.group))["state"] == "empty"
+
+
+@pytest.mark.parametrize(
+    ("to", "offsets"),
+    [
+        ("earliest", [0, 0, 0]),
+        ("latest", [10, 10, 10]),
+        ("timestamp:1700000004500", [5, 5, 5]),
+        ("timestamp:1800000000000", [10, 10, 10]),
+        ("3", [3, 3, 3]),
+    ],
+)
+async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str, offsets: list[int]) -> None:
+    async with KafkaClient(shell.cluster.bootstrap) as client:
+        await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
+    plan = await shell.json("offsets", "reset", shell.group, "--to", to)
+    assert plan["executed"] is False
+    assert [(p["from"], p["to"]) for p in plan["partitions"]] == list(zip([7, None, None], offsets))
+    assert await shell.committed() == {0: 7}
+    code, out, _ = await shell.run("offsets", "reset", shell.group, "--to", to)
+    assert code == 0
+    assert "nothing was changed; add --execute to do it" in out
+
+    done = await shell.json("offsets", "reset", shell.group, "--to", to, "--execute")
+    assert done["executed"] is True
+    assert await shell.committed() == dict(enumerate(offsets))
+
+
+async def test_a_reset_is_refused_while_members_are_alive(shell: Shell) -> None:
+    async with shell.consumer(client_id="billing-1") as consumer:
+        await shell.consume(consumer, 30)
+        plan = await shell.json("offsets", "reset", shell.group, "--to", "earliest")
+        assert plan["members_alive"] == [consumer.member_id]
+        code, _out, err = await shell.run("offsets", "reset", shell.group, "--to", "earliest", "--execute")
+        assert code == 1
+        assert "has members: billing-1 on " in err
+        refused = await shell.json("offsets", "reset", shell.group, "--to", "earliest", "--execute", code=1)
+        assert refused["error"]["type"] == "MembersAlive"
+        assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+    await shell.json("offsets", "reset", shell.group, "--to", "earliest", "--execute")
+    assert await shell.committed() == {0: 0, 1: 0, 2: 0}
+    async with shell.consumer() as again:
+        await shell.consume(again, 30)  # all of them come again
+
+
+async def test_only_the_named_topics_are_reset(shell: Shell, topic_factory: Callable[..., str]) -> None:
+    other = topic_factory(1)
+    produce(shell.cluster.bootstrap, other, [b"x"])
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    await shell.json("offsets", "reset", shell.group, "--to", "latest", "--topic", other, "--execute")
+    assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+    found = await shell.json("offsets", shell.group)
+    assert {(p["topic"], p["committed"]) for p in found["partitions"]} == {(shell.topic, 10), (other, 1)}
+
+
+async def test_what_cannot_be_done_is_said(shell: Shell) -> None:
+    missing = await shell.json("describe", "nobody", code=1)
+    assert missing["error"]["type"] == "NoSuchGroup"
+    assert "ZooKeeper has no group 'nobody' under /allocator" in missing["error"]["message"]
+
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "11")
+    assert code == 2
+    assert f"offset 11 is outside the log: {shell.topic}:0 has 0 to 10" in err
+    code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "sometime")
+    assert code == 2
+    assert "'sometime' is not earliest, latest" in err
+    code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "latest", "--topic", "no-such-topic")
+    assert code == 1
+    assert "no-such-topic" in err
+    code, _, err = await shell.run("offsets", shell.group, brokers=False)
+    assert code == 2
+    assert "the brokers are needed for this" in err
+
+
+async def test_servers_that_do_not_answer_are_named_in_time(shell: Shell) -> None:
+    nowhere = "127.0.0.1:1"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "allocator.cli", "group", "list", "--zookeeper", nowhere, "--timeout", "1",
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 1
+    assert nowhere in err.decode()
+
+
+async def test_members_are_shown_though_the_brokers_are_gone(shell: Shell) -> None:
+    async with shell.consumer(client_id="billing-1") as consumer:
+        await shell.consume(consumer, 30)
+        found = await shell.json(
+            "describe", shell.group, "--brokers", "127.0.0.1:1", "--timeout", "2", code=1, brokers=False
+        )
+        assert found["members"][0]["client_id"] == "billing-1"
+        assert any("offsets are not known" in problem for problem in found["problems"])
+
+
+async def test_the_settings_of_the_daemon_say_where_the_clusters_and_the_group_are(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[kafka]\nbrokers = "{shell.cluster.bootstrap}"\n[zookeeper]\nhosts = "{shell.zookeeper}"\n'
+        f'[group]\nname = "{shell.group}"\ntopics = ["{shell.topic}"]\n[handler]\ntarget = "a:b"\n'
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "allocator.cli", "group", "offsets", "-c", str(config), "--json",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert json.loads(out)["group"] == shell.group

@@ -1,0 +1,185 @@
+"""What `allocator group` makes of what it reads: pure, no servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from allocator.cli_report import (
+    GroupReport,
+    Logs,
+    ResetPlan,
+    members_table,
+    offsets_table,
+    parse_target,
+    reset_table,
+)
+from allocator.errors import ConfigError
+from allocator.membership.describe import GroupState
+from allocator.membership.znodes import Claim, Document, MemberInfo, Waiting
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+P = [TopicPartition("t", number) for number in range(4)]
+OLD, NEW = "m-0000000000000001-0000000001", "m-0000000000000002-0000000002"
+MEMBERS = {
+    OLD: MemberInfo("billing-a", "host-a", frozenset({"t"})),
+    NEW: MemberInfo("billing-[b]", "host-b", pattern="t.*", weight=2.0, rack="r1"),
+}
+
+
+def committed(**offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {TopicPartition("t", int(name[1:])): OffsetAndMetadata(offset, "by", -1) for name, offset in offsets.items()}
+
+
+def group(document: Document | None = None, **claims: frozenset[TopicPartition]) -> GroupState:
+    held = {OLD: claims.get("old", frozenset(P[:2])), NEW: claims.get("new", frozenset(P[2:3]))}
+    document = document or Document(generation=7, strategy="naive", owners=held)
+    return GroupState("billing", MEMBERS, {m: Claim(1, parts) for m, parts in held.items()}, document)
+
+
+REPORT = GroupReport(
+    group(),
+    Logs(committed(p0=5, p1=10), dict.fromkeys(P, 2), dict.fromkeys(P, 10)),
+    subscribed=P,
+)
+
+
+def text(table: Any) -> list[str]:
+    console = Console(width=300)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns() -> None:
+    found = REPORT.to_json()
+    assert found["group"] == "billing"
+    assert found["generation"] == 7
+    assert found["strategy"] == "naive"
+    assert found["leader"] == OLD
+    assert found["lag"] == 5
+    assert found["unowned"] == [{"topic": "t", "partition": 3}]
+    assert found["state"] == "rebalancing"
+    assert found["members"][1] == {
+        "id": NEW,
+        "client_id": "billing-[b]",
+        "host": "host-b",
+        "weight": 2.0,
+        "rack": "r1",
+        "topics": [],
+        "pattern": "t.*",
+        "strategies": ["naive"],
+        "partitions": 1,
+    }
+    assert found["partitions"][0] == {
+        "topic": "t",
+        "partition": 0,
+        "owner": OLD,
+        "client_id": "billing-a",
+        "committed": 5,
+        "metadata": "by",
+        "log_start": 2,
+        "log_end": 10,
+        "lag": 5,
+    }
+    assert found["partitions"][3]["lag"] is None
+    assert found["problems"] == ["1 partitions have no owner: t:3"]
+
+
+def test_tables_show_the_same_and_take_no_name_for_markup() -> None:
+    members = text(members_table(REPORT))
+    assert members[0].split() == ["member", "client", "id", "host", "partitions", "weight", "rack", "subscribes", "to"]
+    assert members[1].split() == [OLD, "(leads)", "billing-a", "host-a", "2", "1", "-", "t"]
+    assert "billing-[b]" in members[2]
+    offsets = text(offsets_table(REPORT))
+    assert offsets[1].split() == ["t", "0", "billing-a", OLD, "5", "10", "5"]
+    assert offsets[4].split() == ["t", "3", "-", "-", "10", "-"]
+    assert REPORT.headline() == (
+        "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, lag 5, strategy naive"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        (group(), "stable"),
+        (group(Document(promised={OLD: frozenset(P[:1])})), "rebalancing"),
+        (group(Document(waiting={OLD: Waiting(1, frozenset(P[:1]))})), "rebalancing"),
+        (GroupState("g", {}, {}, Document(owners={OLD: frozenset(P)})), "empty"),
+        (GroupState("g", {}, {}, None), "empty"),
+    ],
+)
+def test_the_state_of_a_group_is_one_word(state: GroupState, phase: str) -> None:
+    assert GroupReport(state).phase == phase
+
+
+def test_a_group_without_members_has_nothing_that_somebody_should_own() -> None:
+    assert GroupReport(GroupState("g", {}, {}, Document(owners={OLD: frozenset(P)}))).unowned == []
+
+
+def test_offsets_that_the_log_does_not_have_are_problems() -> None:
+    report = GroupReport(
+        GroupState("g", {}, {}, None, ("znode x is not readable",)),
+        Logs(committed(p0=5, p1=50), {P[0]: 9, P[1]: 0}, {P[0]: 20, P[1]: 40}, ("t:2 has no leader",)),
+    )
+    assert report.problems == [
+        "znode x is not readable",
+        "t:2 has no leader",
+        "t:0: offset 5 is committed, the log begins at 9: 4 records were deleted unread",
+        "t:1: offset 50 is committed, the log ends at 40: was the topic made anew?",
+    ]
+    assert report.logs.lag(P[1]) == 0
+
+
+# -- resets ------------------------------------------------------------------------------------------------------
+
+LOGS = Logs(committed(p0=5), {P[0]: 2, P[1]: 3}, {P[0]: 10, P[1]: 20})
+
+
+def test_a_target_is_a_word_a_time_or_an_offset() -> None:
+    assert parse_target("earliest") == "earliest"
+    assert parse_target("latest") == "latest"
+    assert parse_target("timestamp:1700000000000") == "timestamp:1700000000000"
+    assert parse_target("17") == 17
+    for wrong in ("oldest", "timestamp:", "timestamp:soon", "-1", "1.5", ""):
+        with pytest.raises(ConfigError, match="is not earliest, latest"):
+            parse_target(wrong)
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        ("earliest", [2, 3]),
+        ("latest", [10, 20]),
+        (7, [7, 7]),
+        ("timestamp:5", [4, 20]),  # no record of P[1] is so late: its end
+    ],
+)
+def test_a_plan_says_where_each_partition_goes(target: Any, after: list[int]) -> None:
+    plan = ResetPlan.make("g", target, LOGS, {P[0]: 4, P[1]: None})
+    assert [plan.after[P[0]], plan.after[P[1]]] == after
+    assert plan.before == {P[0]: 5, P[1]: None}
+
+
+def test_an_offset_outside_a_log_is_refused_for_all() -> None:
+    with pytest.raises(ConfigError, match=r"offset 15 is outside the log: t:0 has 2 to 10$"):
+        ResetPlan.make("g", 15, LOGS, {})
+
+
+def test_a_plan_is_shown_with_what_changes() -> None:
+    plan = ResetPlan.make("g", "latest", LOGS, {}, alive=[OLD])
+    assert [line.split() for line in text(reset_table(plan))[1:]] == [
+        ["t", "0", "5", "10", "+5"],
+        ["t", "1", "-", "20", "-"],
+    ]
+    assert plan.to_json(executed=False) == {
+        "group": "g",
+        "executed": False,
+        "members_alive": [OLD],
+        "partitions": [
+            {"topic": "t", "partition": 0, "from": 5, "to": 10},
+            {"topic": "t", "partition": 1, "from": None, "to": 20},
+        ],
+    }

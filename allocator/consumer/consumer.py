@@ -302,14 +302,15 @@ class Consumer:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
-        """Commits these offsets (each the next one to read), or everything delivered so far.
+        """Commits these offsets (each the next one to read), or everything delivered so far, which then is done.
 
         Raises NotOwned for a partition that is not ours, CommitFailed when the lease lapsed or the coordinator
         refuses.
         """
         if offsets is None:
+            await self._engine.commit_done(self._engine.progress.uncommitted(in_hand=True))
+            # only now: a partition that is to move is released when it is done, and the commit must come before
             self._engine.progress.finish()
-            await self._engine.commit_done(self._engine.progress.uncommitted())
             return
         await self._engine.commit(
             {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}

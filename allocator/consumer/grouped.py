@@ -35,9 +35,9 @@ class GroupedConsumer:
     once); with autocommit off, call `commit_offsets` after handling them (at least once).
 
     What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
-    instead of being taken as found; a commit that is refused for one partition is tried again for that one. Values
-    returned with autocommit off are waited for before their partition moves: until the next `consume` of that topic,
-    a `commit_offsets`, or `close`.
+    instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
+    partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
+    the next `consume` of that topic, or `close`.
 
     `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
     """
@@ -82,7 +82,7 @@ class GroupedConsumer:
             session_timeout_s=session_timeout_s,
             connect_timeout_s=connect_timeout_s,
             auto_commit_interval_s=None,
-            commit_on_revoke=not autocommit,
+            commit_on_revoke=False,
             auto_offset_reset="earliest",
             root=root,
             zookeeper_options=zookeeper_options,
@@ -191,17 +191,16 @@ class GroupedConsumer:
             if values or loop.time() >= end:
                 break
             await self._engine.fetcher.news(end - loop.time())
-        if self.autocommit and starts and not await self._committed_first(topic, starts):
+        if self.autocommit and starts and not await self._committed_first(starts):
             return []
         return values
 
-    async def _committed_first(self, topic: str, starts: Mapping[TopicPartition, int]) -> bool:
+    async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
         """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
-        self._engine.progress.finish(topic)
         try:
             await self.commit_offsets()
         except AllocatorError as error:
-            log.warning("%s: values of %s are read again, their commit failed: %s", self.group_name, topic, error)
+            log.warning("%s: these values are read again, their commit failed: %s", self.group_name, error)
             for partition, offset in starts.items():
                 self._go_to(partition, offset)
             return False
@@ -262,14 +261,16 @@ class GroupedConsumer:
 
     async def _commit_offsets(self, metadata: str | None) -> None:
         text = f"committed by {self.name}" if metadata is None else metadata
-        self._engine.progress.finish()
         topics = set(self.topics_to_commit)
-        offsets = {p: o for p, o in self._engine.progress.uncommitted().items() if p.topic in topics}
+        reached = self._engine.progress.uncommitted(in_hand=True)
+        offsets = {p: o for p, o in reached.items() if p.topic in topics}
         try:
             await self._engine.commit({p: OffsetAndMetadata(o, text, -1) for p, o in offsets.items()})
         except NotOwned as error:
             raise CommitFailed(str(error)) from error
         self.topics_to_commit -= topics
+        for topic in topics:  # only now: a partition that is to move is released when it is done
+            self._engine.progress.finish(topic)
 
 
 class _PauseUnasked(RebalanceListener):

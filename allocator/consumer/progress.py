@@ -64,10 +64,13 @@ class Progress:
     def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._committed.update(offsets)
 
-    def uncommitted(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """What is done and not committed yet."""
-        chosen = self._done if partitions is None else [p for p in partitions if p in self._done]
-        return {p: self._done[p] for p in chosen if self._committed.get(p) != self._done[p]}
+    def uncommitted(
+        self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False
+    ) -> dict[TopicPartition, int]:
+        """What is done and not committed yet; with `in_hand`, also what was handed out and is not done."""
+        reached = {**self._done, **self._handed} if in_hand else self._done
+        chosen = reached if partitions is None else [p for p in partitions if p in reached]
+        return {p: reached[p] for p in chosen if self._committed.get(p) != reached[p]}
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """They are no longer ours; only how far they were done is remembered."""

@@ -205,6 +205,9 @@ class Fetcher:
             tp, feed = self._ready.popitem(last=False)
             if not self._leaders.is_current(feed):
                 continue
+            if topic is not None and tp.topic != topic:
+                self._ready[tp] = feed
+                continue
             if not self._state.is_fetchable(tp):
                 self._parked[tp] = feed
                 continue

@@ -1,0 +1,220 @@
+"""GroupedConsumer: a service written for kiel, with another import."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tornado import gen
+from tornado.ioloop import IOLoop
+
+from allocator import GroupedConsumer, TopicPartition
+from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
+from allocator.testing import LocalCluster, wait_until_async
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class Service:
+    """What a test needs to make consumers of one group on one topic."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.cluster, self.topic, self.group = cluster, topic, group
+
+    def consumer(self, **options: Any) -> GroupedConsumer:
+        return GroupedConsumer(
+            self.cluster.bootstrap.split(","),
+            options.pop("group", self.group),
+            [self.cluster.zookeeper],
+            session_timeout_s=4.0,
+            **{"max_wait_time": 200, **options},
+        )
+
+    async def produce(self, values: list[Any]) -> None:
+        records = [(None, json.dumps(value).encode(), number % 4) for number, value in enumerate(values)]
+        await in_thread(lambda: self.cluster.produce(self.topic, records))
+
+    async def committed(self, consumer: GroupedConsumer) -> dict[int, tuple[int, str]]:
+        partitions = [TopicPartition(self.topic, number) for number in range(4)]
+        found = await consumer._engine.offsets.fetch(partitions)
+        return {p.partition: (o.offset, o.metadata) for p, o in found.items()}
+
+
+@pytest.fixture
+def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Service:
+    return Service(kafka_cluster, topic_factory(4), group)
+
+
+async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
+    values: list[Any] = []
+    for _ in range(200):
+        values += await consumer.consume(topic)
+        if len(values) >= count:
+            return values
+    raise AssertionError(f"{len(values)} of {count} values")
+
+
+def test_a_tornado_service_with_yield(service: Service) -> None:
+    """As its authors wrote it: gen.coroutine, IOLoop.run_sync, JSON by default."""
+    asyncio.run(service.produce([{"n": number} for number in range(40)]))
+    consumer = service.consumer()
+
+    @gen.coroutine
+    def run():
+        yield consumer.connect()
+        seen = []
+        while len(seen) < 40:
+            messages = yield consumer.consume(service.topic)
+            seen.extend(messages)
+        yield consumer.close()
+        raise gen.Return(seen)
+
+    seen = IOLoop(make_current=False).run_sync(run)
+    assert sorted(value["n"] for value in seen) == list(range(40))
+
+
+async def test_autocommit_commits_before_the_values_are_returned(service: Service) -> None:
+    await service.produce(list(range(40)))
+    consumer = service.consumer()
+    await consumer.connect()
+    values = await drink(consumer, service.topic, 40)
+    assert sorted(values) == list(range(40))
+    committed = await service.committed(consumer)
+    assert {number: offset for number, (offset, _) in committed.items()} == dict.fromkeys(range(4), 10)
+    assert committed[0][1] == f"committed by {consumer.name}"
+    assert consumer.topics_to_commit == set()
+    assert consumer.allocation[service.topic] == [0, 1, 2, 3]
+    assert consumer.offsets[service.topic] == dict.fromkeys(range(4), 10)
+    assert consumer.coordinator_id == 0
+    await consumer.close()
+
+
+async def test_without_autocommit_nothing_is_committed_until_asked(service: Service) -> None:
+    await service.produce(list(range(40)))
+    first = service.consumer(autocommit=False)
+    await first.connect()
+    assert len(await drink(first, service.topic, 40)) == 40
+    assert await service.committed(first) == {}
+    assert first.topics_to_commit == {service.topic}
+    await first.close()
+    second = service.consumer(autocommit=False)
+    await second.connect()
+    assert len(await drink(second, service.topic, 40)) == 40  # at least once
+    await second.commit_offsets(metadata="after the batch")
+    assert set((await service.committed(second)).values()) == {(10, "after the batch")}
+    await second.close()
+
+
+async def test_metadata_that_is_too_large_is_left_out(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    await drink(consumer, service.topic, 4)
+    await consumer.commit_offsets(metadata="x" * 10_000)
+    assert set((await service.committed(consumer)).values()) == {(1, "")}
+    assert "too large" in caplog.text
+    await consumer.close()
+
+
+async def test_a_value_that_does_not_deserialize_is_left_out(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    await in_thread(lambda: service.cluster.produce(service.topic, [b"1", b"{", b"3"]))
+    consumer = service.consumer()
+    await consumer.connect()
+    assert sorted(await drink(consumer, service.topic, 2)) == [1, 3]
+    assert "left out" in caplog.text
+    await consumer.close()
+
+
+async def test_two_members_share_with_a_function_of_kiels_signature(service: Service) -> None:
+    def last_member_gets_partition_zero(members, partitions):
+        mapping: dict = {}
+        for partition in partitions:
+            topic, identifier = partition.split(":")
+            owner = members[-1] if identifier == "0" else members[0]
+            mapping.setdefault(owner, {}).setdefault(topic, []).append(int(identifier))
+        return mapping
+
+    members = [service.consumer(partition_allocator=last_member_gets_partition_zero) for _ in range(2)]
+    for member in members:
+        await member.connect()
+    expected = sorted(member.name for member in members)
+    by_name = {member.name: member for member in members}
+    await wait_until_async(
+        lambda: by_name[expected[-1]].allocation.get(service.topic) == [0]
+        and by_name[expected[0]].allocation.get(service.topic) == [1, 2, 3],
+        10,
+        lambda: str([member.allocation for member in members]),
+    )
+    await service.produce(list(range(40)))
+    values = await asyncio.gather(
+        drink(by_name[expected[-1]], service.topic, 10), drink(by_name[expected[0]], service.topic, 30)
+    )
+    assert sorted(values[0]) == list(range(0, 40, 4))
+    assert sorted(values[0] + values[1]) == list(range(40))
+    for member in members:
+        await member.close()
+
+
+async def test_topics_are_consumed_side_by_side(service: Service, topic_factory: Callable[..., str]) -> None:
+    """Two coroutines of one service, each with its topic, as kiel allows."""
+    other = Service(service.cluster, topic_factory(4), service.group)
+    await service.produce(list(range(20)))
+    await other.produce([f"other {number}" for number in range(20)])
+    consumer = service.consumer()
+    await consumer.connect()
+    one, two = await asyncio.gather(drink(consumer, service.topic, 20), drink(consumer, other.topic, 20))
+    assert sorted(one) == list(range(20))
+    assert len(set(two)) == 20
+    assert all(value.startswith("other") for value in two)
+    await consumer.close()
+
+
+async def test_an_unknown_topic_gives_nothing_and_says_so(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = service.consumer()
+    await consumer.connect()
+    assert await consumer.consume("no-such-topic") == []
+    assert "no-such-topic" in caplog.text
+    await consumer.close()
+    assert await consumer.consume("no-such-topic") is None
+
+
+async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Service) -> None:
+    await service.produce(list(range(100)))
+    first, second = service.consumer(autocommit=False), service.consumer(autocommit=False)
+    await first.connect()
+    values = await first.consume(service.topic)
+    while not values:
+        values = await first.consume(service.topic)
+    await first.commit_offsets()
+    await second.connect()
+    stop = asyncio.Event()
+
+    async def work(consumer: GroupedConsumer, into: list[Any]) -> None:
+        while not stop.is_set():
+            into += await consumer.consume(service.topic)
+
+    rest: list[Any] = []
+    other: list[Any] = []
+    workers = [asyncio.ensure_future(work(first, rest)), asyncio.ensure_future(work(second, other))]
+    await wait_until_async(lambda: len(second.allocation.get(service.topic, [])) == 2, 10, "the second member's share")
+    await service.produce(list(range(100, 200)))
+    await wait_until_async(
+        lambda: len(values) + len(rest) + len(other) >= 200, 10, lambda: f"{len(values)}, {len(rest)}, {len(other)}"
+    )
+    stop.set()
+    await asyncio.gather(*workers)
+    assert sorted(values + rest + other) == list(range(200))
+    for member in (first, second):
+        await member.close()
+
+
+async def test_servers_that_do_not_answer_are_named(service: Service) -> None:
+    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
+        await GroupedConsumer(["127.0.0.1:1"], "g", [service.cluster.zookeeper], connect_timeout_s=0.5).connect()
+    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
+        await GroupedConsumer([service.cluster.bootstrap], "g", ["127.0.0.1:1"], connect_timeout_s=0.5).connect()

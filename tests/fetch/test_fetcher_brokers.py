@@ -1,0 +1,399 @@
+"""What the fetcher promises, on real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from reading import collect, start_at, take, until
+
+from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
+from allocator.fetch import Fetcher
+from allocator.testing import LocalCluster, wait_until
+from allocator.testing.producing import ProducedRecord
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+OLD, NEW = "0.8.2.2", "3.9.1"
+LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")]
+VERSIONS = [OLD, NEW, *LONG]
+# of each version, as it can take them
+CODECS: dict[str, tuple[str | None, ...]] = {
+    "0.8.2.2": (None, "gzip", "snappy", "lz4"),
+    "0.9.0.1": (None, "gzip", "snappy", "lz4"),
+    "0.10.2.2": (None, "gzip", "snappy", "lz4"),
+    "0.11.0.3": (None, "gzip", "snappy", "lz4"),
+    "1.1.1": (None, "gzip", "snappy", "lz4"),
+}
+ALL_CODECS = (None, "gzip", "snappy", "lz4", "zstd")
+
+
+def offsets(records: list[Any]) -> list[int]:
+    return [record.offset for record in records]
+
+
+def parts(topic: str, count: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, n) for n in range(count)]
+
+
+def known(cluster: LocalCluster, topic: str) -> None:
+    """All brokers know the topic."""
+    wait_until(lambda: all(topic in m.topics for m in cluster.metadata()), 30, f"{topic} to be known")
+
+
+class Connected:
+    """A client that knows the topics, and a fetcher on it."""
+
+    def __init__(self, cluster: LocalCluster, state: Any, **settings: Any) -> None:
+        self.client = KafkaClient(cluster.bootstrap)
+        self.fetcher = Fetcher(self.client, state, **settings)
+        self.topics = {tp.topic for tp in state.assigned_partitions()}
+
+    async def __aenter__(self) -> Fetcher:
+        await self.client.connect()
+        self.client.follow(self.topics)
+        await self.client.refresh()
+        await self.fetcher.start()
+        return self.fetcher
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.fetcher.close()
+        await self.client.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.deadline(120)
+async def test_all_that_was_produced_comes_in_order(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=4, cluster=cluster)
+    codecs = CODECS.get(version, ALL_CODECS)
+    rounds, each = 2 * len(codecs), 200
+    for turn in range(rounds):
+        many = [
+            ProducedRecord(b"k%d" % n, b"%d-%d-" % (turn, n) + b"x" * (n % 150), partition=n % 4)
+            for n in range(4 * each)
+        ]
+        cluster.produce(topic, many, compression=codecs[turn % len(codecs)], batch_records=50)
+    state = start_at(parts(topic, 4), None)
+    async with Connected(cluster, state) as fetcher:
+        seen = await collect(fetcher, state, rounds * 4 * each, 60)
+    for tp in parts(topic, 4):
+        assert offsets(seen[tp]) == list(range(rounds * each))
+        expected = [
+            (b"k%d" % n, b"%d-%d-" % (turn, n) + b"x" * (n % 150))
+            for turn in range(rounds)
+            for n in range(tp.partition, 4 * each, 4)
+        ]
+        assert [(r.key, r.value) for r in seen[tp]] == expected
+        assert state.high_watermark(tp) == rounds * each
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+async def test_old_formats_from_a_new_broker(kafka_cluster: Any, topic_factory: Callable[..., str], magic: int) -> None:
+    topic = topic_factory()
+    for codec in (None, "gzip", "snappy", "lz4"):
+        kafka_cluster.produce(topic, [b"%d" % n for n in range(100)], compression=codec, magic=magic)
+    state = start_at(parts(topic, 1))
+    async with Connected(kafka_cluster, state) as fetcher:
+        seen = await collect(fetcher, state, 400)
+    assert offsets(seen[TopicPartition(topic, 0)]) == list(range(400))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_seek_into_a_compressed_batch_begins_at_its_offset(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(cluster=cluster)
+    cluster.produce(topic, [b"%d" % n for n in range(1000)], compression="gzip", batch_records=100)
+    (tp,) = parts(topic, 1)
+    state = start_at([tp])
+    async with Connected(cluster, state) as fetcher:
+        await take(fetcher, state)
+        for target in (555, 7, 999, 100):
+            state.seek(tp, target)
+            fetcher.wake()
+            batch = await take(fetcher, state)
+            assert next(iter(batch)).offset == target
+            assert next(iter(batch)).value == b"%d" % target
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+async def test_a_paused_partition_is_silent_until_resumed(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=2, cluster=cluster)
+    first, second = parts(topic, 2)
+    state = start_at([first, second])
+    state.pause(first)
+    async with Connected(cluster, state) as fetcher:
+        cluster.produce(topic, [(None, b"x", n % 2) for n in range(20)])
+        seen = []
+        while len(seen) < 10:
+            batch = await take(fetcher, state)
+            assert batch.partition == 1
+            seen += offsets(list(batch))
+        assert await fetcher.next_batch(0.2) is None
+        state.resume(first)
+        fetcher.wake()
+        batch = await take(fetcher, state)
+        assert (batch.partition, batch.base_offset) == (0, 0)
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+async def test_nothing_of_a_partition_revoked_in_flight_comes_out(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=2, cluster=cluster)
+    gone, kept = parts(topic, 2)
+    state = start_at([gone, kept])
+    async with Connected(cluster, state, max_wait_s=1.0) as fetcher:
+        assert await fetcher.next_batch(0.3) is None, "a fetch of both is waiting at the broker"
+        state.assign_from_user([kept])
+        fetcher.discard([gone])
+        cluster.produce(topic, [(None, b"x", n % 2) for n in range(20)])
+        seen: list[int] = []
+        while len(seen) < 10:
+            batch = await take(fetcher, state)
+            assert batch.partition == 1
+            seen += offsets(list(batch))
+        assert await fetcher.next_batch(0.2) is None
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("version", [OLD, NEW])
+async def test_a_killed_leader_costs_time_and_no_record(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version, brokers=3)
+    topic = topic_factory(partitions=6, replication=3, cluster=cluster)
+    tps = parts(topic, 6)
+    state = start_at(tps)
+    seen: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
+
+    def produce(turns: int) -> None:
+        for _ in range(turns):
+            cluster.produce(topic, [(None, b"x", n % 6) for n in range(60)])
+
+    async with Connected(cluster, state) as fetcher:
+
+        async def read(each: int) -> None:
+            while any(len(set(got)) < each for got in seen.values()):
+                batch = await take(fetcher, state, 60)
+                seen[TopicPartition(batch.topic, batch.partition)] += offsets(list(batch))
+
+        await asyncio.to_thread(produce, 10)
+        await read(100)
+        victim = cluster.leader(topic, 0)
+        victim.kill()
+        producing = asyncio.ensure_future(asyncio.to_thread(produce, 10))
+        await read(200)
+        await producing
+        await asyncio.to_thread(victim.start)
+        await asyncio.to_thread(produce, 5)
+        await read(250)
+    for tp in tps:
+        # a producer that was not answered sends again, so the log may have more records than were made
+        assert seen[tp] == list(range(len(seen[tp])))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none", "time"])
+async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., str], version: str, reset: Any) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(cluster=cluster)
+    cluster.produce(topic, [b"%d" % n for n in range(10)])
+    (tp,) = parts(topic, 1)
+    # every record is as old as that or younger
+    strategy = 1_000_000_000_000 if reset == "time" else reset
+    state = start_at([tp], 10_000, strategy)
+    async with Connected(cluster, state, auto_offset_reset=strategy) as fetcher:
+        if reset == "none":
+            with pytest.raises(OffsetOutOfRange, match=f"{topic}:0 at offset 10000"):
+                await take(fetcher, state)
+            return
+        assert await fetcher.next_batch(0) is None
+        if reset == "latest":
+            reading = asyncio.ensure_future(take(fetcher, state))
+            await until(
+                lambda: state.all_consumed_offsets()[tp].offset == 10 if state.has_valid_position(tp) else 0, ""
+            )
+            cluster.produce(topic, [b"10"])
+            assert offsets(list(await reading)) == [10]
+        else:
+            assert offsets(list(await take(fetcher, state))) == list(range(10))
+
+
+async def test_records_that_were_deleted_are_jumped_over(kafka_cluster: Any, topic_factory: Callable[..., str]) -> None:
+    from kafka.protocol.admin import DeleteRecordsRequest as Delete
+
+    topic = topic_factory()
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(100)])
+    (tp,) = parts(topic, 1)
+    state = start_at([tp])
+    async with Connected(kafka_cluster, state) as fetcher:
+        part = Delete.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=0, offset=60)
+        request = Delete(topics=[Delete.DeleteRecordsTopic(name=topic, partitions=[part])], timeout_ms=10_000)
+        await take(fetcher, state)
+        client = fetcher._leaders._client
+        leader = client.leader(tp)
+        assert leader is not None
+        response = await client.send(leader, request)
+        assert response.topics[0].partitions[0].low_watermark == 60
+        state.seek(tp, 5)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == list(range(60, 100))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_record_larger_than_the_fetch_size_comes(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(cluster=cluster)
+    sizes = [10, 300_000, 20, 900_000, 30]
+    for size in sizes:
+        cluster.produce(topic, [b"x" * size])
+    state = start_at(parts(topic, 1))
+    async with Connected(cluster, state, max_partition_bytes=10_000, prefetch_bytes=200_000) as fetcher:
+        seen = await collect(fetcher, state, len(sizes))
+    assert [len(r.value) for r in seen[TopicPartition(topic, 0)]] == sizes
+
+
+async def test_a_record_larger_than_an_old_broker_may_send_is_told(
+    cluster_factory: Any, topic_factory: Callable[..., str]
+) -> None:
+    cluster = cluster_factory(kafka=OLD)
+    topic = topic_factory(cluster=cluster)
+    for size in (10, 900_000, 20):
+        cluster.produce(topic, [b"x" * size])
+    (tp,) = parts(topic, 1)
+    state = start_at([tp])
+    async with Connected(cluster, state, max_partition_bytes=10_000, max_bytes=500_000) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == [0]
+        with pytest.raises(RecordTooLarge, match=f"{topic}:0 at offset 1: a message of 9000"):
+            await take(fetcher, state)
+        state.seek(tp, 2)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == [2]
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize("reset", [None, 0])
+async def test_a_topic_that_appears_later_is_read(
+    cluster_factory: Any, unique_name: Callable[[], str], version: str, reset: int | None
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = unique_name()
+    state = start_at(parts(topic, 1), reset)
+    async with Connected(cluster, state) as fetcher:
+        reading = asyncio.ensure_future(take(fetcher, state, 30))
+        assert await fetcher.next_batch(0.3) is None
+        await asyncio.to_thread(cluster.create_topic, topic)
+        await asyncio.to_thread(cluster.produce, topic, [b"x"])
+        assert offsets(list(await reading)) == [0]
+    cluster.delete_topic(topic, timeout_s=0)
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("version", [OLD, NEW])
+async def test_a_damaged_log_is_told_and_passed_over(version: str) -> None:
+    topic = "damaged"
+    with LocalCluster(kafka=version) as cluster:
+        cluster.create_topic(topic, 2)
+        for turn in range(3):
+            cluster.produce(topic, [(None, b"%d-%d " % (turn, n) + b"y" * 50, p) for n in range(10) for p in (0, 1)])
+        (broker,) = cluster.brokers
+        broker.stop()
+        (log,) = cluster.directory.rglob(f"{topic}-0/*.log")
+        data = bytearray(log.read_bytes())
+        at = data.index(b"1-5 ")
+        data[at : at + 3] = b"???"
+        log.write_bytes(bytes(data))
+        broker.start()
+        known(cluster, topic)
+        (tp, _) = parts(topic, 2)
+        state = start_at(parts(topic, 2))
+        seen: dict[int, list[int]] = {0: [], 1: []}
+        told: list[CorruptRecordError] = []
+        async with Connected(cluster, state) as fetcher:
+            while len(seen[1]) < 30 or not told:
+                try:
+                    batch = await take(fetcher, state)
+                except CorruptRecordError as error:
+                    told.append(error)
+                else:
+                    seen[batch.partition] += offsets(list(batch))
+            (error,) = told
+            assert seen[0] == list(range(error.offset))
+            assert (error.topic, error.partition) == tp
+            # the old formats have a checksum for each message, the new one for each batch
+            assert (error.offset, error.next_offset) == ((15, 16) if version == OLD else (10, 20))
+            assert error.next_offset is not None
+            state.seek(tp, error.next_offset)
+            fetcher.wake()
+            while len(seen[0]) < 30 - (error.next_offset - error.offset):
+                batch = await take(fetcher, state)
+                seen[0] += offsets(list(batch))
+        assert seen[0] == [n for n in range(30) if not error.offset <= n < error.next_offset]
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+async def test_memory_is_bounded_when_nobody_reads(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=4, cluster=cluster)
+    cluster.produce(topic, ((None, b"x" * 1000, n % 4) for n in range(20_000)), batch_bytes=16_000)
+    state = start_at(parts(topic, 4))
+    limit = 2_000_000
+    async with Connected(cluster, state, prefetch_bytes=limit, max_partition_bytes=200_000) as fetcher:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await until(lambda: fetcher.buffered_bytes > limit // 2, "the buffer filling up")
+        for _ in range(50):
+            assert fetcher.buffered_bytes <= limit
+            await asyncio.sleep(0.01)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        assert grown < 10 * limit
+        seen = await collect(fetcher, state, 20_000)
+    assert all(offsets(got) == list(range(5000)) for got in seen.values())
+
+
+async def test_read_committed_sees_no_aborted_record(kafka_cluster: Any, topic_factory: Callable[..., str]) -> None:
+    from kafka import KafkaProducer
+
+    topic = topic_factory()
+
+    def transactions() -> None:
+        producer = KafkaProducer(bootstrap_servers=kafka_cluster.bootstrap, transactional_id=topic)
+        try:
+            producer.init_transactions()
+            for turn in range(6):
+                producer.begin_transaction()
+                for n in range(5):
+                    producer.send(topic, b"%d-%d" % (turn, n), partition=0)
+                producer.flush()
+                (producer.abort_transaction if turn % 2 else producer.commit_transaction)()
+        finally:
+            producer.close()
+
+    await asyncio.to_thread(transactions)
+    (tp,) = parts(topic, 1)
+    expected = [b"%d-%d" % (turn, n) for turn in range(6) for n in range(5)]
+    for level, visible in (
+        ("read_uncommitted", expected),
+        ("read_committed", [value for value in expected if int(value[:1]) % 2 == 0]),
+    ):
+        state = start_at([tp])
+        async with Connected(kafka_cluster, state, isolation_level=level) as fetcher:
+            seen = await collect(fetcher, state, len(visible))
+            assert [r.value for r in seen[tp]] == visible
+            assert await fetcher.next_batch(0.2) is None
+            assert state.all_consumed_offsets()[tp].offset == 36, "past the last marker"

@@ -197,6 +197,7 @@ async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Se
     async def work(consumer: GroupedConsumer, into: list[Any]) -> None:
         while not stop.is_set():
             into += await consumer.consume(service.topic)
+            await consumer.commit_offsets()
 
     rest: list[Any] = []
     other: list[Any] = []

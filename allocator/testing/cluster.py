@@ -13,7 +13,7 @@ from . import layout
 from .base import Cluster
 from .errors import ClusterError
 from .jars import class_path
-from .java import OLDEST, Java, find_java
+from .java import OLDEST, find_java
 from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
@@ -75,12 +75,12 @@ class LocalCluster(Cluster):
         """Start all servers at once and return when each answers and the brokers know one another."""
         if self._directory is not None:
             raise ClusterError("the cluster was started already; stop() it first")
-        java = find_java(OLDEST if self.release is None else self.release.oldest_java)
+        self._find_programs()
         self._directory = self._keep or Path(tempfile.mkdtemp(prefix="allocator-cluster-"))
         try:
-            self._lay_out_zookeepers(java, self._directory)
+            self._lay_out_zookeepers(self._directory)
             if self.release is not None:
-                self._lay_out_brokers(self.release, java, self._directory)
+                self._lay_out_brokers(self.release, self._directory)
             self._all(Node.launch)
             self._all(lambda node: node.wait_ready(self.start_timeout_s))
             self.wait_settled()
@@ -98,33 +98,18 @@ class LocalCluster(Cluster):
         self._directory = None
         self.brokers, self.zookeepers = [], []
 
-    def _lay_out_zookeepers(self, java: Java, directory: Path) -> None:
+    def _lay_out_zookeepers(self, directory: Path) -> None:
         _, count = self._count
-        if not count:
-            return
-        jars = class_path(ZOOKEEPER, java)
         ports = {number: self._ports.take() for number in range(1, count + 1)}
         quorum = {number: (self._ports.take(), self._ports.take()) for number in ports}
         for number, port in ports.items():
             place = directory / f"zookeeper-{number}"
             settings = zookeeper_settings(number, place, port, quorum, self._tick_ms)
             settings.update(layout.filled(self._zookeeper_config, port=port, id=number, directory=place))
-            self.zookeepers.append(
-                Node(
-                    "ZooKeeper",
-                    number,
-                    port,
-                    place,
-                    layout.command(java, jars, "zookeeper", place, self._zookeeper_heap, self._jvm_options),
-                    prepare=layout.zookeeper_files(place, number, settings),
-                    ready=partial(zookeeper_mode, port),
-                    remove=self._remove(directory),
-                )
-            )
+            self.zookeepers.append(self._zookeeper_node(number, port, place, settings))
 
-    def _lay_out_brokers(self, release: Release, java: Java, directory: Path) -> None:
+    def _lay_out_brokers(self, release: Release, directory: Path) -> None:
         count, _ = self._count
-        jars = class_path(release.jars, java)
         ports = {number: (self._ports.take(), self._ports.take(), self._ports.take()) for number in range(count)}
         # three voters outlive one; with fewer brokers the first alone votes and must live
         voters = [(number, ports[number][2]) for number in range(3 if count >= 3 else 1)]
@@ -135,25 +120,53 @@ class LocalCluster(Cluster):
                 settings.update(kraft_settings(number, port, controller, voters))
             mine = {"port": port, "port2": second, "id": number, "directory": place}
             settings.update(layout.filled(self._broker_config, **mine))
-            if release.kraft:
-                prepare = layout.kraft_files(place, settings, java, jars)
-            else:
-                prepare = layout.kafka_files(place, number, settings, self.zookeeper)
-            self.brokers.append(
-                Node(
-                    "Kafka broker",
-                    number,
-                    port,
-                    place,
-                    layout.command(java, jars, "kafka", place, self._heap, self._jvm_options),
-                    prepare=prepare,
-                    ready=partial(self._broker_ready, number, port),
-                    remove=self._remove(directory),
-                )
-            )
+            self.brokers.append(self._broker_node(release, number, port, place, settings))
 
-    def _remove(self, directory: Path) -> Path | None:
-        return directory if self._keep is None else None
+    # -- how its servers run: what another backend does otherwise --------------------------------------------------
+
+    def _find_programs(self) -> None:
+        """Before anything is written: what a server is started with, or the error that names what is missing."""
+        self._java = find_java(OLDEST if self.release is None else self.release.oldest_java)
+        wanted = [ZOOKEEPER] if self._count[1] else []
+        if self.release is not None:
+            wanted.append(self.release.jars)
+        self._jars = {jars.name: class_path(jars, self._java) for jars in wanted}
+
+    def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
+        jars = self._jars[ZOOKEEPER.name]
+        return Node(
+            "ZooKeeper",
+            number,
+            port,
+            place,
+            layout.command(self._java, jars, "zookeeper", place, self._zookeeper_heap, self._jvm_options),
+            prepare=layout.zookeeper_files(place, number, settings),
+            ready=partial(zookeeper_mode, port),
+            remove=self._removed(),
+        )
+
+    def _broker_node(
+        self, release: Release, number: int, port: int, place: Path, settings: Mapping[str, object]
+    ) -> Node:
+        jars = self._jars[release.jars.name]
+        if release.kraft:
+            prepare = layout.kraft_files(place, settings, partial(layout.format_data, self._java, jars))
+        else:
+            prepare = layout.kafka_files(place, number, settings, self.zookeeper)
+        return Node(
+            "Kafka broker",
+            number,
+            port,
+            place,
+            layout.command(self._java, jars, "kafka", place, self._heap, self._jvm_options),
+            prepare=prepare,
+            ready=partial(self._broker_ready, number, port),
+            remove=self._removed(),
+        )
+
+    def _removed(self) -> Path | None:
+        """The directory to delete should this process die."""
+        return self._directory if self._keep is None else None
 
     def _all(self, work: Callable[[Node], None]) -> None:
         """Do it to all nodes at once. The first failure ends the others' wait, and is raised."""

@@ -13,9 +13,9 @@ from .java import Java
 from .settings import log4j_settings, properties
 from .topics import zookeeper_client
 
-__all__ = ["command", "filled", "kafka_files", "kraft_files", "zookeeper_files"]
+__all__ = ["CLUSTER_ID", "command", "filled", "format_data", "kafka_files", "kraft_files", "zookeeper_files"]
 
-_CLUSTER_ID = "allocator-testing-0000"  # KRaft wants 16 bytes in base64, the same on all nodes
+CLUSTER_ID = "allocator-testing-0000"  # KRaft wants 16 bytes in base64, the same on all nodes
 _FORMAT_TIMEOUT_S = 120.0
 _QUICK_JVM = (
     "-XX:+UseSerialGC",
@@ -73,21 +73,27 @@ def kafka_files(place: Path, number: int, settings: Mapping[str, object], zookee
     return write
 
 
-def kraft_files(place: Path, settings: Mapping[str, object], java: Java, jars: str) -> Callable[[], None]:
-    """Writes what a broker without ZooKeeper reads; before its first start a tool of its version formats its data."""
+def kraft_files(
+    place: Path, settings: Mapping[str, object], format_data: Callable[[Path], None] | None
+) -> Callable[[], None]:
+    """Writes what a broker without ZooKeeper reads; `format_data` makes its data directory before its first start."""
 
     def write() -> None:
         _common(place)
         (place / "server.properties").write_text(properties(settings))
-        if (place / "data" / "meta.properties").exists():
-            return
-        tool = [java.executable, "-Xmx128m", *_QUICK_JVM, "-cp", jars, "kafka.tools.StorageTool", "format"]
-        tool += ["-t", _CLUSTER_ID, "-c", str(place / "server.properties")]
-        done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
-        if done.returncode:
-            raise ServerStartFailed(f"formatting {place / 'data'} failed:\n{done.stdout}{done.stderr}")
+        if format_data is not None and not (place / "data" / "meta.properties").exists():
+            format_data(place)
 
     return write
+
+
+def format_data(java: Java, jars: str, place: Path) -> None:
+    """By the tool of the broker's version. Raises ServerStartFailed with what it says."""
+    tool = [java.executable, "-Xmx128m", *_QUICK_JVM, "-cp", jars, "kafka.tools.StorageTool", "format"]
+    tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
+    done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
+    if done.returncode:
+        raise ServerStartFailed(f"formatting {place / 'data'} failed:\n{done.stdout}{done.stderr}")
 
 
 def _common(place: Path) -> None:

@@ -82,15 +82,21 @@ class Node:
         """Returns when the server answers. Raises ServerStartFailed as `start` does."""
         deadline = time.monotonic() + timeout_s
         while not self._ready():
-            process = self._process
-            if process is None or not process.alive:
-                code = None if process is None else process.exit_code
+            # waits for the end of the process, which so is noticed at once
+            running, code = self.wait_process(0.02)
+            if not running:
                 raise self._failure(f"ended with code {code} while it started")
             if time.monotonic() >= deadline:
                 failure = self._failure(f"did not answer within {timeout_s:g} s")
                 self.close()
                 raise failure
-            process.wait(0.02)  # not a sleep: the end of the process cuts it short
+
+    def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
+        """Whether the process runs still after at most `timeout_s` seconds, and its exit code if it does not."""
+        process = self._process
+        if process is None:
+            return False, None
+        return not process.wait(timeout_s), process.exit_code
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """SIGTERM: the server leaves in order. After `timeout_s` seconds it is killed."""

@@ -37,9 +37,7 @@ class ClusterFactory:
     def __call__(self, kafka: str | None = "3.9.1", brokers: int = 1, zookeepers: int = 1, **options: Any) -> Any:
         key = repr((kafka, brokers if kafka else 0, zookeepers, _frozen(options)))
         if key not in self._clusters:
-            cluster = self._new(kafka, brokers, zookeepers, options)
-            cluster.start()
-            self._clusters[key] = cluster
+            self._clusters[key] = self._started(kafka, brokers, zookeepers, options)
         return self._clusters[key]
 
     @property
@@ -50,18 +48,19 @@ class ClusterFactory:
         while self._clusters:
             self._clusters.popitem()[1].stop()
 
-    def _new(self, kafka: str | None, brokers: int, zookeepers: int, options: dict[str, Any]) -> Any:
+    def _started(self, kafka: str | None, brokers: int, zookeepers: int, options: dict[str, Any]) -> Any:
+        from .errors import NoContainerEngine
+
         if self._backend == "containers":
-            from .containers import ContainerCluster
-            from .errors import NoContainerEngine
-
-            try:
-                return ContainerCluster(kafka, brokers, zookeepers, **options)
-            except NoContainerEngine as error:
-                pytest.skip(str(error))
-        from .cluster import LocalCluster
-
-        return LocalCluster(kafka, brokers, zookeepers, **options)
+            from .containers import ContainerCluster as Backend
+        else:
+            from .cluster import LocalCluster as Backend  # type: ignore[assignment]
+        cluster = Backend(kafka, brokers, zookeepers, **options)
+        try:
+            cluster.start()
+        except NoContainerEngine as error:
+            pytest.skip(str(error))
+        return cluster
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -109,6 +109,6 @@ def kraft_settings(
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
         "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL",
-        "broker.session.timeout.ms": 3_000,
-        "broker.heartbeat.interval.ms": 500,
+        "broker.session.timeout.ms": 2_000,
+        "broker.heartbeat.interval.ms": 400,
     }

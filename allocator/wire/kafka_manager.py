@@ -19,7 +19,7 @@ from allocator.errors import ConfigError
 from allocator.wire.kafka_errors import describe
 from allocator.wire.kafka_link import Link
 from allocator.wire.kafka_metadata import Broker
-from allocator.wire.net import AsyncioNet, as_asyncio
+from allocator.wire.net import AsyncioNet, as_asyncio, within
 
 __all__ = ["Directory", "Manager", "parse_addresses"]
 
@@ -209,4 +209,4 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
             link.abort()
         await self._net.aclose()
         with contextlib.suppress(asyncio.TimeoutError):  # TLS peers that never answer the farewell
-            await asyncio.wait_for(asyncio.gather(*(link.gone for link in links)), 1.0)
+            await within(asyncio.gather(*(link.gone for link in links)), 1.0)

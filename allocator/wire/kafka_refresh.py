@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -82,8 +81,11 @@ class Refresher:
             else:
                 wait = min(wait, pause)
                 pause = min(pause * 2, INCOMPLETE_MAX_S)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._demand.wait(), wait)
+            timer = asyncio.get_running_loop().call_later(wait, self._demand.set)
+            try:
+                await self._demand.wait()
+            finally:
+                timer.cancel()
             self._demand.clear()
             current, self._next = self._next or _Round(), None
             try:

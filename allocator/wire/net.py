@@ -14,15 +14,16 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import kafka.errors as kafka_errors
 from kafka.future import Future as KafkaFuture
 
-__all__ = ["AsyncioNet", "Job", "as_asyncio"]
+__all__ = ["AsyncioNet", "Job", "as_asyncio", "within"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Work = Union[Callable[[], Any], Coroutine[Any, Any, Any], Awaitable[Any]]
 
 
@@ -41,6 +42,25 @@ def as_asyncio(future: KafkaFuture) -> asyncio.Future[Any]:
     future.add_callback(succeed)
     future.add_errback(fail)
     return bridge
+
+
+async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
+    """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s`, with the awaitable ended.
+
+    `asyncio.wait_for` forgets a cancellation that arrives together with the result (Python before 3.12), and a task
+    that was told to end goes on.
+    """
+    work = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait({work}, timeout=timeout_s)
+    finally:
+        if not work.done():
+            work.cancel()
+            if isinstance(work, asyncio.Task):
+                await asyncio.wait({work})
+    if not done:
+        raise asyncio.TimeoutError
+    return work.result()
 
 
 class _Translated:
@@ -78,17 +98,15 @@ def _once(yielded: Any) -> Generator[Any, Any, Any]:
 class Job:
     """Something scheduled on the net: a plain callback, or a coroutine once it has started."""
 
-    __slots__ = ("_net", "handle", "task", "work")
+    __slots__ = ("_net", "coro", "future", "handle", "task", "work")
 
     def __init__(self, net: AsyncioNet, work: Work) -> None:
         self._net = net
         self.work: Work | None = work
         self.handle: asyncio.Handle | None = None
         self.task: asyncio.Task[Any] | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.work is None and (self.task is None or self.task.done())
+        self.coro: Any = None
+        self.future: KafkaFuture | None = None  # fails if the work is cancelled
 
     def run(self) -> None:
         work, self.work, self.handle = self.work, None, None
@@ -102,9 +120,19 @@ class Job:
             return
         if isinstance(result, KafkaFuture) or not hasattr(result, "__await__"):
             return  # nobody waits for it: a failed future was told to whoever holds it
+        self.coro = result
         self.task = asyncio.ensure_future(_run(result))
         self._net._tasks.add(self.task)
-        self.task.add_done_callback(self._net._ended)
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._net._tasks.discard(task)
+        if task.cancelled():
+            if inspect.iscoroutine(self.coro):
+                self.coro.close()  # cancelled before its first step; else nothing happens
+            self._abandon()
+        elif task.exception() is not None:
+            log.error("a task of the Kafka connections failed", exc_info=task.exception())
 
     def cancel(self) -> None:
         work, self.work = self.work, None
@@ -115,6 +143,12 @@ class Job:
             work.close()  # else Python warns that it was never awaited
         if self.task is not None:
             self.task.cancel()
+        elif work is not None:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self.future is not None and not self.future.is_done:
+            self.future.failure(kafka_errors.Cancelled())
 
 
 async def _run(awaitable: Any) -> Any:
@@ -170,14 +204,12 @@ class AsyncioNet:
                 result = work(*args) if callable(work) and not hasattr(work, "__await__") else work
                 while hasattr(result, "__await__"):
                     result = await result
-            except BaseException as exc:
-                future.failure(kafka_errors.Cancelled() if isinstance(exc, asyncio.CancelledError) else exc)
-                if not isinstance(exc, Exception):
-                    raise
+            except Exception as exc:  # noqa: BLE001 - whatever it is belongs to who awaits the future
+                future.failure(exc)
             else:
                 future.success(result)
 
-        self.call_soon_threadsafe(resolve)
+        self.call_soon_threadsafe(resolve).future = future
         return future
 
     def _job(self, work: Work) -> Job:
@@ -186,11 +218,6 @@ class AsyncioNet:
         job = Job(self, work)
         self._waiting.add(job)
         return job
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the Kafka connections failed", exc_info=task.exception())
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -206,7 +233,7 @@ class AsyncioNet:
         add(fd, lambda: None if ready.done() else ready.set_result(None))
         try:
             timeout = None if timeout_at is None else max(0.0, timeout_at - time.monotonic())
-            await asyncio.wait_for(ready, timeout)
+            await within(ready, timeout)
         except asyncio.TimeoutError:
             raise kafka_errors.KafkaTimeoutError("I/O wait timed out") from None
         finally:

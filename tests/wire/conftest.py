@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port on which nothing listens for now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,191 @@
+"""A broker whose answers a test writes: for errors that a real one gives too rarely, too late or never."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+REQUESTS = {
+    r.API_KEY: r
+    for r in (
+        ApiVersionsRequest,
+        FindCoordinatorRequest,
+        ListOffsetsRequest,
+        MetadataRequest,
+        OffsetCommitRequest,
+        OffsetFetchRequest,
+        SaslAuthenticateRequest,
+        SaslHandshakeRequest,
+    )
+}
+# API key -> the oldest and the newest version offered
+MODERN = {
+    1: (0, 12),
+    2: (0, 7),
+    3: (0, 12),
+    8: (0, 8),
+    9: (0, 7),
+    10: (0, 3),
+    17: (0, 1),
+    18: (0, 3),
+    36: (0, 2),
+}
+
+HANG_UP = object()
+SILENT = object()
+
+Handler = Callable[[Any], Any]
+
+
+class FakeBroker:
+    """Listens on 127.0.0.1. `handlers` maps an API key to a function of the request that returns the response,
+    an awaitable of it, HANG_UP or SILENT. ApiVersions, Metadata and FindCoordinator are answered without one.
+
+    `versions` None: ApiVersions is hung up on, as 0.8 does.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler] | None = None,
+        *,
+        versions: Mapping[int, tuple[int, int]] | None = MODERN,
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
+    ) -> None:
+        self.handlers: dict[int, Handler] = {
+            18: self._api_versions,
+            3: self._metadata,
+            10: self._find_coordinator,
+            **(handlers or {}),
+        }
+        self.versions = versions
+        self.seen: list[Any] = []
+        self.connections = 0
+        self.port = port
+        self.tls = tls
+        self.topics: dict[str, list[int]] = {}  # leaders of the partitions
+        self.lists_itself = True
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> FakeBroker:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._clients: set[asyncio.Task[None]] = set()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._clients):
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        self.connections += 1
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+                while True:
+                    (size,) = struct.unpack(">i", await reader.readexactly(4))
+                    data = await reader.readexactly(size)
+                    key, version, correlation = struct.unpack_from(">hhi", data)
+                    request = (
+                        REQUESTS[key].decode(data, version=version, header=True) if key in REQUESTS else None
+                    )
+                    if request is not None:
+                        self.seen.append(request)
+                    handler = self.handlers.get(key)
+                    response = HANG_UP if handler is None else handler(request)
+                    if asyncio.iscoroutine(response):
+                        response = await response
+                    if response is HANG_UP:
+                        return
+                    if response is SILENT:
+                        continue
+                    response.with_header(correlation_id=correlation)
+                    writer.write(bytes(response.encode(header=True, framed=True)))
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    def count(self, key: int) -> int:
+        return sum(key == request.API_KEY for request in self.seen)
+
+    def _api_versions(self, request: Any) -> Any:
+        if self.versions is None:
+            return HANG_UP
+        keys = [
+            ApiVersionsResponse.ApiVersion(api_key=k, min_version=low, max_version=high)
+            for k, (low, high) in self.versions.items()
+        ]
+        return ApiVersionsResponse(
+            error_code=0, api_keys=keys, throttle_time_ms=0, version=request.API_VERSION
+        )
+
+    def _metadata(self, request: Any) -> Any:
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.port, rack=None)
+        ]
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=brokers if self.lists_itself else [],
+            cluster_id=None,
+            controller_id=1,
+            topics=[self._topic(name) for name in self._asked(request)],
+            version=request.API_VERSION,
+        )
+
+    def _asked(self, request: Any) -> list[str]:
+        every = request.topics is None or (request.API_VERSION == 0 and not request.topics)
+        return list(self.topics) if every else [t.name for t in request.topics]
+
+    def _topic(self, name: str) -> Any:
+        leaders = self.topics.get(name)
+        return MetadataResponse.MetadataResponseTopic(
+            error_code=3 if leaders is None else 0,
+            name=name,
+            topic_id=None,
+            is_internal=False,
+            partitions=[
+                MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
+                    error_code=0,
+                    partition_index=n,
+                    leader_id=leader,
+                    leader_epoch=0,
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                    offline_replicas=[],
+                )
+                for n, leader in enumerate(leaders or ())
+            ],
+        )
+
+    def _find_coordinator(self, request: Any) -> Any:
+        return FindCoordinatorResponse(
+            throttle_time_ms=0,
+            error_code=0,
+            error_message=None,
+            node_id=1,
+            host="127.0.0.1",
+            port=self.port,
+            version=request.API_VERSION,
+        )

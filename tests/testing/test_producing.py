@@ -1,0 +1,150 @@
+"""`produce`, read back by kafka-python's consumer: somebody else's decoder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from allocator.testing import ClusterError, ProducedRecord, produce, wait_until
+from allocator.testing.batches import encode
+
+
+def consumed(cluster, topic, count):
+    """The next `count` records of all partitions, in order within each."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(
+        bootstrap_servers=cluster.bootstrap.split(","), auto_offset_reset="earliest", enable_auto_commit=False
+    )
+    try:
+        partitions = [TopicPartition(topic, partition) for partition in cluster.metadata()[0].topics[topic]]
+        consumer.assign(partitions)
+        records = []
+
+        def poll():
+            for more in consumer.poll(timeout_ms=200).values():
+                records.extend(more)
+            return len(records) >= count
+
+        wait_until(poll, 30, lambda: f"{count} records of {topic}, not {len(records)}")
+        return sorted(records, key=lambda record: (record.partition, record.offset))
+    finally:
+        consumer.close()
+
+
+def test_everything_of_a_record_comes_back(kafka_cluster, topic_factory):
+    topic = topic_factory(partitions=2)
+    headers = [("a", b"1"), ("a", None), ("ü", b"")]
+    sent = [
+        ProducedRecord(b"key", b"value", 1, 1_600_000_000_000, headers),
+        ProducedRecord(None, None, 1, 1_500_000_000_000),
+        ProducedRecord(b"", b"", 0, 1_700_000_000_001),
+    ]
+    assert kafka_cluster.produce(topic, sent) == {0: 1, 1: 2}
+    empty, full, nothing = consumed(kafka_cluster, topic, 3)
+    assert (full.key, full.value, full.timestamp, full.headers) == (b"key", b"value", 1_600_000_000_000, headers)
+    assert (nothing.key, nothing.value, nothing.timestamp) == (None, None, 1_500_000_000_000)
+    assert (empty.key, empty.value, empty.timestamp, empty.offset) == (b"", b"", 1_700_000_000_001, 0)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_all_formats_are_taken_by_a_new_broker(kafka_cluster, topic_factory, magic, compression):
+    topic = topic_factory(config={"message.format.version": "0.9.0"} if magic == 0 else None)
+    values = [b"%d" % number for number in range(1000)]
+    assert kafka_cluster.produce(topic, values, magic=magic, compression=compression, batch_records=300) == {0: 1000}
+    got = consumed(kafka_cluster, topic, 1000)
+    assert [record.value for record in got] == values
+    assert [record.offset for record in got] == list(range(1000))
+
+
+def test_keys_choose_the_partition_that_kafka_python_would(kafka_cluster, topic_factory):
+    from kafka.partitioner import DefaultPartitioner
+
+    topic = topic_factory(partitions=5)
+    keys = [b"key-%d" % number for number in range(50)]
+    kafka_cluster.produce(topic, [(key, None) for key in keys])
+    known = SimpleNamespace(partitions_for_topic=lambda name: set(range(5)))
+    expected = {key: DefaultPartitioner().partition(topic, key, key, None, None, known) for key in keys}
+    assert {record.key: record.partition for record in consumed(kafka_cluster, topic, 50)} == expected
+
+
+def test_many_values_are_counted_and_in_order(kafka_cluster, topic_factory):
+    topic = topic_factory(partitions=3)
+    assert produce(kafka_cluster.bootstrap, topic, (b"%06d" % n for n in range(30_001))) == {
+        0: 10_001,
+        1: 10_000,
+        2: 10_000,
+    }
+    got = consumed(kafka_cluster, topic, 30_001)
+    assert [int(record.value) for record in got if record.partition == 0] == list(range(0, 30_001, 3))
+
+
+def test_no_records_are_no_trouble(kafka_cluster, topic_factory):
+    assert kafka_cluster.produce(topic_factory(), []) == {}
+
+
+def test_records_wait_for_a_broker_that_comes_back(kafka_cluster, topic_factory):
+    from concurrent.futures import ThreadPoolExecutor
+
+    topic = topic_factory()
+    asked = []
+
+    def values():
+        for number in range(20_000):
+            asked.append(number)
+            yield b"%d" % number
+
+    with ThreadPoolExecutor(1) as pool:
+        counts = pool.submit(kafka_cluster.produce, topic, values(), batch_records=500)
+        wait_until(lambda: len(asked) > 1500, 30, "the first batches")
+        kafka_cluster.brokers[0].kill()
+        kafka_cluster.brokers[0].start()
+        assert counts.result(60) == {0: 20_000}
+    got = [int(record.value) for record in consumed(kafka_cluster, topic, 20_000)]
+    assert set(got) == set(range(20_000))
+
+
+def test_a_record_too_large_is_refused_with_its_partition(kafka_cluster, topic_factory):
+    topic = topic_factory(config={"max.message.bytes": "1000"})
+    with pytest.raises(ClusterError, match=rf"refused '{topic}':0 with error 10"):
+        kafka_cluster.produce(topic, [b"x" * 2000])
+
+
+def test_a_missing_topic_is_named(kafka_cluster):
+    with pytest.raises(ClusterError, match="knows no topic 'missing'"):
+        kafka_cluster.produce("missing", [b"x"], timeout_s=0.2)
+
+
+def test_a_missing_partition_is_named(kafka_cluster, topic_factory):
+    with pytest.raises(ClusterError, match=r"record 0: .* has no partition 7"):
+        kafka_cluster.produce(topic_factory(), [(None, b"x", 7)])
+
+
+def test_brokers_that_do_not_answer_are_named():
+    with pytest.raises(ClusterError, match=r"no broker of 127\.0\.0\.1:1 can be reached"):
+        produce("127.0.0.1:1", "t", [b"x"])
+
+
+@pytest.mark.parametrize(("options", "reason"), [({"compression": "rar"}, "'rar'"), ({"magic": 3}, "record format 3")])
+def test_unknown_formats_are_refused(kafka_cluster, topic_factory, options, reason):
+    with pytest.raises(ClusterError, match=reason):
+        kafka_cluster.produce(topic_factory(), [b"x"], **options)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compression_makes_repetition_small(codec):
+    records = [ProducedRecord(None, b"again and again ") for _ in range(500)]
+    assert len(encode(records, 2, codec, 0)) < len(encode(records, 2, None, 0)) / 4
+
+
+@pytest.mark.parametrize("delta", [0, 1, 63, 64, 8191, 8192, 2**31, 2**40, -1, -64, -65, -(2**40)])
+def test_numbers_of_every_size_are_encoded_as_kafka_python_reads_them(delta):
+    from kafka.record import MemoryRecords
+
+    base = 2**41
+    records = [ProducedRecord(None, b"x", None, base), ProducedRecord(None, b"y", None, base + delta)]
+    batch = MemoryRecords(encode(records, 2, None, 0)).next_batch()
+    assert batch.validate_crc()
+    assert [record.timestamp for record in batch] == [base, base + delta]

@@ -98,7 +98,6 @@ class Lane:
         self._queue: deque[Batch] = deque()
         self._wake = asyncio.Event()
         self._stopping = False
-        self._cut_off = False
         self._call: concurrent.futures.Future[Any] | None = None
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"handler {_name(partition)}")
 
@@ -135,7 +134,6 @@ class Lane:
     async def abandon(self, patience_s: float) -> None:
         """Cancels a coroutine handler; a plain one cannot be, but ends after its record."""
         self.stop()
-        self._cut_off = True
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=patience_s)
         if not self.task.done():
@@ -213,7 +211,7 @@ class Lane:
             try:
                 await self._work.handler.call(units[index].argument)
             except asyncio.CancelledError:
-                if self._cut_off:
+                if self._stopping:
                     raise
                 return index, asyncio.TimeoutError("the handler was cancelled from within")
             except Exception as error:  # noqa: BLE001 - the user's; the retries decide what follows

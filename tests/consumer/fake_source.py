@@ -62,6 +62,7 @@ class FakeSource:
         self.reached: dict[TopicPartition, int] = {}
         self.paused: set[TopicPartition] = set()
         self.draining: set[TopicPartition] = set()
+        self.opening: set[TopicPartition] = set()
         self.closed = False
         self._turn = 0
         self._changed = asyncio.Event()
@@ -79,7 +80,9 @@ class FakeSource:
             start = max(self.cluster.committed.get(partition, 0), self.reached.get(partition, 0))
             self.positions[partition] = start
             self.paused.discard(partition)
+        self.opening |= gained
         await self._tell(self.listener.on_partitions_assigned, gained)
+        self.opening -= gained
         self._changed.set()
 
     async def revoke(self, partitions: Iterable[TopicPartition]) -> None:
@@ -126,9 +129,9 @@ class FakeSource:
             error, self.feed_error = self.feed_error, None
             if error is not None:
                 raise error
+            await asyncio.sleep(0)
             batch = self._next() if self.active else None
             if batch is not None:
-                await asyncio.sleep(0)
                 return batch
             self._changed.clear()
             await self._changed.wait()
@@ -139,7 +142,7 @@ class FakeSource:
             partition = owned[(self._turn + step) % len(owned)]
             start = self.positions[partition]
             records = self.cluster.logs[partition][start : start + self.batch_size]
-            if not records or partition in self.paused or partition in self.draining:
+            if not records or partition in self.paused | self.draining | self.opening:
                 continue
             self._turn += step + 1
             end = records[-1].offset + 1

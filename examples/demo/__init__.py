@@ -1,0 +1,1 @@
+"""`make demo`: a group on real servers, with a death, an arrival and a departure, and the proof that it held."""

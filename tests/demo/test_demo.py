@@ -1,0 +1,88 @@
+"""The demo's proof must be able to fail, and the demo itself to run."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from examples.demo.check import History, Turn, overlaps, verify  # noqa: E402
+
+JOURNALS: dict[str, list[dict[str, Any]]] = {
+    "ada": [
+        {"what": "assigned", "at": 1.0, "partitions": [0]},
+        {"what": "batch", "partition": 0, "offsets": [[0, 9]], "from": 1.1, "to": 1.2},
+        {"what": "batch", "partition": 0, "offsets": [[10, 14]], "from": 1.3, "to": 1.4},
+    ],
+    "bob": [
+        {"what": "assigned", "at": 5.0, "partitions": [0]},
+        {"what": "batch", "partition": 0, "offsets": [[10, 19]], "from": 5.1, "to": 5.2},
+        {"what": "revoked", "at": 6.0, "partitions": [0]},
+    ],
+}
+PRODUCED = {0: 20}
+
+
+def broken(journals: dict[str, list[dict[str, Any]]], committed: dict[int, int] | None = None) -> set[str]:
+    history = History(journals, killed={"ada": 2.0})
+    claims = verify(history, PRODUCED, PRODUCED if committed is None else committed, window_s=1.0)
+    return {claim.text for claim in claims if not claim.holds}
+
+
+def test_a_sound_history_holds() -> None:
+    assert broken(JOURNALS) == set()
+
+
+def edit(member: str, number: int, **changes: Any) -> dict[str, list[dict[str, Any]]]:
+    journals = copy.deepcopy(JOURNALS)
+    journals[member][number].update(changes)
+    return journals
+
+
+@pytest.mark.parametrize(
+    ("journals", "committed", "expected"),
+    [
+        (edit("bob", 1, offsets=[[10, 17], [19, 19]]), None, "every record is processed"),
+        (edit("bob", 1, offsets=[[10, 20]]), None, "nothing but what was produced is processed"),
+        (edit("bob", 1, offsets=[[8, 19]]), None, None),  # ada did 8 and 9 within the second before her death
+        (edit("bob", 0, at=1.5), None, "no two members own a partition at one time"),
+        (edit("bob", 1, **{"from": 1.35}), None, "no two members work on a partition at one time"),
+        (JOURNALS, {0: 19}, "the offsets stand in Kafka"),
+        (JOURNALS, {}, "the offsets stand in Kafka"),
+    ],
+)
+def test_each_promise_can_be_broken(journals: Any, committed: Any, expected: str | None) -> None:
+    assert broken(journals, committed) == ({expected} if expected else set())
+
+
+def test_a_repeat_that_no_kill_explains_is_found() -> None:
+    history = History(JOURNALS, killed={"ada": 2.0})
+    claims = verify(history, PRODUCED, PRODUCED, window_s=0.1)
+    assert [claim.found for claim in claims if not claim.holds] == ["5 repeated, 0 possible"]
+
+
+def test_overlaps_are_found_behind_a_long_turn() -> None:
+    turns = [Turn("a", 0, 0.0, 10.0), Turn("a", 0, 1.0, 2.0), Turn("b", 0, 3.0, 4.0), Turn("c", 1, 3.0, 4.0)]
+    assert [(first.member, second.member) for first, second in overlaps(turns)] == [("a", "b")]
+
+
+@pytest.mark.deadline(200)
+def test_the_demo_runs_and_every_promise_holds() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--records", "60000", "--rate", "4000"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "every promise holds" in run.stdout
+    assert "FAILS" not in run.stdout

@@ -65,7 +65,11 @@ def test_keys_choose_the_partition_that_kafka_python_would(kafka_cluster, topic_
     topic = topic_factory(partitions=5)
     keys = [b"key-%d" % number for number in range(50)]
     kafka_cluster.produce(topic, [(key, None) for key in keys])
-    known = SimpleNamespace(topics=lambda: {topic}, partitions_for_topic=lambda name: set(range(5)))
+
+    def five(name):
+        return set(range(5))
+
+    known = SimpleNamespace(topics=lambda: {topic}, partitions_for_topic=five, available_partitions_for_topic=five)
     expected = {key: DefaultPartitioner().partition(topic, key, key, None, None, known) for key in keys}
     assert {record.key: record.partition for record in consumed(kafka_cluster, topic, 50)} == expected
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from importlib import metadata
 from typing import Any
 
 import click
@@ -45,7 +44,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup)
-@click.version_option(metadata.version("allocator"), prog_name="allocator")
+@click.version_option(package_name="allocator", prog_name="allocator")
 def main() -> None:
     """Exclusive partition ownership for Kafka consumers through ZooKeeper."""
 

@@ -175,6 +175,8 @@ class Daemon(RebalanceListener):
             await self._commit(lanes)
         except AllocatorError as error:
             log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(lanes), error)
+        except Exception:  # a bug must not leave stopped lanes behind: the partitions may come back
+            log.exception("committing %d revoked partitions failed", len(lanes))
         self._forget(lanes)
         self._tell_status()
 

@@ -255,10 +255,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     console = Console()
     console.print(f"starting ZooKeeper and Kafka {options.kafka} ...")
-    with tempfile.TemporaryDirectory(prefix="allocator-demo-") as directory:
-        with LocalCluster(kafka=options.kafka) as cluster:
-            cluster.create_topic(TOPIC, options.partitions)
-            held = asyncio.run(Demo(options, cluster, Path(directory), console).run())
+    with tempfile.TemporaryDirectory(prefix="allocator-demo-") as directory, LocalCluster(options.kafka) as cluster:
+        cluster.create_topic(TOPIC, options.partitions)
+        held = asyncio.run(Demo(options, cluster, Path(directory), console).run())
     console.print("[green]every promise holds[/green]" if held else "[red]a promise is broken[/red]")
     return 0 if held else 1
 

@@ -53,10 +53,10 @@ def test_a_command_that_is_none_is_a_usage_error() -> None:
 def test_a_group_without_zookeeper_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["group", "list"], env={"ALLOCATOR_ZOOKEEPER_HOSTS": ""})
     assert result.exit_code == 2
-    assert "where is ZooKeeper?" in result.stderr
+    assert "where is ZooKeeper?" in result.output
 
 
 def test_a_missing_file_of_settings_is_named() -> None:
     result = CliRunner().invoke(main, ["run", "/no/such/file.toml"])
     assert result.exit_code == 2
-    assert "/no/such/file.toml: cannot be read" in result.stderr
+    assert "/no/such/file.toml: cannot be read" in result.output

@@ -68,7 +68,6 @@ class KafkaClient:
         self._security = check_security(security)
         self._settings = {
             "client_id": client_id,
-            "client_software_name": "allocator",
             "request_timeout_ms": request_timeout_s * 1000,
             "socket_connection_setup_timeout_ms": CONNECT_TIMEOUT_S * 1000,
             "reconnect_backoff_ms": 50,

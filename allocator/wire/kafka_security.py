@@ -73,13 +73,16 @@ def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     return context
 
 
+_CREDENTIALS = (bytes, bytearray, memoryview, SaslAuthenticateRequest, SaslBytesRequest)
+
+
 class _HideCredentials(logging.Filter):
     """kafka-python logs requests, and the bytes of each, at DEBUG: with SASL that is the password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not isinstance(record.args, tuple):
             return True
-        return not any(isinstance(a, (bytes, SaslAuthenticateRequest, SaslBytesRequest)) for a in record.args)
+        return not any(isinstance(argument, _CREDENTIALS) for argument in record.args)
 
 
 _FILTER = _HideCredentials()

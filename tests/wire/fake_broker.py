@@ -77,6 +77,7 @@ class FakeBroker:
         self.seen: list[Any] = []
         self.connections = 0
         self.port = port
+        self.host = "127.0.0.1"  # as announced
         self.tls = tls
         self.topics: dict[str, list[int]] = {}  # leaders of the partitions
         self.lists_itself = True
@@ -143,7 +144,7 @@ class FakeBroker:
 
     def _metadata(self, request: Any) -> Any:
         brokers = [
-            MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.port, rack=None)
+            MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)
         ]
         return MetadataResponse(
             throttle_time_ms=0,
@@ -185,7 +186,7 @@ class FakeBroker:
             error_code=0,
             error_message=None,
             node_id=1,
-            host="127.0.0.1",
+            host=self.host,
             port=self.port,
             version=request.API_VERSION,
         )

@@ -131,7 +131,6 @@ def test_the_manager_knows_every_setting_that_is_passed() -> None:
         *KEYS,
         "bootstrap_servers",
         "client_id",
-        "client_software_name",
         "max_in_flight_requests_per_connection",
         "receive_message_max_bytes",
         "reconnect_backoff_max_ms",

@@ -63,7 +63,8 @@ def test_kafka_pythons_debug_log_does_not_show_the_password(caplog: pytest.LogCa
     hide_credentials()
     hide_credentials()
     with caplog.at_level(logging.DEBUG):
-        logging.getLogger("kafka.protocol.parser").debug("%s Send: %r", "x", b"\0u\0s3cret")
+        for data in (b"\0u\0s3cret", bytearray(b"\0u\0s3cret")):
+            logging.getLogger("kafka.protocol.parser").debug("%s Send: %r", "x", data)
         request = SaslAuthenticateRequest(b"\0u\0s3cret")
         logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "x", 1, request)
         logging.getLogger("kafka.net.connection").debug("%s: Connected", "x")

@@ -1,0 +1,47 @@
+# Needs make and Python 3.9 or newer, nothing else: each target makes its own virtual environment first.
+#   make test PYTHON=python3.12          another interpreter
+#   make test ARGS="tests/assign -k naive"   more arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+BIN := $(VENV)/bin
+# one stamp per Python version, so that another PYTHON makes another environment
+STAMP := $(VENV)/.installed-$(VERSION)
+
+.PHONY: help demo test test-long lint format clean
+.DEFAULT_GOAL := help
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMP) ## A group on real servers: members join, die, leave; every record is accounted for
+	$(BIN)/python -m examples.demo $(ARGS)
+
+test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are started)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(STAMP) ## The long tests too: every Kafka version, installation into a fresh environment
+	$(BIN)/python -m pytest --long $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy (strict)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(STAMP) ## Let ruff rewrite what it can
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+clean: ## Remove the virtual environment and what tools leave behind (not the cache of jars)
+	rm -rf $(VENV) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# the stamp comes last: an installation that broke off is begun again
+$(STAMP): pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
+		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear) $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

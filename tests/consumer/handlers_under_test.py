@@ -14,6 +14,7 @@ POISON = os.environ.get("POISON", "").encode()
 
 def note(record: Any, **more: Any) -> None:
     line = {"pid": os.getpid(), "partition": record.partition, "offset": record.offset, "value": record.value.decode()}
+    line["time"] = time.time()
     with open(DONE, "a") as file:
         file.write(json.dumps({**line, **more}) + "\n")
 

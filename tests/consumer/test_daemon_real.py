@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,7 +58,12 @@ class Setup:
         return path
 
     def environ(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(HERE), "DONE_FILE": str(self.done_file), **more}
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "DONE_FILE": str(self.done_file),
+            **more,
+        }
 
     def run(self, config: Path, **environ: str) -> subprocess.Popen[str]:
         log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
@@ -115,10 +122,10 @@ def make(
 ) -> Iterator[Callable[..., Setup]]:
     made: list[Setup] = []
 
-    def setup(partitions: int = 1, cluster: LocalCluster | None = None) -> Setup:
+    def setup(partitions: int = 1, cluster: LocalCluster | None = None, zookeeper: str | None = None) -> Setup:
         where = cluster if cluster is not None else request.getfixturevalue("kafka_cluster")
         topic = topic_factory(partitions, cluster=where)
-        made.append(Setup(where, f"{where.zookeeper}/{group}", topic, group, tmp_path))
+        made.append(Setup(where, zookeeper or f"{where.zookeeper}/{group}", topic, group, tmp_path))
         return made[-1]
 
     yield setup
@@ -179,6 +186,44 @@ async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup
     it.wait_done(4000)
     assert stopped(second) == 0
     assert await it.committed() == dict.fromkeys(range(4), 1000)
+
+
+async def test_nothing_is_handled_while_zookeeper_is_frozen_and_nothing_lost_after(
+    make: Callable[..., Setup], zookeeper: LocalCluster, zk_chroot: str
+) -> None:
+    it = make(partitions=4, zookeeper=zk_chroot)
+    it.fill(8000)
+    process = it.run(it.config("slow", commit={"interval_s": 0.2}))
+    it.wait_done(500)
+    zookeeper.zookeepers[0].pause()
+    wait_until(lambda: any("pauses" in line["message"] for line in it.logs()), 30, "the lease to lapse")
+    paused = time.time()
+    await asyncio.sleep(0.5)  # that nothing happens takes a while to see
+    assert process.poll() is None
+    resumed = time.time()
+    zookeeper.zookeepers[0].resume()
+    it.wait_done(8000)
+    assert stopped(process) == 0
+    # a call that was under way may end
+    assert [entry for entry in it.done() if paused + 0.1 < entry["time"] < resumed] == []
+    for partition in range(4):
+        offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
+        assert list(dict.fromkeys(offsets)) == list(range(2000))
+    assert await it.committed() == dict.fromkeys(range(4), 2000)
+
+
+async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(make: Callable[..., Setup]) -> None:
+    it = make(partitions=4)
+    it.fill(8000)
+    process = it.run(it.config("slow", commit={"interval_s": 0.2}))
+    it.wait_done(500)
+    it.cluster.brokers[0].kill()
+    it.cluster.brokers[0].start()
+    it.wait_done(8000)
+    assert stopped(process) == 0
+    counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
+    assert len(counts) == sum(counts.values()) == 8000
+    assert await it.committed() == dict.fromkeys(range(4), 2000)
 
 
 async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exit_code(

@@ -48,6 +48,8 @@ class GroupOffsets:
     a broker that answers nothing for a whole request timeout may still apply what it was sent, after a newer commit;
     then records are read twice, none is lost.
 
+    0.8.1 keeps the offset alone and drops its metadata without a word.
+
     `timeout_s` bounds each call, retries included. Use it from the loop of `client`, which stays the caller's to
     close; `close` waits for a request that a cancelled commit left under way.
     """

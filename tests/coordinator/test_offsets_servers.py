@@ -52,12 +52,13 @@ async def test_commit_and_fetch(kafka: str, cluster_factory: Any, unique_name: A
         offsets = GroupOffsets(client, group, timeout_s=60)
         assert await offsets.fetch([a, b]) == {}
         await offsets.commit({a: at(5, "note"), b: at(0)})
-        assert await offsets.fetch([a, b, c]) == {a: at(5, "note"), b: at(0)}
-        assert await offsets.fetch(None) == {a: at(5, "note"), b: at(0)}
+        note = "" if kafka == "0.8.1.1" else "note"  # ZooKeeper keeps the number alone
+        assert await offsets.fetch([a, b, c]) == {a: at(5, note), b: at(0)}
+        assert await offsets.fetch(None) == {a: at(5, note), b: at(0)}
         await offsets.commit({a: at(4)})  # a rewind is a commit as any other
         await asyncio.gather(*(offsets.commit({b: at(n), c: at(n)}) for n in range(20)))
         assert await offsets.fetch([a, b, c]) == {a: at(4), b: at(19), c: at(19)}
-        if kafka != "0.8.1.1":  # that one writes anything to ZooKeeper
+        if kafka != "0.8.1.1":
             await offsets.commit({a: at(6, "x" * 10_000), b: at(20, "kept")})
             assert await offsets.fetch([a, b]) == {a: at(6), b: at(20, "kept")}
         await offsets.close()

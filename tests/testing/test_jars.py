@@ -15,7 +15,7 @@ from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
 from allocator.testing import jars as jars_module
 from allocator.testing.jars import cache_directory, jar_directory
 from allocator.testing.java import find_java
-from allocator.testing.versions import ZOOKEEPER, JarSet
+from allocator.testing.versions import JarSet
 
 SMALL = JarSet("small", "a small thing", ("org.slf4j:slf4j-api:1.7.36",), ())
 
@@ -27,19 +27,18 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def seeded(own_cache):
-    """A cache with ZooKeeper's jars, copied from the real one."""
-    environment = os.environ.pop("ALLOCATOR_CACHE")
-    real = jar_directory(ZOOKEEPER, find_java())
-    os.environ["ALLOCATOR_CACHE"] = environment
-    shutil.copytree(real, own_cache / ZOOKEEPER.name)
-    return own_cache / ZOOKEEPER.name
-
-
-@pytest.fixture
-def fresh(monkeypatch):
-    """As in a new process: no directory has been verified yet."""
-    monkeypatch.setattr(jars_module, "_verified", set())
+def resolver(own_cache, monkeypatch, tmp_path):
+    """A `mvn` that brings two jars at once, and whose calls can be counted."""
+    script = (
+        "#!/bin/sh\n"
+        f"echo called >> {tmp_path}/calls\n"
+        'for argument; do case "$argument" in -DoutputDirectory=*) into="${argument#*=}";; esac; done\n'
+        'echo one > "$into/one-1.jar"; echo two > "$into/two-2.jar"; echo rubbish > "$into/rubbish"\n'
+        "echo Downloaded from somewhere\n"
+    )
+    executable(tmp_path / "bin" / "mvn", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return lambda: (tmp_path / "calls").read_text().count("called")
 
 
 def executable(path, text):
@@ -72,9 +71,8 @@ def test_both_ways_bring_the_same_jar(resolver, own_cache, monkeypatch):
     assert not [path for path in own_cache.iterdir() if path.name.startswith(".")]
 
 
-def test_two_processes_may_race(own_cache):
+def test_racing_processes_resolve_once(own_cache, resolver):
     source = (
-        "import logging; logging.basicConfig(level=logging.INFO)\n"
         "from allocator.testing.jars import jar_directory\n"
         "from allocator.testing.java import find_java\n"
         "from allocator.testing.versions import JarSet\n"
@@ -82,36 +80,52 @@ def test_two_processes_may_race(own_cache):
     )
     racers = [
         subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(4)
     ]
     said = [racer.communicate(timeout=120) for racer in racers]
-    assert [racer.returncode for racer in racers] == [0, 0, 0], said
+    assert [racer.returncode for racer in racers] == [0] * 4, said
     assert {out.strip() for out, _ in said} == {str(own_cache / "small")}
-    assert sum("resolving the jars of a small thing" in err for _, err in said) == 1
+    assert resolver() == 1
 
 
-@pytest.mark.usefixtures("fresh")
-def test_a_corrupted_jar_is_found_and_resolved_anew(seeded, caplog):
-    jar = next(seeded.glob("zookeeper-jute-*.jar"))
-    good = jar.read_bytes()
-    jar.write_bytes(good[:-1] + b"?")
-    assert jar_directory(ZOOKEEPER, find_java()) == seeded
-    assert jar.read_bytes() == good
-    assert f"{jar.name} has another checksum" in caplog.text
+def test_a_cache_holds_jars_and_their_checksums_only(own_cache, resolver):
+    directory = jar_directory(SMALL, find_java())
+    assert {path.name for path in directory.iterdir()} == {"one-1.jar", "two-2.jar", "SHA256SUMS"}
+    assert {path.name for path in own_cache.iterdir()} == {"small", "small.lock", "resolve.lock"}
 
 
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("harm", ["a jar is missing", "a strange jar", "no list"])
-def test_an_incomplete_cache_is_resolved_anew(seeded, harm):
-    if harm == "a jar is missing":
-        next(seeded.glob("snappy-java-*.jar")).unlink()
-    elif harm == "a strange jar":
-        (seeded / "other.jar").write_bytes(b"")
-    else:
-        (seeded / "SHA256SUMS").unlink()
-    names = {path.name for path in jar_directory(ZOOKEEPER, find_java()).glob("*.jar")}
-    assert "other.jar" not in names
-    assert any(name.startswith("snappy-java-") for name in names)
+def test_a_corrupted_jar_is_found_and_resolved_anew(resolver, caplog, monkeypatch):
+    jar = jar_directory(SMALL, find_java()) / "one-1.jar"
+    jar.write_text("onf\n")
+    monkeypatch.setattr(jars_module, "_verified", set())  # as in the next process
+    jar_directory(SMALL, find_java())
+    assert jar.read_text() == "one\n"
+    assert resolver() == 2
+    assert "one-1.jar has another checksum" in caplog.text
+
+
+@pytest.mark.parametrize("harm", ["missing", "strange", "unlisted", "cut short", "sound"])
+def test_an_incomplete_cache_is_resolved_anew(resolver, monkeypatch, harm):
+    directory = jar_directory(SMALL, find_java())
+    if harm == "missing":
+        (directory / "two-2.jar").unlink()
+    elif harm == "strange":
+        (directory / "other.jar").write_bytes(b"")
+    elif harm == "unlisted":
+        (directory / "SHA256SUMS").unlink()
+    elif harm == "cut short":
+        (directory / "SHA256SUMS").write_text("")
+    monkeypatch.setattr(jars_module, "_verified", set())
+    jar_directory(SMALL, find_java())
+    assert {path.name for path in directory.glob("*.jar")} == {"one-1.jar", "two-2.jar"}
+    assert resolver() == (1 if harm == "sound" else 2)
+
+
+def test_other_needs_are_resolved_anew(resolver, monkeypatch):
+    jar_directory(SMALL, find_java())
+    monkeypatch.setattr(jars_module, "_verified", set())
+    jar_directory(JarSet(SMALL.name, SMALL.what, (*SMALL.roots, "a:b:1"), ()), find_java())
+    assert resolver() == 2
 
 
 @pytest.mark.usefixtures("own_cache")

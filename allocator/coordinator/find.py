@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks for its own
 
+# for one request. more: a coordinator that hangs costs its successor's time; less: a slow one is asked twice
+PATIENCE_S = 10.0
+
 
 class Coordinator:
     """The coordinator of `group`: found when needed, forgotten when it moved or died.
@@ -56,7 +59,7 @@ class Coordinator:
             self._node = None
 
     def _timeout(self, deadline: float) -> float:
-        return max(0.1, min(self._client.request_timeout_s, deadline - time.monotonic()))
+        return max(0.1, min(self._client.request_timeout_s, PATIENCE_S, deadline - time.monotonic()))
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""

@@ -50,6 +50,8 @@ class Refresher:
 
     def start(self) -> None:
         self._demand = asyncio.Event()
+        if self._next is not None:
+            self._demand.set()  # somebody asked before connecting was done
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
@@ -74,9 +76,10 @@ class Refresher:
     async def _run(self) -> None:
         assert self._demand is not None
         pause = self._retry_backoff_s
+        failing = False
         while True:
             wait = self._max_age_s
-            if self._settled():
+            if self._settled() and not failing:
                 pause = self._retry_backoff_s
             else:
                 wait = min(wait, pause)
@@ -95,12 +98,14 @@ class Refresher:
                 raise
             except Exception as exc:
                 # an error that is no AllocatorError is a bug of ours: those who wait hear of it, the rounds go on
-                log.warning("metadata: %s", exc, exc_info=None if isinstance(exc, AllocatorError) else exc)
+                trace = None if isinstance(exc, AllocatorError) else exc
+                log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
+                failing = True
                 _fail(current, exc)
-                await asyncio.sleep(
-                    self._retry_backoff_s
-                )  # whoever asks again at once is not served more often
+                # whoever asks again at once is not served more often than this
+                await asyncio.sleep(self._retry_backoff_s)
             else:
+                failing = False
                 if not current.done.done():
                     current.done.set_result(None)
 

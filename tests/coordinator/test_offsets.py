@@ -140,6 +140,25 @@ async def test_a_coordinator_that_is_none_any_more_is_found_again(code: int) -> 
         assert group.coordinator == 2
 
 
+async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
+    async with Coordinator() as old, Coordinator() as new:
+        client = KafkaClient(old.address, request_timeout_s=0.2)
+        await client.connect(5)
+        find = old.handlers[10]
+        old.handlers[8] = lambda _: SILENT
+
+        def moved(request: Any) -> Any:
+            answer = find(request)
+            if old.commits:
+                answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.handlers[10] = moved
+        await offsets(client).commit({A: at(2)})
+        assert new.stored == {A: at(2)}
+        await client.close()
+
+
 async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         find, codes = broker.handlers[10], [15, 15, 14]

@@ -139,3 +139,25 @@ async def test_closing_tells_who_waits() -> None:
     with pytest.raises(Closed):
         await refresher.refresh(None)
     await refresher.close()
+
+
+async def test_a_failed_round_is_repeated_without_being_asked() -> None:
+    source = Source()
+    refresher = source.refresher()
+    source.fail = BrokersUnavailable("none")
+    refresher.poke()
+    for _ in range(3):
+        await asyncio.wait_for(source.began.acquire(), 5)
+        source.gate.release()
+    await refresher.close()
+
+
+async def test_who_asks_before_it_runs_is_served_when_it_does() -> None:
+    source = Source()
+    refresher = Refresher(source, lambda: True, 60, 0.001)
+    early = asyncio.ensure_future(refresher.refresh(["a"]))
+    await settle()
+    source.gate.release()
+    refresher.start()
+    await asyncio.wait_for(early, 5)
+    await refresher.close()

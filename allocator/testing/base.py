@@ -179,7 +179,7 @@ class Cluster(ABC):
         """`allocator.testing.produce` to this cluster, with its options; returns the records by partition."""
         from .producing import produce
 
-        return produce(self.bootstrap, topic, records, **options)
+        return produce(self.bootstrap, topic, records, **{"version": self.version or None, **options})
 
     # -- how it is -----------------------------------------------------------------------------------------------
 

@@ -49,7 +49,11 @@ def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata |
 
 
 def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
-    """API key -> (oldest, newest) version; None when the broker hangs up on the question, as 0.8 and 0.9 do."""
+    """API key -> (oldest, newest) version; None when the broker does not say.
+
+    0.8 hangs up on the question. 0.9 logs an error and leaves the connection open without an answer, so there it
+    takes all of `timeout_s`; requests that reach the same network thread in the same moment are lost with it.
+    """
     answer = _ask(host, port, _API_VERSIONS, b"", timeout_s)
     if answer is None or answer.int16() != 0:
         return None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import ServerStartFailed
@@ -82,21 +82,20 @@ class ServerProcess:
         except BrokenPipeError:
             self._ended = True  # somebody killed the supervisor; the process went with it or is out of reach
 
-    def _listen(self, enough: object, timeout_s: float) -> bool:
+    def _listen(self, enough: Callable[[], bool], timeout_s: float) -> bool:
         """Read the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
-        assert callable(enough)
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
                 pipe = self._supervisor.stdout
                 if enough() or self._ended or pipe is None or pipe.closed:
-                    return bool(enough())
+                    return enough()
                 ready, _, _ = select.select([pipe], [], [], min(0.05, max(0.0, deadline - time.monotonic())))
                 if ready:
                     self._take(os.read(pipe.fileno(), 512))
                     continue
             if time.monotonic() >= deadline:
-                return bool(enough())
+                return enough()
 
     def _take(self, data: bytes) -> None:
         if not data:

@@ -1,7 +1,7 @@
 """Filling a topic, on any version, with any compression, in any record format that the brokers take.
 
 The Produce API (protocol guide) in its versions 0, 2 and 3, one for each record format, and 7 for zstd. What a broker
-speaks is asked of it, and one that hangs up on the question (0.8, 0.9) has answered it, too.
+speaks is asked of it, and one that hangs up on the question (0.8) or never answers it (0.9) has answered it, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value,
 
 _PRODUCE = 0
 _API_VERSION = {0: 0, 1: 2, 2: 3}  # of the record format
+_ASK_S = 3.0
 _ZSTD_API_VERSION = 7  # KIP-110: refused in older requests
 _FLUSH_BYTES = 4 << 20
 _RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or elsewhere, timed out, replicas missing
@@ -40,6 +41,7 @@ def produce(
     batch_bytes: int = 512 << 10,
     acks: int = -1,
     timeout_s: float = 60.0,
+    version: str | None = None,
 ) -> dict[int, int]:
     """Append the records and return, by partition, how many the brokers acknowledged; all were, or it raises.
 
@@ -48,7 +50,8 @@ def produce(
     may be there twice if a broker dies under it: what was not acknowledged is sent again.
     compression: gzip, snappy, lz4 (0.8.2 and up) or zstd (2.1 and up). magic: the record format, by default the
     newest that the brokers know. batch_records, batch_bytes: most that one batch holds. timeout_s: seconds for each
-    flush of some megabytes.
+    flush of some megabytes. version: of Kafka, asked of a broker if not given; 0.9 answers that by silence, which takes
+    seconds to hear.
     Raises ClusterError saying which partition was refused and why, or not acknowledged in time.
     """
     if compression not in CODECS:
@@ -57,7 +60,7 @@ def produce(
         raise ClusterError(f"no record format {magic!r}; known: 0, 1 and 2")
     link = _Link(bootstrap, topic, timeout_s)
     try:
-        newest = link.newest_api()
+        newest = link.newest_api() if version is None else _api_of(version)
         chosen = max(form for form, api in _API_VERSION.items() if api <= newest) if magic is None else magic
         api = _ZSTD_API_VERSION if compression == "zstd" else _API_VERSION[chosen]
         if api > newest or (compression == "zstd" and chosen < 2):
@@ -117,6 +120,12 @@ def _hash(key: bytes) -> int:
     return int(murmur2(key)) & 0x7FFFFFFF
 
 
+def _api_of(version: str) -> int:
+    """The newest version of the Produce API that matters here, of those that this version of Kafka knows."""
+    number = tuple(int(part) for part in version.split("."))
+    return 0 if number < (0, 10) else 2 if number < (0, 11) else 3 if number < (2, 1) else _ZSTD_API_VERSION
+
+
 class _Link:
     """The connections to the leaders of one topic, found anew when they fail."""
 
@@ -133,7 +142,7 @@ class _Link:
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             if metadata(int(port), host=host) is not None:
-                return (api_versions(int(port), host=host) or {}).get(_PRODUCE, (0, 0))[1]
+                return (api_versions(int(port), _ASK_S, host) or {}).get(_PRODUCE, (0, 0))[1]
         raise ClusterError(f"no broker of {self._bootstrap} can be reached; are they running?")
 
     def partitions(self) -> list[int]:

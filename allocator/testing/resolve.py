@@ -56,7 +56,7 @@ def _by_maven(jars: JarSet, into: Path, java: Java, on_file: OnFile) -> None:
         raise JarsUnavailable("no `mvn` on PATH")
     pom = into / "pom.xml"
     pom.write_text(_pom(jars))
-    command = [maven, "-B", "-f", str(pom), _MAVEN_PLUGIN, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
+    command = [maven, "-B", "-C", "-f", str(pom), _MAVEN_PLUGIN, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
     env = dict(os.environ, JAVA_HOME=java.home)
     if java.download_options():
         env["MAVEN_OPTS"] = " ".join([env.get("MAVEN_OPTS", ""), *java.download_options()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allocator.testing import ClusterError, LocalCluster, UnknownVersion
+from allocator.testing import ClusterError, LocalCluster, UnknownVersion, produce
 from allocator.testing.probe import Connection, api_versions
 from allocator.testing.versions import KAFKA
 
@@ -18,15 +18,14 @@ def cluster(request, cluster_factory):
 
 
 def consumed(cluster, topic, expected):
-    """The values of the first partition, by kafka-python's consumer: an independent decoder."""
+    """The values of the first partition, decoded by kafka-python."""
     import struct
 
     from kafka.record import MemoryRecords
 
     port = cluster.brokers[0].port
     name = topic.encode()
-    newest = (api_versions(port) or {}).get(1, (0, 0))[1]
-    version = 4 if newest >= 4 else 2 if newest >= 2 else 0
+    version = 4 if cluster.release.number >= (0, 11) else 2 if cluster.release.number >= (0, 10) else 0
     body = struct.pack(">iii", -1, 1000, 1)
     if version >= 4:
         body += struct.pack(">ib", 1 << 20, 0)
@@ -62,11 +61,17 @@ def test_records_come_back(cluster, topic_factory):
 
 
 def test_the_version_is_what_was_asked_for(cluster):
-    asked = api_versions(cluster.brokers[0].port)
+    asked = api_versions(cluster.brokers[0].port, timeout_s=2)
     if cluster.release.number < (0, 10):
         assert asked is None
     else:
         assert (asked[0][1] >= 3) == (cluster.release.number >= (0, 11))
+
+
+def test_producing_finds_the_version_out(cluster, topic_factory):
+    topic = topic_factory(cluster=cluster)
+    assert produce(cluster.bootstrap, topic, [b"x"] * 10) == {0: 10}
+    assert consumed(cluster, topic, 10) == [b"x"] * 10
 
 
 def test_gzip_is_taken_by_all(cluster, topic_factory):

@@ -21,9 +21,9 @@ class Lease:
     it counts from the *start* of the last exchange that ZooKeeper acknowledged, which is not later than the moment
     from which the ensemble counts.
 
-    The margin is a quarter of the session timeout. A follower tells the leader of the ensemble which sessions it has
-    heard every half tick, so a session may be expired up to half a tick early when the follower dies; a session
-    timeout is at least two ticks, so a quarter of it always covers that.
+    The margin is a quarter of the session timeout. A follower tells the leader of the ensemble every half tick which
+    sessions it has heard of, so a session may be expired up to half a tick early when the follower dies. A session
+    timeout is at least two ticks (unless minSessionTimeout is set lower), so a quarter of it covers that.
     """
 
     MARGIN = 0.25

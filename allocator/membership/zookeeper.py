@@ -6,7 +6,7 @@ transaction with a check that the assignment which gives it still stands; the le
 after its last owner's claim, or the end of that owner's session, has shown that it let go. A member that is cut off
 or paused stops by its own clock before its session can end.
 
-In steady state a member watches two znodes, the assignment and its predecessor, and reads its own znode every
+In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
 quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
 assignment by each member, and one or two writes of its claim by each member that gains or loses something.
 """
@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from allocator.assign import Assignor
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
 from allocator.membership.base import Owner, Topics
+from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
-from allocator.membership.lease import Lease, boot_clock
+from allocator.membership.lease import boot_clock
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
-from allocator.tasks import Scope, happens
+from allocator.tasks import Scope
 from allocator.wire.zookeeper import (
     BadVersion,
     ConnectionLost,
@@ -45,10 +46,6 @@ from allocator.wire.zookeeper import (
 __all__ = ["Settings", "ZooKeeperMembership"]
 
 log = logging.getLogger(__name__)
-
-
-class _Lost(Exception):
-    """The session, or our znodes in it, are gone."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,6 @@ class ZooKeeperMembership:
     ) -> None:
         self.member_id = ""
         self.generation = 0
-        self.lease = Lease(clock)
         self._zk = zk
         self._paths = paths
         self._store = Store(zk, paths)
@@ -107,10 +103,9 @@ class ZooKeeperMembership:
         self._draining: Parts = NONE
         self._claim = Claim(0)
         self._refused: str | None = None
-        self._suspended = False
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
-        self._lapse: asyncio.TimerHandle | None = None
+        self._keeper = Keeper(zk, owner, clock)
 
     # -- the surface ---------------------------------------------------------------------------------------------
 
@@ -124,7 +119,7 @@ class ZooKeeperMembership:
         return self._leader is not None
 
     def may_act(self) -> bool:
-        return self.lease.valid and not self._suspended
+        return self._keeper.may_act
 
     async def join(self) -> None:
         """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
@@ -133,7 +128,6 @@ class ZooKeeperMembership:
         self._info.encode()  # refuses what does not fit before anything is touched
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
-        self._read_again = asyncio.Event()
         self._session_lost = asyncio.Event()
         await self._zk.connect(self._settings.connect_timeout_s)
         self._connected.set()
@@ -155,8 +149,8 @@ class ZooKeeperMembership:
         if self._task is None:
             return
         self._leaving = True
-        for event in (self._changed, self._read_again, self._connected):
-            event.set()
+        self._changed.set()
+        self._connected.set()
         try:
             await asyncio.shield(self._task)
         except asyncio.CancelledError:
@@ -186,7 +180,7 @@ class ZooKeeperMembership:
                 self._session_lost.clear()
                 try:
                     await self._session(joined)
-                except (_Lost, ConnectionLost) as error:
+                except (MembershipLost, ConnectionLost) as error:
                     log.warning("%s: %s lost its session: %s", self._paths.group, self.member_id, error)
                 except ZooKeeperError as error:
                     if not joined.done():
@@ -203,7 +197,7 @@ class ZooKeeperMembership:
                 self._owner.failed(error)
         finally:
             remove_listener()
-            self._end_lease()
+            self._keeper.end()
             await self._zk.close()
 
     async def _session(self, joined: asyncio.Future[None]) -> None:
@@ -211,12 +205,14 @@ class ZooKeeperMembership:
         await self._register()
         try:
             async with Scope() as scope:
-                scope.start(self._keep_lease(), "lease")
+                self._keeper.begin()
+                scope.start(self._keeper.keep(self._paths.member(self.member_id), self._info.encode()), "lease")
                 scope.start(self._wait_for_loss(), "loss")
-                await scope.run(self._first_lease(), "first lease")
+                await scope.run(self._keeper.granted(), "first lease")
                 if not joined.done():
                     joined.set_result(None)
                 scope.start(self._elect(), "election")
+                self._changed.set()  # look at the assignment that stands
                 await scope.run(self._follow(scope), "follow")
             # everything has been released in good order: only the znodes are left to delete
         finally:
@@ -242,7 +238,7 @@ class ZooKeeperMembership:
         log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
 
     async def _end_session(self) -> None:
-        self._end_lease()
+        self._keeper.end()
         lost, self._held, self._draining = self._held | self._draining, NONE, NONE
         if lost:
             await self._owner.lost(lost)
@@ -255,77 +251,17 @@ class ZooKeeperMembership:
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self._connected.set()
-            self._read_again.set()
+            self._keeper.prove_now()
             return
         self._connected.clear()
         if state is SessionState.LOST:
             self._session_lost.set()
-            self._end_lease()
-        self._suspend(f"the ZooKeeper session is {state.value}")
+            self._keeper.end()
+        self._keeper.suspend(f"the ZooKeeper session is {state.value}")
 
     async def _wait_for_loss(self) -> None:
         await self._session_lost.wait()
-        raise _Lost("it expired")
-
-    # -- lease ---------------------------------------------------------------------------------------------------
-
-    async def _keep_lease(self) -> None:
-        """Reads our own znode every quarter of the timeout: ZooKeeper answers, and the znode still stands."""
-        path = self._paths.member(self.member_id)
-        loop = asyncio.get_running_loop()
-        while True:
-            self._read_again.clear()
-            began, started = loop.time(), self.lease.clock()
-            try:
-                stat = await self._zk.exists(path)
-            except ConnectionLost:
-                # the state change says what has happened; on reconnect it wakes us
-                await happens(self._read_again, 0.2)
-                continue
-            if stat is None:
-                raise _Lost("its znode was deleted")
-            if stat.owner != self._zk.session_id:
-                raise _Lost("its znode belongs to another session")
-            self._renew(started)
-            pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
-            if pause > 0:
-                await happens(self._read_again, pause)
-
-    async def _first_lease(self) -> None:
-        while not self.lease.valid:
-            await self._changed.wait()
-            self._changed.clear()
-        self._changed.set()
-
-    def _renew(self, started: float) -> None:
-        first = not self.lease.valid
-        self.lease.renew(started, self._zk.session_timeout_s)
-        if not self.lease.valid:
-            return  # the answer took longer than the lease lasts
-        if self._lapse is not None:
-            self._lapse.cancel()
-        self._lapse = asyncio.get_running_loop().call_later(self.lease.remaining_s, self._lapsed)
-        if self._suspended and self._zk.state is SessionState.CONNECTED:
-            self._suspended = False
-            self._owner.resumed()
-        if first:
-            self._changed.set()
-
-    def _lapsed(self) -> None:
-        if not self.lease.valid:
-            self._suspend("ZooKeeper has not answered for three quarters of the session timeout")
-
-    def _suspend(self, why: str) -> None:
-        if not self._suspended:
-            self._suspended = True
-            log.warning("%s: %s pauses: %s", self._paths.group, self.member_id, why)
-            self._owner.suspended(why)
-
-    def _end_lease(self) -> None:
-        self.lease.end()
-        if self._lapse is not None:
-            self._lapse.cancel()
-            self._lapse = None
+        raise MembershipLost("it expired")
 
     # -- leading -------------------------------------------------------------------------------------------------
 
@@ -336,12 +272,14 @@ class ZooKeeperMembership:
             try:
                 names = in_join_order(await self._store.member_names())
                 if self.member_id not in names:
-                    raise _Lost("its znode was deleted")
+                    raise MembershipLost("its znode was deleted")
                 place = names.index(self.member_id)
                 if place == 0:
                     await self._lead()
-                if await self._zk.exists(self._paths.member(names[place - 1]), gone.set) is None:
-                    continue
+                # a watch on its children fires when it goes, but not at each of its proofs of life
+                await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
+            except NoZnode:
+                continue
             except ConnectionLost:
                 await asyncio.sleep(0.05)
                 continue
@@ -416,7 +354,7 @@ class ZooKeeperMembership:
             )
         except (BadVersion, NoZnode):
             if await self._zk.exists(self._paths.claim(self.member_id)) is None:
-                raise _Lost("its claim was deleted") from None
+                raise MembershipLost("its claim was deleted") from None
             return  # the watch on the assignment has fired, or is about to
         self._claim = claim
         self._held |= gained
@@ -440,7 +378,7 @@ class ZooKeeperMembership:
         try:
             await self._zk.set(self._paths.claim(self.member_id), claim.encode())
         except NoZnode:
-            raise _Lost("its claim was deleted") from None
+            raise MembershipLost("its claim was deleted") from None
         self._claim = claim
 
     async def _drain(self, partitions: Parts) -> None:

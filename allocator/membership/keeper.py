@@ -1,0 +1,108 @@
+"""Proving to ourselves, again and again, that the session lives, and stopping when the proof is too old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from allocator.membership.base import Owner
+from allocator.membership.lease import Lease
+from allocator.tasks import happens
+from allocator.wire.zookeeper import ConnectionLost, NoZnode, SessionState, ZooKeeper
+
+__all__ = ["Keeper", "MembershipLost"]
+
+log = logging.getLogger(__name__)
+
+
+class MembershipLost(Exception):
+    """The session, or our znodes in it, are gone. Never leaves this room: the member joins again."""
+
+
+class Keeper:
+    """Renews the lease by writing our own member znode every quarter of the session timeout.
+
+    A write, because a server that is cut off from its ensemble goes on answering reads for a while, in which the
+    rest of the ensemble may expire the session; only a write proves that a majority still knows us. It also proves
+    that the znode stands.
+
+    Tells the owner `suspended` when the lease lapses or the connection is lost, and `resumed` with the next proof.
+    """
+
+    def __init__(self, zk: ZooKeeper, owner: Owner, clock: Callable[[], float]) -> None:
+        self.lease = Lease(clock)
+        self._zk = zk
+        self._owner = owner
+        self._suspended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._sooner: asyncio.Event
+        self._granted: asyncio.Event
+
+    @property
+    def may_act(self) -> bool:
+        return self.lease.valid and not self._suspended
+
+    def begin(self) -> None:
+        """A session begins; call it in the loop, before `keep`."""
+        self._sooner = asyncio.Event()
+        self._granted = asyncio.Event()
+
+    async def granted(self) -> None:
+        """Until the first proof of this session."""
+        await self._granted.wait()
+
+    async def keep(self, path: str, data: bytes) -> None:
+        """Until cancelled; raises MembershipLost when the znode at `path` is not ours any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._sooner.clear()
+            began, started = loop.time(), self.lease.clock()
+            try:
+                stat = await self._zk.set(path, data)
+            except NoZnode:
+                raise MembershipLost("its znode was deleted") from None
+            except ConnectionLost:
+                # the state change says what has happened; `sooner` tells of the reconnect
+                await happens(self._sooner, 0.2)
+                continue
+            if stat.owner != self._zk.session_id:
+                raise MembershipLost("its znode belongs to another session")
+            self._renew(started)
+            pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
+            if pause > 0:
+                await happens(self._sooner, pause)
+
+    def prove_now(self) -> None:
+        """The connection is back: do not wait for the next turn."""
+        self._sooner.set()
+
+    def suspend(self, why: str) -> None:
+        """Nothing may be done until the next proof."""
+        if not self._suspended:
+            self._suspended = True
+            log.warning("pausing: %s", why)
+            self._owner.suspended(why)
+
+    def end(self) -> None:
+        """The session is over."""
+        self.lease.end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _renew(self, started: float) -> None:
+        self.lease.renew(started, self._zk.session_timeout_s)
+        if not self.lease.valid:
+            return  # the answer took longer than the lease lasts
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self.lease.remaining_s, self._lapsed)
+        if self._suspended and self._zk.state is SessionState.CONNECTED:
+            self._suspended = False
+            self._owner.resumed()
+        self._granted.set()
+
+    def _lapsed(self) -> None:
+        if not self.lease.valid:
+            self.suspend("ZooKeeper has not answered for three quarters of the session timeout")

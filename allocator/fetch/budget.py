@@ -32,11 +32,11 @@ class Budget:
     def divide(self, partitions: int) -> None:
         self.share = max(1, self.prefetch_bytes // max(1, partitions))
 
-    def room(self, leaders: int, idle: int, reclaim: Callable[[int], int]) -> int | None:
+    def room(self, leaders: int, takers: int, reclaim: Callable[[int], int]) -> int | None:
         """Bytes that one answer may have now; None if it is not worth asking.
 
-        `leaders` share the room; `idle` of them have nothing under way. `reclaim` is asked to give back what is
-        missing and returns what it gave.
+        `leaders` is how many there are, `takers` into how many parts what is free is to be divided. `reclaim` is asked
+        to give back what is missing and returns what it gave.
         """
         worth = min(self.max_partition_bytes, max(1, self.prefetch_bytes // (2 * max(1, leaders))))
         free = self.prefetch_bytes - self.held - self.reserved
@@ -44,7 +44,7 @@ class Budget:
             free += reclaim(worth - free)
         if free < worth:
             return None
-        return min(self.max_bytes, max(worth, free // max(1, idle)))
+        return min(self.max_bytes, max(worth, free // max(1, takers)))
 
     def sizes(self, wanting: list[Feed], room: int, *, bounded: bool) -> list[tuple[Feed, int]]:
         """How much to ask of each partition; all of them if the broker bounds the answer by itself."""

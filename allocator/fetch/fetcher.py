@@ -198,6 +198,7 @@ class Fetcher:
             raise self._errors.popleft()
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
+            self._leaders.wake()
             # whoever was paused may be no more
             self._ready.update(self._parked)
             self._parked.clear()

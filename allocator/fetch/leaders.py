@@ -12,6 +12,7 @@ from allocator.errors import AllocatorError, BrokerError, Closed
 from allocator.fetch.answers import Answers
 from allocator.fetch.budget import Budget
 from allocator.fetch.feed import Chunk, Feed
+from allocator.fetch.lookups import BACKOFF_MAX_S, Lookups
 from allocator.fetch.resets import Resets
 from allocator.subscription import SubscriptionState
 from allocator.types import TopicPartition
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 # While a fetch waits at a broker for new records, partitions that come in between (assigned, resumed, drained) are
 # asked for on a second connection. Longer: fewer requests; shorter: the next newcomer waits less.
 URGENT_WAIT_S: Final = 0.05
-# of a leader or topic that is not there; longer: found later when it comes back; shorter: more requests
-BACKOFF_MAX_S: Final = 1.0
 RESET_TIMEOUT_S: Final = 10.0
 
 
@@ -87,7 +86,6 @@ class Leaders:
         self._min_bytes = min_bytes
         self.budget = budget
         self._committed_only = isolation_level == "read_committed"
-        self._backoff_s = retry_backoff_s
         self._answers = Answers(
             self,
             state,
@@ -105,19 +103,15 @@ class Leaders:
             clock=time.monotonic,
             tell=sink.tell,
         )
+        self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
         self._feeds: dict[TopicPartition, Feed] = {}
         self._leaders: dict[int, _Leader] = {}
         self._leader_of: dict[TopicPartition, int] = {}
         # partition -> the epoch under which nothing of it is wanted any more
         self._discarded: dict[TopicPartition, int] = {}
-        self._lost: set[str] = set()  # topics with a partition whose leader is unknown
         self._seen_version = -1
         # something was not asked for want of room
         self._pressed = False
-        self._refresh_topics: set[str] = set()
-        self._refreshing = False
-        self._refresh_failures = 0
-        self._refresh_at = 0.0
         self._reset_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._event: asyncio.Event | None = None
@@ -187,7 +181,7 @@ class Leaders:
 
     def want_metadata(self, topic: str) -> None:
         """The leaders of `topic` may be others now."""
-        self._refresh_topics.add(topic)
+        self._lookups.doubted.add(topic)
         self.wake()
 
     # -- deciding
@@ -220,16 +214,14 @@ class Leaders:
             self._reset_at = self._state.next_offset_reset_retry_time()
         if self._reset_at is not None:
             times.append(self._reset_at + 0.001)  # allowed strictly after it
-        if (self._lost or self._refresh_topics) and not self._refreshing:
-            if now >= self._refresh_at:
-                self._refreshing = True
-                self._spawn(self._refresh(self._lost | self._refresh_topics))
-                self._refresh_topics = set()
-            else:
-                times.append(self._refresh_at)
+        topics = self._lookups.due(now, times)
+        if topics:
+            self._spawn(self._lookups.run(topics))
         self._pressed = False
-        for leader in self._leaders.values():
-            self._plan_leader(leader, now, times)
+        for leader in list(self._leaders.values()):
+            if self._plan_leader(leader, now, times):
+                # the others come first when there is not room for all
+                self._leaders[leader.node_id] = self._leaders.pop(leader.node_id)
         return min(times, default=None)
 
     def _sync(self) -> None:
@@ -241,7 +233,7 @@ class Leaders:
                 del self._feeds[tp]
                 self._drop(feed)
         self._discarded = {tp: epoch for tp, epoch in self._discarded.items() if state.epoch(tp) == epoch}
-        self._lost = set()
+        self._lookups.lost = set()
         leader_of: dict[TopicPartition, int] = {}
         fetchable: dict[int, set[TopicPartition]] = {}
         count = 0
@@ -257,7 +249,9 @@ class Leaders:
             count += 1
             leader = client.leader(tp)
             if leader is None:
-                self._lost.add(tp.topic)
+                self._lookups.lost.add(tp.topic)
+                if tp in self._leader_of:
+                    leader_of[tp] = self._leader_of[tp]  # to notice that the next one is another
                 continue
             leader_of[tp] = leader
             fetchable.setdefault(leader, set()).add(tp)
@@ -280,9 +274,10 @@ class Leaders:
         feed.queue.clear()
         feed.held = 0
 
-    def _plan_leader(self, leader: _Leader, now: float, times: list[float]) -> None:
+    def _plan_leader(self, leader: _Leader, now: float, times: list[float]) -> bool:
+        """Send to one leader what can be sent, if anything. Adds to `times` when a back-off ends."""
         if leader.main is not None and (leader.urgent is not None or leader.main_until <= now):
-            return
+            return False
         wanting = []
         for feed in leader.feeds.values():
             if feed.in_flight or feed.halted:
@@ -294,27 +289,34 @@ class Leaders:
             else:
                 wanting.append(feed)
         if not wanting:
-            return
-        idle = sum(other.main is None for other in self._leaders.values())
-        room = self.budget.room(len(self._leaders), idle, self._reclaim)
+            return False
+        urgent = leader.main is not None
+        # One part is left over: idle long polls must not reserve all there is, or a newcomer would wait for their end.
+        others = self._leaders.values()
+        takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
+        room = self.budget.room(len(others), takers, self._reclaim)
         if room is None:
             self._pressed = True
-            return
+            return False
         version = self._client.api_version(FetchRequest)
         bounded = version is not None and version >= BOUNDED
         asked = self.budget.sizes(wanting, room, bounded=bounded)
         reserved = sum(size for _, size in asked)
         if bounded:
             reserved = min(room, reserved)
-        wait = self._max_wait_s if leader.main is None else min(URGENT_WAIT_S, leader.main_until - now)
+        if not bounded:
+            # whoever is asked for had his turn, with records or without: not all of them fit into one request
+            leader.to_the_end([feed.tp for feed, _ in asked])
+        wait = min(URGENT_WAIT_S, leader.main_until - now) if urgent else self._max_wait_s
         for feed, _ in asked:
             feed.in_flight = True
         self.budget.reserved += reserved
-        task = self._spawn(self._fetch(leader, leader.main is not None, asked, room, reserved, wait))
-        if leader.main is None:
-            leader.main, leader.main_until = task, now + wait
-        else:
+        task = self._spawn(self._fetch(leader, urgent, asked, room, reserved, wait))
+        if urgent:
             leader.urgent = task
+        else:
+            leader.main, leader.main_until = task, now + wait
+        return True
 
     def _reclaim(self, wanted: int) -> int:
         """Give back what is held of partitions that may not be handed out, the largest first; they are read again."""
@@ -382,28 +384,12 @@ class Leaders:
     async def _reset(self, due: set[TopicPartition]) -> None:
         try:
             if await self._resets.run(due):
-                self._refresh_topics |= {tp.topic for tp in due if self._client.leader(tp) is None}
+                self._lookups.doubted |= {tp.topic for tp in due if self._client.leader(tp) is None}
         except Closed:
             return
         finally:
             self._reset_at = self._state.next_offset_reset_retry_time()
             self.wake()
-
-    async def _refresh(self, topics: set[str]) -> None:
-        """Read the metadata; not again before the back-off, which doubles as long as leaders stay unknown."""
-        try:
-            await self._client.refresh(topics)
-        except Closed:
-            return
-        except AllocatorError as error:
-            log.info("metadata of %s: %s", ", ".join(sorted(topics)), error)
-        finally:
-            known = all(self._client.partitions(topic) for topic in topics)
-            self._refresh_failures = 0 if known and not self._lost else min(10, self._refresh_failures + 1)
-            delay = min(BACKOFF_MAX_S, self._backoff_s * (1 << self._refresh_failures))
-            self._refresh_at = time.monotonic() + delay
-            self._refreshing = False
-            self.metadata_changed()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

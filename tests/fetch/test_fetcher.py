@@ -217,6 +217,23 @@ async def test_a_newcomer_does_not_wait_for_the_long_poll_of_others() -> None:
         assert max(request.max_wait_ms for request in cluster.requests if request.urgent) < 1000
 
 
+@pytest.mark.parametrize("version", [2, 12])
+async def test_idle_long_polls_leave_room_for_a_newcomer(version: int) -> None:
+    cluster = FakeCluster(version)
+    many = [cluster.add(TopicPartition("a", n), n % 3) for n in range(120)]
+    state = start_at(many)
+    async with fetching(cluster, state, max_wait_s=30, prefetch_bytes=4_000_000) as fetcher:
+        await until(lambda: {request.node for request in cluster.requests} == {0, 1, 2}, "long polls everywhere")
+        news = [cluster.add(TopicPartition("b", n), n % 3) for n in range(3)]
+        for tp in news:
+            cluster.append(tp)
+        state.assign_from_user([*many, *news])
+        for tp in news:
+            state.seek(tp, 0)
+        fetcher.wake()
+        assert {(await take(fetcher, state, 5)).partition for _ in news} == {0, 1, 2}
+
+
 async def test_a_leader_that_hangs_does_not_hold_up_the_others() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0, 0), cluster.add(A1, 1)])

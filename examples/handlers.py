@@ -1,0 +1,13 @@
+"""A handler for `allocator run examples/orders.toml`: called for every record, in order within a partition.
+
+Plain functions run in threads; write `async def` to run on the loop. Returning says that the record is done, raising
+has it tried again.
+"""
+
+from __future__ import annotations
+
+from allocator import Record
+
+
+def show(record: Record) -> None:
+    print(f"{record.topic}:{record.partition} {record.offset} {record.value!r}", flush=True)

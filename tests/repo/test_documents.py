@@ -1,0 +1,198 @@
+"""What the documents say can be done, can be done; what they point to is there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from repository import ROOT, code_blocks
+
+from allocator import TopicPartition
+from allocator.assign import GroupView, Member, compute, resolve
+from allocator.consumer.config import load
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until
+from allocator.wire.kafka import KafkaClient
+
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLE, FUNCTION = code_blocks(README, "python")
+
+
+class Program:
+    """A program that runs until it is told to stop, and what it has printed."""
+
+    def __init__(self, command: list[str], output: Path) -> None:
+        self.command, self.output = command, output
+
+    def __enter__(self) -> Program:
+        with open(self.output, "w") as file:
+            self.process = subprocess.Popen(self.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def lines(self) -> list[str]:
+        return self.output.read_text().splitlines()
+
+    def prints(self, count: int) -> None:
+        """Returns when so many lines that show a record have come."""
+        wait_until(
+            lambda: self.process.poll() is None and sum("value" in line for line in self.lines()) >= count,
+            60,
+            lambda: f"{self.process.poll()}: {self.output.read_text()[-2000:]}",
+        )
+
+
+def fill(cluster: LocalCluster, topic: str, count: int, form: str = "value {}") -> None:
+    cluster.produce(topic, [form.format(number).encode() for number in range(count)])
+
+
+async def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> int:
+    """How many records of a topic a group has behind it."""
+    client = KafkaClient(cluster.bootstrap)
+    await client.connect()
+    try:
+        offsets = GroupOffsets(client, group)
+        found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
+        await offsets.close()
+        return sum(each.offset for each in found.values())
+    finally:
+        await client.close()
+
+
+def test_the_example_of_the_readme_runs_and_commits(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = topic_factory(4)
+    fill(kafka_cluster, topic, 100)
+    changes = {"orders": topic, "localhost:9092": kafka_cluster.bootstrap, "billing": group}
+    changes["localhost:2181"] = kafka_cluster.zookeeper
+    code = EXAMPLE
+    for before, after in changes.items():
+        assert before in code
+        code = code.replace(f'"{before}"', f'"{after}"')
+    program = tmp_path / "example.py"
+    program.write_text(code)
+    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 10
+    with Program([sys.executable, "-u", str(program)], tmp_path / "output") as running:
+        running.prints(100)
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(30)
+    # the last batch of a partition may not have been asked past
+    assert 0 < asyncio.run(committed(kafka_cluster, group, topic, 4)) <= 100
+
+
+def test_the_allocator_function_of_the_readme_is_a_good_one() -> None:
+    names: dict[str, object] = {}
+    exec(FUNCTION, names)
+    members = tuple(Member(id=f"m{n}", name=f"m{n}", topics=frozenset({"orders", "bills"})) for n in range(3))
+    view = GroupView(members=members, partitions={"orders": 8, "bills": 5}, owned={})
+    assignment = compute(resolve(names["by_number"]), view)  # type: ignore[arg-type]
+    assert sum(map(len, assignment.values())) == 13
+
+
+def test_the_tornado_service_runs(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = topic_factory(2)
+    fill(kafka_cluster, topic, 20, '{{"value": {}}}')
+    arguments = [kafka_cluster.bootstrap, kafka_cluster.zookeeper, topic]
+    command = [sys.executable, "-m", "examples.tornado_service", *arguments]
+    with Program(command, tmp_path / "output") as running:
+        running.prints(20)
+
+
+def test_the_daemon_of_the_readme_runs(
+    kafka_cluster: LocalCluster,
+    topic_factory: Callable[..., str],
+    group: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = topic_factory(2)
+    fill(kafka_cluster, topic, 20)
+    monkeypatch.setenv("ALLOCATOR_KAFKA_BROKERS", kafka_cluster.bootstrap)
+    monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", kafka_cluster.zookeeper)
+    monkeypatch.setenv("ALLOCATOR_GROUP_NAME", group)
+    monkeypatch.setenv("ALLOCATOR_GROUP_TOPICS", topic)
+    command = [sys.executable, "-m", "allocator.cli", "run", "examples/orders.toml"]
+    with Program(command, tmp_path / "output") as running:
+        running.prints(20)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0, running.lines()
+    assert asyncio.run(committed(kafka_cluster, group, topic, 2)) == 20
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_example_settings_are_good(path: Path) -> None:
+    settings = load(path, {})
+    module, _, function = settings.handler.target.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    from allocator.cli import main
+
+    for line in re.findall(r"^    allocator ([^#\n]+)", README.read_text(), re.MULTILINE):
+        command: click.Command = main
+        words = line.split()
+        context = click.Context(main)
+        while words and isinstance(command, click.Group):
+            found = command.get_command(context, words.pop(0))
+            assert found is not None, line
+            command = found
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_the_make_targets_that_documents_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test", "test-long", "lint", "help"} <= targets
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", document.read_text(), re.MULTILINE))
+        assert named <= targets, document
+
+
+def test_continuous_integration_runs_the_command_of_the_readme() -> None:
+    script = ROOT / ".ci" / "run"
+    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert "set -e" in lines
+    assert lines[-1] == "make test"
+    assert script.stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
+        file, _, anchor = target.partition("#")
+        path = (document.parent / file) if file else document
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_and_tests_that_a_document_names_exist(document: Path) -> None:
+    """`tests/room/test_x.py::test_y`, `room/file.py` and `docs/x.md`, each in back-ticks."""
+    wrong = []
+    for path, test in re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml|yaml))(?:::(\w+))?`", document.read_text()):
+        if path.startswith(("kiel/", "pykafka/", "kazoo/")):
+            continue  # other people's
+        here = [place / path for place in (ROOT, ROOT / "allocator") if (place / path).is_file()]
+        if not here or (test and not re.search(rf"^(?:async )?def {test}\b", here[0].read_text(), re.MULTILINE)):
+            wrong.append(f"{path}::{test}" if test else path)
+    assert not wrong

@@ -1,0 +1,101 @@
+"""Files of a size that one reads at once; names that exist; versions that agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from repository import PACKAGE, ROOT, sources
+
+import allocator
+from allocator import errors
+
+LINES = 400
+# a longer file is looking for a second room; these found none, and here is why
+LONGER: dict[str, str] = {
+    "fetch/leaders.py": "one loop for each leader: its states are read together or not at all",
+    "membership/zookeeper.py": "one member's whole part of the protocol, from joining to leaving, in reading order",
+}
+
+
+def test_no_module_grows_beyond_a_size_that_one_reads_at_once() -> None:
+    long = {
+        path.relative_to(PACKAGE).as_posix(): count
+        for path in sources()
+        if (count := len(path.read_text().splitlines())) > LINES
+    }
+    assert set(long) <= set(LONGER), f"split them, or give a reason here: {long}"
+    gone = [name for name in LONGER if not (PACKAGE / name).is_file()]
+    assert not gone, f"listed and not there: {gone}"
+
+
+def test_the_public_names_are_these() -> None:
+    assert allocator.__all__ == [
+        "AllocatorError",
+        "Batch",
+        "Consumer",
+        "GroupedConsumer",
+        "OffsetAndMetadata",
+        "RebalanceListener",
+        "Record",
+        "TopicPartition",
+        "__version__",
+    ]
+    for name in allocator.__all__:
+        assert getattr(allocator, name) is not None
+    with pytest.raises(AttributeError, match="Consummer"):
+        allocator.Consummer  # noqa: B018
+
+
+def test_each_public_name_says_what_it_promises() -> None:
+    for name in allocator.__all__:
+        thing = getattr(allocator, name)
+        if inspect.isclass(thing) and thing.__module__.startswith("allocator"):
+            assert inspect.getdoc(thing), name
+
+
+def test_every_error_has_the_same_root_and_a_docstring() -> None:
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert issubclass(kind, errors.AllocatorError), name
+        assert isinstance(kind.retriable, bool), name
+        assert kind.__doc__, name
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_what_a_module_exports_exists(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path} has no docstring"
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    if "__all__" in path.read_text():
+        module = importlib.import_module(dotted)
+        missing = [name for name in module.__all__ if not hasattr(module, name)]
+        assert not missing, f"{dotted}.__all__ lists {missing}"
+
+
+def test_the_version_is_one() -> None:
+    stated = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert stated is not None
+    assert allocator.__version__ == stated[1] == metadata.version("allocator")
+    assert re.search(rf"^## {re.escape(stated[1])}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_tox_and_the_metadata_name_the_same_python_versions() -> None:
+    listed = re.findall(r"Programming Language :: Python :: 3\.(\d+)", (ROOT / "pyproject.toml").read_text())
+    in_tox = re.search(r"py\{([\d, ]+)\}", (ROOT / "tox.ini").read_text())
+    assert in_tox is not None
+    assert [f"3{minor}" for minor in listed] == in_tox[1].replace(" ", "").split(",")
+
+
+def test_the_command_is_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "allocator.cli", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["allocator,", "version", allocator.__version__]

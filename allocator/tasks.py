@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Scope", "happens"]
+__all__ = ["Scope", "happens", "within"]
 
 T = TypeVar("T")
 
@@ -70,16 +70,30 @@ class Scope:
             self._failure.set_exception(error)
 
 
-async def happens(event: asyncio.Event, within_s: float | None) -> bool:
-    """Waits for an event up to `within_s` seconds (None: for ever) and says whether it came.
+async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
+    """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s` seconds, with the awaitable ended.
 
-    Before Python 3.12 `asyncio.wait_for` forgets a cancellation that meets the event, and its task then never ends.
+    `asyncio.wait_for` forgets a cancellation that arrives together with the result (Python before 3.12), and a task
+    that was told to end goes on.
     """
-    if event.is_set():
-        return True
-    waiter = asyncio.ensure_future(event.wait())
+    work = asyncio.ensure_future(awaitable)
     try:
-        await asyncio.wait({waiter}, timeout=within_s)
-        return event.is_set()
+        done, _ = await asyncio.wait({work}, timeout=timeout_s)
     finally:
-        waiter.cancel()
+        if not work.done():
+            work.cancel()
+            if isinstance(work, asyncio.Task):
+                await asyncio.wait({work})
+    if not done:
+        raise asyncio.TimeoutError
+    return work.result()
+
+
+async def happens(event: asyncio.Event, within_s: float | None) -> bool:
+    """Waits for an event up to `within_s` seconds (None: for ever) and says whether it came."""
+    if not event.is_set():
+        try:
+            await within(event.wait(), within_s)
+        except asyncio.TimeoutError:
+            return event.is_set()
+    return True

@@ -361,6 +361,17 @@ class Consumer:
         """The partitions that are paused."""
         return frozenset(self._engine.state.paused_partitions())
 
+    def may_act(self) -> bool:
+        """Whether records may be handled and offsets committed at this instant.
+
+        Ask it before each record that was delivered a while ago: the lease may have lapsed since.
+        """
+        return self._engine.membership.may_act()
+
+    async def until_may_act(self) -> None:
+        """Returns once `may_act` is true; at once if it is."""
+        await self._engine.until_may_act()
+
     # -- what is so ----------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
 
-ACTIVE_POLL_S = 0.05  # how often a suspended lane asks whether it may go on
 FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
 
 
@@ -61,6 +60,8 @@ class Source(Protocol):
     def assignment(self) -> Parts: ...
 
     def may_act(self) -> bool: ...
+
+    async def until_may_act(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Daemon(RebalanceListener):
             retries=self._settings.retries,
             dead_letters=self._dead_letters,
             may_act=self._source.may_act,
-            until_active=self._until_active,
+            until_active=self._source.until_may_act,
         )
         watchdog = asyncio.ensure_future(self._notifier.keep_alive())
         running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
@@ -251,9 +252,6 @@ class Daemon(RebalanceListener):
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failed.done():
             self._failed.set_exception(error)
-
-    async def _until_active(self) -> None:
-        await asyncio.sleep(ACTIVE_POLL_S)
 
     # -- committing ----------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Engine:
         if not weight > 0:
             raise ConfigError(f"weight must be positive, not {weight!r}")
         self.group = group
-        self.progress = Progress()
+        self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
         self.state.subscribe(list(topics), pattern)
         self.client = KafkaClient(brokers, client_id=client_id, security=security)
@@ -143,6 +143,11 @@ class Engine:
     def may_deliver(self) -> bool:
         """Whether records may be given to the user at this instant."""
         return not self._ownership.closed_gate and self.membership.may_act()
+
+    async def until_may_act(self) -> None:
+        """Returns once records may be handled and offsets committed; at once if that is so."""
+        while not self.membership.may_act():
+            await self.fetcher.news()  # `resumed` wakes it
 
     def take(self, topic: str | None = None) -> Batch | None:
         """The next batch if there is one that may be delivered; raises what the user has to know."""

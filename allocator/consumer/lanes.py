@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import random
 import time
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from allocator.consumer.handlers import Handler, HandlerMisuse
 from allocator.errors import AllocatorError, HandlerFailed
 from allocator.fetch.batch import Batch
+from allocator.tasks import happens
 from allocator.types import Record, TopicPartition
 
 __all__ = ["Lane", "Retries", "Unit", "Work"]
@@ -75,7 +75,7 @@ class Work:
     may_act: Callable[[], bool]
     """Whether a record may be delivered at this instant. Called from the handler's thread too."""
     until_active: Callable[[], Awaitable[None]]
-    """Returns when it may be worth asking `may_act` again."""
+    """Returns once `may_act` is true."""
 
 
 class Lane:
@@ -184,7 +184,7 @@ class Lane:
             index, error = await self._slice(units, index)
             if error is None:
                 if index == before and not self._stopping:
-                    await self._work.until_active()
+                    await self._until_active()
                 continue
             failures = failures + 1 if index == before else 1
             if not isinstance(error, HandlerMisuse) and failures <= self._work.retries.count:
@@ -231,6 +231,19 @@ class Lane:
             index += 1
         return index, None
 
+    async def _until_active(self) -> None:
+        """Until the lease is valid again, or we are told to stop."""
+        self._wake.clear()
+        if self._stopping:
+            return
+        waits = {asyncio.ensure_future(self._work.until_active()), asyncio.ensure_future(self._wake.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+
     def _may_call(self) -> bool:
         return not self._stopping and self._work.may_act()
 
@@ -250,8 +263,7 @@ class Lane:
         ends = time.monotonic() + delay_s
         while not self._stopping and time.monotonic() < ends:
             self._wake.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), ends - time.monotonic())
+            await happens(self._wake, ends - time.monotonic())
 
     async def _give_up(self, unit: Unit, error: Exception, attempts: int) -> bool:
         """Whether its dead letter stands for it now; False: it is ours no more. Raises when there is none."""

@@ -15,9 +15,13 @@ class Progress:
 
     What was handed out counts as done when the user asks for more. Only what is done may be committed without being
     asked, so a crash in the middle of a batch repeats that batch and never skips it.
+
+    `asking_is_done`: whether what is done was processed as well, so that a partition that comes back need not begin
+    before it. A user who commits by hand says that by committing, and may ask for more long before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asking_is_done: bool) -> None:
+        self._asking_is_done = asking_is_done
         self._handed: dict[TopicPartition, int] = {}
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
@@ -32,7 +36,9 @@ class Progress:
         """The user asked for more (of one topic, or of all): what was handed out is done."""
         if self._handed:
             for partition in [p for p in self._handed if topic is None or p.topic == topic]:
-                self._done[partition] = self._reached[partition] = self._handed.pop(partition)
+                self._done[partition] = self._handed.pop(partition)
+                if self._asking_is_done:
+                    self._reached[partition] = self._done[partition]
             self._wake()
 
     def abandon(self) -> None:
@@ -48,7 +54,7 @@ class Progress:
         self._wake()
 
     def begin(self, partition: TopicPartition, committed: int | None) -> int | None:
-        """Where to start a partition that was just assigned: the committed offset or, if higher, what we had done.
+        """Where to start a partition that was just assigned: the committed offset or, if higher, what we processed.
 
         The higher one is kept because a commit of ours may have been lost, or overtaken by an older one; those
         records were processed, so nothing is skipped.
@@ -63,6 +69,8 @@ class Progress:
 
     def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._committed.update(offsets)
+        if not self._asking_is_done:
+            self._reached.update(offsets)
 
     def uncommitted(
         self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False

@@ -68,8 +68,8 @@ def _daemon(config: Config, handler: Handler) -> Daemon:
             security=config.kafka.security(),
         )
 
-    def consumer(listener: RebalanceListener) -> _Consumer:
-        return _Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener)
+    def consumer(listener: RebalanceListener) -> Consumer:
+        return Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener)
 
     return Daemon(
         consumer,
@@ -84,14 +84,6 @@ def _daemon(config: Config, handler: Handler) -> Daemon:
         dead_letters=dead_letters,
         notifier=Notifier(),
     )
-
-
-class _Consumer(Consumer):
-    """With the question that the daemon asks before each record, since records wait in its queues for a while."""
-
-    def may_act(self) -> bool:
-        """Whether records may be delivered and offsets committed at this instant."""
-        return self._engine.membership.may_act()
 
 
 async def _until_signal(daemon: Daemon, exit_now: Callable[[int], Any] | None = None) -> int:

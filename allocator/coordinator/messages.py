@@ -53,9 +53,7 @@ def commit_request(group: str, offsets: Mapping[TopicPartition, OffsetAndMetadat
         member_id="",
         group_instance_id=None,
         retention_time_ms=-1,  # v2 to v4: as long as the broker is configured to keep them
-        topics=[
-            request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()
-        ],
+        topics=[request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
         max_version=MAX_COMMIT,
     )
 

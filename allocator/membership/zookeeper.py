@@ -31,7 +31,7 @@ from allocator.membership.lease import boot_clock
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
-from allocator.tasks import Scope
+from allocator.tasks import Scope, within
 from allocator.wire.zookeeper import (
     BadVersion,
     ConnectionLost,
@@ -135,7 +135,7 @@ class ZooKeeperMembership:
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
         try:
-            await asyncio.wait_for(asyncio.shield(joined), self._settings.connect_timeout_s)
+            await within(joined, self._settings.connect_timeout_s)
         except BaseException as error:
             await self._abandon()
             if isinstance(error, asyncio.TimeoutError):
@@ -246,7 +246,7 @@ class ZooKeeperMembership:
             # the session may live on though our znode was deleted, and then so does our claim
             for path in (self._paths.claim(self.member_id), self._paths.member(self.member_id)):
                 with contextlib.suppress(ZooKeeperError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._zk.delete(path), 2.0)
+                    await within(self._zk.delete(path), 2.0)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:

@@ -12,6 +12,7 @@ import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
+from allocator.tasks import within
 from allocator.types import TopicPartition
 from allocator.wire.kafka_channel import Channel
 from allocator.wire.kafka_errors import broker_error, describe
@@ -19,7 +20,6 @@ from allocator.wire.kafka_manager import Directory, parse_addresses
 from allocator.wire.kafka_metadata import Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
 from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
-from allocator.wire.net import within
 
 __all__ = ["Broker", "KafkaClient"]
 
@@ -121,9 +121,7 @@ class KafkaClient:
             for n, broker in enumerate(self._addresses):
                 patience = CONNECT_TIMEOUT_S
                 if deadline is not None:  # an address that swallows packets must leave time for the others
-                    patience = min(
-                        patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n)
-                    )
+                    patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 try:
                     await within(self._ask_metadata(broker.node_id, None, patience), patience)
                     return

@@ -10,10 +10,11 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 
+from allocator.tasks import within
 from allocator.wire.kafka_manager import Directory, Manager
 from allocator.wire.kafka_metadata import Broker
 from allocator.wire.kafka_versions import SILENCE_S, old_version
-from allocator.wire.net import AsyncioNet, as_asyncio, within
+from allocator.wire.net import AsyncioNet, as_asyncio
 
 __all__ = ["Channel"]
 

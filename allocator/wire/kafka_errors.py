@@ -27,9 +27,7 @@ def broker_error(exc: BaseException, where: str) -> AllocatorError:
     # kafka-python uses the broker's code 7 for its own timer as well; no answer arrived, so there is no code
     timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
     code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None
-    retriable = bool(getattr(exc, "retriable", False)) or isinstance(
-        exc, (kafka_errors.UnknownBrokerIdError, OSError)
-    )
+    retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, (kafka_errors.UnknownBrokerIdError, OSError))
     if isinstance(exc, kafka_errors.IncompatibleBrokerVersion):
         return BrokerError(f"{where}: {describe(exc)}", code=code)
     return BrokerError(f"{where}: {describe(exc)}", code=code, retriable=retriable)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
 
-from allocator.wire.net import within
+from allocator.tasks import within
 
 __all__ = ["Link"]
 
@@ -64,9 +64,7 @@ class Link(asyncio.Protocol):
             await within(link._connect(net, host, port, tls, options, proxy_url, timeout_at), timeout)
         except asyncio.TimeoutError:
             link.abort()
-            raise kafka_errors.KafkaConnectionError(
-                f"{host}:{port}: no connection within {timeout:.1f} s"
-            ) from None
+            raise kafka_errors.KafkaConnectionError(f"{host}:{port}: no connection within {timeout:.1f} s") from None
         except OSError as exc:
             link.abort()
             raise kafka_errors.KafkaConnectionError(f"{host}:{port}: {exc}") from exc
@@ -90,16 +88,12 @@ class Link(asyncio.Protocol):
         if proxy_url is None:
             await loop.create_connection(lambda: self, host, port, ssl=tls, server_hostname=server_hostname)
         else:
-            sock = await create_connection(
-                net, host, port, options, proxy_url=proxy_url, timeout_at=timeout_at
-            )
+            sock = await create_connection(net, host, port, options, proxy_url=proxy_url, timeout_at=timeout_at)
             await loop.create_connection(lambda: self, sock=sock, ssl=tls, server_hostname=server_hostname)
         if self._transport is None:
             return
         for option in options:
-            with contextlib.suppress(
-                OSError, AttributeError
-            ):  # a nicety (keep-alive, no delay), not a condition
+            with contextlib.suppress(OSError, AttributeError):  # a nicety (keep-alive, no delay), not a condition
                 self._transport.get_extra_info("socket").setsockopt(*option)
 
     # -- asyncio's side -------------------------------------------------------------------------------------------

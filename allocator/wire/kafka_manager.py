@@ -16,10 +16,11 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.protocol.broker_version_data import BrokerVersionData
 
 from allocator.errors import ConfigError
+from allocator.tasks import within
 from allocator.wire.kafka_errors import describe
 from allocator.wire.kafka_link import Link
 from allocator.wire.kafka_metadata import Broker
-from allocator.wire.net import AsyncioNet, as_asyncio, within
+from allocator.wire.net import AsyncioNet, as_asyncio
 
 __all__ = ["Directory", "Manager", "parse_addresses"]
 

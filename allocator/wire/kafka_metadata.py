@@ -62,9 +62,7 @@ class Metadata:
                 continue
             errors[answer.name] = answer.error_code
             if answer.error_code == LEADER_NOT_AVAILABLE and answer.name in self.topics:
-                topics[answer.name] = self.topics[
-                    answer.name
-                ]  # it exists; the broker cannot describe it just now
+                topics[answer.name] = self.topics[answer.name]  # it exists; the broker cannot describe it just now
             else:
                 topics.pop(answer.name, None)
         return replace(
@@ -87,12 +85,7 @@ class Metadata:
             epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
             new = Partition(leader, epoch, tuple(p.replica_nodes))
             old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
-            if (
-                old is not None
-                and old.leader_epoch is not None
-                and epoch is not None
-                and epoch < old.leader_epoch
-            ):
+            if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
                 new = old  # an answer from a broker that has not heard of the election we know of
             partitions[p.partition_index] = new
         internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS

@@ -66,10 +66,7 @@ async def list_offsets(
                 causes[tp] = BrokerError(f"{tp.topic}:{tp.partition} has no leader", retriable=True)
         remaining = timeout_s - (time.monotonic() - started)
         answers = await asyncio.gather(
-            *(
-                _ask(client, leader, ask, isolation_level, max(0.1, remaining))
-                for leader, ask in by_leader.items()
-            )
+            *(_ask(client, leader, ask, isolation_level, max(0.1, remaining)) for leader, ask in by_leader.items())
         )
         for offsets, failures in answers:
             found.update(offsets)
@@ -145,7 +142,6 @@ async def _ask(
         failures.update(failed)
     unanswered = [tp for tp in at if tp not in offsets and tp not in failures]
     failures.update(
-        (tp, BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True))
-        for tp in unanswered
+        (tp, BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True)) for tp in unanswered
     )
     return offsets, failures

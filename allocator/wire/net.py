@@ -19,7 +19,9 @@ from typing import Any, TypeVar, Union
 import kafka.errors as kafka_errors
 from kafka.future import Future as KafkaFuture
 
-__all__ = ["AsyncioNet", "Job", "as_asyncio", "within"]
+from allocator.tasks import within
+
+__all__ = ["AsyncioNet", "Job", "as_asyncio"]
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +46,6 @@ def as_asyncio(future: KafkaFuture) -> asyncio.Future[Any]:
     return bridge
 
 
-async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
-    """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s`, with the awaitable ended.
-
-    `asyncio.wait_for` forgets a cancellation that arrives together with the result (Python before 3.12), and a task
-    that was told to end goes on.
-    """
-    work = asyncio.ensure_future(awaitable)
-    try:
-        done, _ = await asyncio.wait({work}, timeout=timeout_s)
-    finally:
-        if not work.done():
-            work.cancel()
-            if isinstance(work, asyncio.Task):
-                await asyncio.wait({work})
-    if not done:
-        raise asyncio.TimeoutError
-    return work.result()
-
-
 class _Translated:
     """Awaits one of kafka-python's coroutines inside an asyncio task.
 
@@ -83,9 +66,7 @@ class _Translated:
                 return end.value
             try:
                 # kafka's Future takes its value from itself on resumption, so what is sent back is of no use to it
-                argument = (
-                    yield from as_asyncio(yielded) if isinstance(yielded, KafkaFuture) else _once(yielded)
-                )
+                argument = yield from as_asyncio(yielded) if isinstance(yielded, KafkaFuture) else _once(yielded)
                 step = coro.send
             except BaseException as exc:  # noqa: BLE001 - cancellation too: it belongs inside the coroutine
                 step, argument = coro.throw, exc

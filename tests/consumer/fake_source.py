@@ -188,6 +188,11 @@ class FakeSource:
     def may_act(self) -> bool:
         return self.active
 
+    async def until_may_act(self) -> None:
+        while not self.active:
+            self._changed.clear()
+            await self._changed.wait()
+
     def wake(self) -> None:
         self._changed.set()
 

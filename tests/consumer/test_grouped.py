@@ -121,7 +121,9 @@ async def test_metadata_that_is_too_large_is_left_out(service: Service, caplog: 
     await consumer.close()
 
 
-async def test_a_value_that_does_not_deserialize_is_left_out(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_value_that_does_not_deserialize_is_left_out(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     await in_thread(lambda: service.cluster.produce(service.topic, [b"1", b"{", b"3"]))
     consumer = service.consumer()
     await consumer.connect()
@@ -145,8 +147,10 @@ async def test_two_members_share_with_a_function_of_kiels_signature(service: Ser
     expected = sorted(member.name for member in members)
     by_name = {member.name: member for member in members}
     await wait_until_async(
-        lambda: by_name[expected[-1]].allocation.get(service.topic) == [0]
-        and by_name[expected[0]].allocation.get(service.topic) == [1, 2, 3],
+        lambda: (
+            by_name[expected[-1]].allocation.get(service.topic) == [0]
+            and by_name[expected[0]].allocation.get(service.topic) == [1, 2, 3]
+        ),
         10,
         lambda: str([member.allocation for member in members]),
     )

@@ -38,11 +38,7 @@ class Coordinator(FakeBroker):
     def commits(self) -> list[dict[int, tuple[int, str]]]:
         """Each commit request: partition -> offset and metadata."""
         return [
-            {
-                p.partition_index: (p.committed_offset, p.committed_metadata)
-                for t in r.topics
-                for p in t.partitions
-            }
+            {p.partition_index: (p.committed_offset, p.committed_metadata) for t in r.topics for p in t.partitions}
             for r in self.seen
             if r.API_KEY == 8
         ]
@@ -175,9 +171,7 @@ async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
 
 async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
     def refused(request: Any) -> Any:
-        return FindCoordinatorResponse(
-            error_code=30, node_id=-1, host="", port=-1, version=request.API_VERSION
-        )
+        return FindCoordinatorResponse(error_code=30, node_id=-1, host="", port=-1, version=request.API_VERSION)
 
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.handlers[10] = refused

@@ -33,9 +33,7 @@ async def known(client: KafkaClient, topic: str) -> None:
     async def ready() -> bool:
         await client.refresh([topic])
         numbers = client.partitions(topic)
-        return bool(numbers) and all(
-            client.leader(TopicPartition(topic, p)) is not None for p in numbers or ()
-        )
+        return bool(numbers) and all(client.leader(TopicPartition(topic, p)) is not None for p in numbers or ())
 
     await wait_until_async(ready, 30, f"leaders of {topic}", interval_s=0.1)
 
@@ -87,9 +85,7 @@ async def test_the_coordinator_is_found_again_when_it_dies(
 
 
 @pytest.mark.deadline(120)
-async def test_commits_of_two_clients_of_one_group_meet(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
+async def test_commits_of_two_clients_of_one_group_meet(cluster_factory: Any, unique_name: Any, group: str) -> None:
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory)
     topic = unique_name()
     await asyncio.to_thread(cluster.create_topic, topic, 2)

@@ -109,9 +109,7 @@ class FakeBroker:
                     (size,) = struct.unpack(">i", await reader.readexactly(4))
                     data = await reader.readexactly(size)
                     key, version, correlation = struct.unpack_from(">hhi", data)
-                    request = (
-                        REQUESTS[key].decode(data, version=version, header=True) if key in REQUESTS else None
-                    )
+                    request = REQUESTS[key].decode(data, version=version, header=True) if key in REQUESTS else None
                     if request is not None:
                         self.seen.append(request)
                     handler = self.handlers.get(key)
@@ -138,14 +136,10 @@ class FakeBroker:
             ApiVersionsResponse.ApiVersion(api_key=k, min_version=low, max_version=high)
             for k, (low, high) in self.versions.items()
         ]
-        return ApiVersionsResponse(
-            error_code=0, api_keys=keys, throttle_time_ms=0, version=request.API_VERSION
-        )
+        return ApiVersionsResponse(error_code=0, api_keys=keys, throttle_time_ms=0, version=request.API_VERSION)
 
     def _metadata(self, request: Any) -> Any:
-        brokers = [
-            MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)
-        ]
+        brokers = [MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)]
         return MetadataResponse(
             throttle_time_ms=0,
             brokers=brokers if self.lists_itself else [],

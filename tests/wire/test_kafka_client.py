@@ -27,9 +27,7 @@ def find() -> Any:
 async def test_a_wrong_address_is_named_within_the_timeout(unused_port: int) -> None:
     client = KafkaClient(f"127.0.0.1:{unused_port}")
     start = time.monotonic()
-    with pytest.raises(
-        BrokersUnavailable, match=f"127.0.0.1:{unused_port}.*[Rr]efused|Connect call failed"
-    ) as caught:
+    with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}.*[Rr]efused|Connect call failed") as caught:
         await client.connect(0.5)
     assert time.monotonic() - start < 3
     assert caught.value.retriable
@@ -285,9 +283,7 @@ async def test_more_requests_than_kafka_python_allows_in_flight_are_all_answered
 
 async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
     async with FakeBroker({1: lambda _: SILENT}) as broker, KafkaClient(broker.address) as client:
-        request = FetchRequest(
-            replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12
-        )
+        request = FetchRequest(replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12)
         fetching = asyncio.ensure_future(client.send(1, request))
         assert (await client.send(1, find(), 5)).error_code == 0
         await client.refresh()

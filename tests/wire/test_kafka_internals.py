@@ -143,9 +143,7 @@ def test_the_manager_knows_every_setting_that_is_passed() -> None:
 
 
 def test_every_security_setting_of_the_manager_is_offered() -> None:
-    theirs = {
-        k for k in KafkaConnectionManager.DEFAULT_CONFIG if k.startswith(("sasl_", "ssl_", "security_"))
-    }
+    theirs = {k for k in KafkaConnectionManager.DEFAULT_CONFIG if k.startswith(("sasl_", "ssl_", "security_"))}
     assert theirs <= set(KEYS)
 
 
@@ -242,9 +240,7 @@ def test_old_versions_are_known(version: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("version", "newest"), [((0, 8, 1), 0), ((0, 8, 2), 1), ((0, 9), 2)])
-def test_commits_go_to_zookeeper_only_where_kafka_cannot_keep_them(
-    version: tuple[int, ...], newest: int
-) -> None:
+def test_commits_go_to_zookeeper_only_where_kafka_cannot_keep_them(version: tuple[int, ...], newest: int) -> None:
     assert BrokerVersionData(version).api_version(consumer.OffsetCommitRequest) == newest
 
 

@@ -24,9 +24,7 @@ def part(index: int, leader: int, epoch: int = -1, replicas: tuple[int, ...] = (
 
 
 def topic(name: str, *parts: Any, code: int = 0, internal: bool = False, topic_id: Any = None) -> Any:
-    return SimpleNamespace(
-        name=name, partitions=list(parts), error_code=code, is_internal=internal, topic_id=topic_id
-    )
+    return SimpleNamespace(name=name, partitions=list(parts), error_code=code, is_internal=internal, topic_id=topic_id)
 
 
 def answer(*topics: Any, version: int = 12, brokers: tuple[int, ...] = (1, 2), controller: int = 1) -> Any:

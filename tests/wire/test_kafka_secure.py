@@ -25,9 +25,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command to make a certificate")
     directory = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem -days 2 -subj /CN=localhost"
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem -days 2 -subj /CN=localhost"
     subprocess.run(
         [*command.split(), "-addext", "subjectAltName=DNS:localhost"],
         cwd=directory,

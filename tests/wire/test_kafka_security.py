@@ -83,9 +83,7 @@ def test_addresses_in_every_form() -> None:
     assert found == [("a", 1), ("b", 9092), ("::1", 2), ("10.0.0.1", 3), ("c", 4)]
 
 
-@pytest.mark.parametrize(
-    "name", ["request_timeout_s", "metadata_max_age_s", "retry_backoff_s", "receive_max_bytes"]
-)
+@pytest.mark.parametrize("name", ["request_timeout_s", "metadata_max_age_s", "retry_backoff_s", "receive_max_bytes"])
 @pytest.mark.parametrize("value", [0, -1, "3", True, None])
 def test_a_number_out_of_range_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -34,9 +34,7 @@ async def leaders(client: KafkaClient, topic: str) -> None:
     async def ready() -> bool:
         await client.refresh([topic])
         numbers = client.partitions(topic)
-        return bool(numbers) and all(
-            client.leader(TopicPartition(topic, p)) is not None for p in numbers or ()
-        )
+        return bool(numbers) and all(client.leader(TopicPartition(topic, p)) is not None for p in numbers or ())
 
     await wait_until_async(ready, 30, f"leaders of {topic}", interval_s=0.1)
 
@@ -116,9 +114,7 @@ async def test_a_topic_that_does_not_exist_is_named(kafka_cluster: LocalCluster)
             await list_offsets(client, {TopicPartition("missing", 0): LATEST}, timeout_s=1)
 
 
-async def test_a_partition_that_does_not_exist_is_named(
-    kafka_cluster: LocalCluster, topic_factory: Any
-) -> None:
+async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalCluster, topic_factory: Any) -> None:
     topic = await asyncio.to_thread(topic_factory)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         await leaders(client, topic)
@@ -159,9 +155,7 @@ async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
 
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("kafka", [pytest.param("0.8.2.2", marks=pytest.mark.long), "3.9.1"])
-async def test_leaders_move_when_a_broker_is_killed(
-    kafka: str, cluster_factory: Any, unique_name: Any
-) -> None:
+async def test_leaders_move_when_a_broker_is_killed(kafka: str, cluster_factory: Any, unique_name: Any) -> None:
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=3)
     name = unique_name()
     await asyncio.to_thread(cluster.create_topic, name, 6, 3)
@@ -177,6 +171,4 @@ async def test_leaders_move_when_a_broker_is_killed(
         assert len(ends) == 6
         assert victim.id not in {client.leader(tp) for tp in parts}
         await asyncio.to_thread(victim.start)
-        await wait_until_async(
-            lambda: victim.id in {b.node_id for b in client.brokers} or client.refresh(), 30
-        )
+        await wait_until_async(lambda: victim.id in {b.node_id for b in client.brokers} or client.refresh(), 30)

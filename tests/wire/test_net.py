@@ -13,7 +13,8 @@ import pytest
 from kafka.future import Future
 from kafka.net.wakeup_notifier import WakeupNotifier
 
-from allocator.wire.net import AsyncioNet, as_asyncio, within
+from allocator.tasks import within
+from allocator.wire.net import AsyncioNet, as_asyncio
 
 
 async def test_a_kafka_future_is_awaited_and_its_value_arrives() -> None:

@@ -1,6 +1,6 @@
 """A tornado service as it was written for kiel; only the import is another one.
 
-    python -m examples.tornado_service localhost:9092 localhost:2181 orders
+Run it as `python -m examples.tornado_service localhost:9092 localhost:2181 orders`.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ def test_images_are_built_in_stages_and_do_not_run_as_root(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.relative_to(DOCKER).as_posix())
 def test_what_an_image_copies_exists_and_is_not_ignored(path: Path) -> None:
     kept = [
-        line[1:]
-        for line in path.with_name("Dockerfile.dockerignore").read_text().splitlines()
-        if line.startswith("!")
+        line[1:] for line in path.with_name("Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
     ]
     for line in re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), re.MULTILINE):
         for source in line.split()[:-1]:

@@ -30,9 +30,10 @@ class Keeper:
     Tells the owner `suspended` when the lease lapses or the connection is lost, and `resumed` with the next proof.
     """
 
-    def __init__(self, zk: ZooKeeper, owner: Owner, clock: Callable[[], float]) -> None:
+    def __init__(self, zk: ZooKeeper, group: str, owner: Owner, clock: Callable[[], float]) -> None:
         self.lease = Lease(clock)
         self._zk = zk
+        self._group = group
         self._owner = owner
         self._suspended = False
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +82,7 @@ class Keeper:
         """Nothing may be done until the next proof."""
         if not self._suspended:
             self._suspended = True
-            log.warning("pausing: %s", why)
+            log.warning("%s: this member pauses: %s", self._group, why)
             self._owner.suspended(why)
 
     def end(self) -> None:

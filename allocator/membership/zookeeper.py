@@ -105,7 +105,7 @@ class ZooKeeperMembership:
         self._refused: str | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
-        self._keeper = Keeper(zk, owner, clock)
+        self._keeper = Keeper(zk, paths.group, owner, clock)
 
     # -- the surface ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,74 @@
+"""The whole path on each version of Kafka: join, read, commit, hand over, read the offsets back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, GroupedConsumer, TopicPartition
+from allocator.testing import LocalCluster, wait_until_async
+
+OLD_AND_NEW = ["0.8.2.2", "4.1.1"]
+OTHERS = ["0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "3.9.1"]
+VERSIONS = [*OLD_AND_NEW, *(pytest.param(version, marks=pytest.mark.long) for version in OTHERS)]
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_whole_path(
+    version: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: cluster_factory(kafka=version))
+    topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
+    await in_thread(lambda: cluster.produce(topic, [(None, b"%d" % n, n % 4) for n in range(400)]))
+    settings: dict[str, Any] = {
+        "brokers": cluster.bootstrap,
+        "zookeeper": cluster.zookeeper,
+        "group": group,
+        "max_wait_s": 0.1,
+        "session_timeout_s": 6.0,
+    }
+    seen: list[int] = []
+
+    async def read(*consumers: Consumer, until: int) -> None:
+        end = asyncio.get_running_loop().time() + 30
+        while len(seen) < until and asyncio.get_running_loop().time() < end:
+            for consumer in consumers:
+                batch = await consumer.getbatch(0.1)
+                seen.extend(int(record.value) for record in batch or ())
+
+    async with Consumer(topic, **settings) as first:
+        await read(first, until=400)
+        async with Consumer(topic, **settings) as second:
+
+            async def shared() -> bool:
+                await read(first, second, until=len(seen) + 1) if len(seen) < 400 else await first.getbatch(0)
+                return len(second.assignment()) == 2
+
+            await wait_until_async(shared, 30, "the second member's share")
+            await in_thread(lambda: cluster.produce(topic, [(None, b"%d" % n, n % 4) for n in range(400, 800)]))
+            await read(first, second, until=800)
+    assert sorted(seen) == list(range(800))
+    async with Consumer(topic, **settings) as again:
+        for number in range(4):
+            committed = await again.committed(TopicPartition(topic, number))
+            assert committed is not None
+            assert committed.offset == 200
+            if version != "0.8.1.1":  # it keeps the number alone
+                assert committed.metadata.startswith("generation ")
+
+    kiel = GroupedConsumer([cluster.bootstrap], group + "-kiel", [cluster.zookeeper], max_wait_time=200)
+    await kiel.connect()
+    values: list[Any] = []
+    end = asyncio.get_running_loop().time() + 30
+    while len(values) < 800 and asyncio.get_running_loop().time() < end:
+        values += await kiel.consume(topic)
+    await kiel.close()
+    assert sorted(values) == list(range(800))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
@@ -73,7 +74,8 @@ class Engine:
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
         self.state.subscribe(list(topics), pattern)
-        self.client = KafkaClient(brokers, client_id=client_id, security=security)
+        # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
+        self.client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", client_id), security=security)
         self.offsets = GroupOffsets(self.client, group)
         self.fetcher = Fetcher(self.client, self.state, auto_offset_reset=auto_offset_reset, **fetch)
         self._ownership = Ownership(

@@ -153,7 +153,7 @@ class Engine:
 
     def take(self, topic: str | None = None) -> Batch | None:
         """The next batch if there is one that may be delivered; raises what the user has to know."""
-        error, self._ownership.error = self._ownership.error, None
+        error, self._ownership.error = self._ownership.error or self.membership.ended, None
         if error is not None:
             raise error
         return self.fetcher.take(topic) if self.may_deliver else None

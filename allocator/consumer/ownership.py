@@ -12,7 +12,7 @@ from allocator.consumer.progress import Progress
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import Scope
+from allocator.tasks import Scope, within
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Ownership"]
@@ -20,6 +20,8 @@ __all__ = ["Ownership"]
 log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
+
+PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
 
 
 class Buffers(Protocol):
@@ -91,7 +93,12 @@ class Ownership:
 
     async def revoked(self, partitions: Parts) -> None:
         self._stop(partitions)
-        await self._progress.finished(partitions)
+        while True:
+            try:
+                await within(self._progress.finished(partitions), PATIENCE_S)
+                break
+            except asyncio.TimeoutError:
+                log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
         if self._auto_commit:
             try:
                 await self._commit(self._progress.uncommitted(partitions))

@@ -56,6 +56,7 @@ class Membership(Protocol):
 
     member_id: str
     generation: int
+    ended: BaseException | None
 
     async def join(self) -> None:
         """Becomes a member; returns once the group knows of it, not once it owns something."""

@@ -81,6 +81,8 @@ class ZooKeeperMembership:
     ) -> None:
         self.member_id = ""
         self.generation = 0
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
         self._zk = zk
         self._paths = paths
         self._store = Store(zk, paths)
@@ -191,6 +193,7 @@ class ZooKeeperMembership:
                     await asyncio.sleep(1.0)
         except Exception as error:
             log.exception("%s: membership of %s ended", self._paths.group, self.member_id)
+            self.ended = error
             if not joined.done():
                 joined.set_exception(error)
             else:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import kazoo.exceptions as kazoo_errors
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
@@ -86,6 +87,8 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
+REOPEN_S = 0.5  # before another client takes the place of one whose thread died
+
 STATES = {
     KazooState.CONNECTED: SessionState.CONNECTED,
     KazooState.SUSPENDED: SessionState.SUSPENDED,
@@ -149,6 +152,8 @@ class ZooKeeper:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._connected: asyncio.Event | None = None
         self._auth_failed = False
+        self._reopening: asyncio.TimerHandle | None = None
+        self._dead: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
         return f"<ZooKeeper {self.hosts} {self.state.value}>"
@@ -168,17 +173,10 @@ class ZooKeeper:
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
-        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
         try:
-            client = KazooClient(
-                hosts=self._servers, timeout=self.requested_timeout_s, connection_retry=retry, **self._options
-            )
+            self._open()
         except ValueError as error:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
-        self._client = client
-        self._capture_negotiated_timeout(client)
-        client.add_listener(self._from_kazoo_state)
-        client.start_async()
         try:
             if not await happens(self._connected, timeout_s):
                 why = "it refused our credentials" if self._auth_failed else f"no node answered within {timeout_s} s"
@@ -192,10 +190,13 @@ class ZooKeeper:
     async def close(self) -> None:
         """Ends the session: its ephemeral znodes go at once. Safe to call twice."""
         client, self._client = self._client, None
+        if self._reopening is not None:
+            self._reopening.cancel()
         if client is None or self._loop is None:
             return
         # kazoo's stop joins its threads, for seconds if the ensemble is silent
-        await asyncio.shield(self._loop.run_in_executor(None, _stop, client))
+        self._dead.append(self._loop.run_in_executor(None, _stop, client))
+        await asyncio.shield(asyncio.gather(*self._dead))
         self.state = SessionState.LOST
 
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
@@ -208,28 +209,45 @@ class ZooKeeper:
 
         return remove
 
+    def _open(self) -> None:
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
+        client = KazooClient(
+            hosts=self._servers, timeout=self.requested_timeout_s, connection_retry=retry, **self._options
+        )
+        self._client = client
+        self._capture_negotiated_timeout(client)
+        client.add_listener(lambda state: self._from_kazoo(client, state))
+        client.start_async()
+
     def _capture_negotiated_timeout(self, client: KazooClient) -> None:
-        # kazoo keeps the granted timeout in a local variable; its read timeout is two thirds of it (milliseconds)
+        # kazoo keeps the granted timeout to itself. It is noted before kazoo tells anyone that it is connected: a lease
+        # that counted with the longer one we asked for could outlive the session
         connection = client._connection
-        connect = connection._connect
+        invoke = connection._invoke
 
-        def connect_and_note(*args: Any) -> Any:
-            read_timeout, connect_timeout = connect(*args)
-            self.session_timeout_s = read_timeout * 1.5 / 1000.0
-            return read_timeout, connect_timeout
+        def invoke_and_note(timeout: float, request: Any, xid: Any = None) -> Any:
+            answer = invoke(timeout, request, xid)
+            if isinstance(request, Connect) and answer[0].time_out > 0:
+                self.session_timeout_s = answer[0].time_out / 1000.0
+            return answer
 
-        connection._connect = connect_and_note
+        connection._invoke = invoke_and_note
 
-    def _from_kazoo_state(self, state: str) -> None:
-        client = self._client
-        auth_failed = client is not None and client.client_state == KeeperState.AUTH_FAILED
-        self._post(self._changed, STATES[state], auth_failed)
+    def _from_kazoo(self, client: KazooClient, state: str) -> None:
+        self._post(self._changed, client, STATES[state], client.client_state)
 
-    def _changed(self, state: SessionState, auth_failed: bool) -> None:
+    def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
+        if client is not self._client or self._loop is None:
+            return  # one that was closed, or replaced
         self.state = state
-        if auth_failed:
+        if why == KeeperState.AUTH_FAILED:
             self._auth_failed = True
             log.error("ZooKeeper %s refused our credentials", self.hosts)
+        elif why == KeeperState.CLOSED:
+            # we did not close it: an unforeseen error ended kazoo's thread, and it would stay silent for ever
+            log.error("ZooKeeper %s: kazoo's connection ended by itself; opening another", self.hosts)
+            self._dead.append(self._loop.run_in_executor(None, _stop, client))
+            self._reopening = self._loop.call_later(REOPEN_S, self._open)
         if state is SessionState.CONNECTED and self._connected is not None:
             self._connected.set()
         for listener in tuple(self._listeners):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
 from allocator.errors import ConfigError, ZooKeeperUnavailable
@@ -103,6 +104,27 @@ async def test_a_lost_connection_fires_watches_and_is_told(zk_chroot: str) -> No
         remove()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_of_kazoo_that_dies_is_replaced(zk_chroot: str) -> None:
+    """Whatever its loop did not foresee ends kazoo's thread, and nothing would ever be heard of ZooKeeper again."""
+    async with session(zk_chroot) as zk:
+        await zk.create("/x", ephemeral=True)
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        first = zk._client
+
+        def unforeseen(*args: object) -> None:
+            raise ValueError("a reply that nobody can read")
+
+        first._connection._read_socket = unforeseen
+        with pytest.raises(ConnectionLost):
+            await zk.get("/x")
+        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 10, lambda: str(states))
+        assert SessionState.LOST in states
+        assert zk._client is not first
+        await zk.create("/y")
+
+
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
     """The ensemble grants at least two ticks and at most what it is configured to."""
     async with session(zookeeper.zookeeper, session_timeout_s=0.01) as zk:
@@ -151,10 +173,11 @@ def test_the_insides_of_kazoo_that_we_use() -> None:
     assert isinstance(client._connection, ConnectionHandler)
     assert client.client_state == KeeperState.CLOSED
     assert client.state == KazooState.LOST
-    # the granted timeout is a local variable of this method; we read it back from what it returns
+    # the granted timeout is read from the answer to the request that opens a session
+    assert list(inspect.signature(ConnectionHandler._invoke).parameters) == ["self", "timeout", "request", "xid"]
+    assert "time_out" in Connect._fields
     source = inspect.getsource(ConnectionHandler._connect)
-    assert "read_timeout = negotiated_session_timeout * 2.0 / 3.0" in source
-    assert "return read_timeout, connect_timeout" in source
+    assert source.index("connect_result, zxid = self._invoke(") < source.index("_session_callback(KeeperState.CONNECTED)")
     for name in ("get_async", "exists_async", "get_children_async", "create_async", "set_async", "delete_async"):
         assert callable(getattr(client, name))
     assert {"check", "set_data", "create", "delete", "commit_async"} <= set(dir(client.transaction()))

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import kafka.errors as kafka_errors
 import pytest
 
-from allocator.coordinator.reactions import COMMIT, FETCH, FIND, Reaction, react
+from allocator.coordinator.reactions import (
+    COMMIT,
+    FETCH,
+    FIND,
+    HEARTBEAT,
+    JOIN,
+    LEAVE,
+    MEMBER_COMMIT,
+    SYNC,
+    Reaction,
+    react,
+)
+
+CODES = sorted(
+    {
+        kind.errno
+        for kind in vars(kafka_errors).values()
+        if isinstance(kind, type) and isinstance(getattr(kind, "errno", None), int) and kind.errno != 0
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +56,57 @@ def test_each_code_has_its_reaction(table: dict[int, Reaction], code: int, react
 
 def test_a_code_that_is_not_known_yet_fails() -> None:
     assert react(COMMIT, 9999) is Reaction.FAIL
+
+
+R = Reaction
+# what each API does about each code, written out once more, by what it means to the member
+EXPECTED: dict[str, tuple[dict[int, Reaction], dict[Reaction, set[int]]]] = {
+    "JoinGroup": (
+        JOIN,
+        {R.REFIND: {15, 16}, R.LOST: {22}, R.RESET: {25, 110}, R.TAKE_ID: {79}, R.FENCED: {82}, R.RETRY: {27, 111}},
+    ),
+    "SyncGroup": (
+        SYNC,
+        {R.REFIND: {15, 16}, R.LOST: {22}, R.RESET: {25, 110}, R.FENCED: {82}, R.REJOIN: {7, 14, 27}},
+    ),
+    "Heartbeat": (
+        HEARTBEAT,
+        {R.REFIND: {15, 16}, R.LOST: {22}, R.RESET: {25, 110}, R.FENCED: {82}, R.REJOIN: {27}},
+    ),
+    "LeaveGroup": (LEAVE, {R.REFIND: {15, 16}, R.DONE: {25, 82}}),
+    "OffsetCommit": (COMMIT, {R.REFIND: {15, 16}, R.DROP_METADATA: {12, 28}, R.RETRY: {-1}}),
+    "OffsetCommit of a member": (
+        MEMBER_COMMIT,
+        {
+            R.REFIND: {15, 16},
+            R.DROP_METADATA: {12, 28},
+            R.RETRY: {-1},
+            R.LOST: {22},
+            R.RESET: {25},
+            R.REJOIN: {27, 113},
+            R.FENCED: {82},
+        },
+    ),
+    "OffsetFetch": (FETCH, {R.REFIND: {15, 16}, R.CHECK_TOPIC: {3}}),
+    "FindCoordinator": (FIND, {R.RETRY: {-1, 15}}),
+}
+
+
+@pytest.mark.parametrize("api", EXPECTED)
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_of_every_api_has_the_reaction_that_its_meaning_calls_for(api: str, code: int) -> None:
+    table, special = EXPECTED[api]
+    for reaction, codes in special.items():
+        if code in codes:
+            assert react(table, code) is reaction
+            return
+    assert react(table, code) is (R.RETRY if kafka_errors.for_code(code).retriable else R.FAIL)
+
+
+@pytest.mark.parametrize("api", EXPECTED)
+def test_no_table_names_a_code_that_kafka_does_not_have(api: str) -> None:
+    assert set(EXPECTED[api][0]) <= set(CODES)
+
+
+def test_every_reaction_says_what_it_is() -> None:
+    assert all(len(reaction.value.split()) >= 3 for reaction in Reaction)

@@ -90,8 +90,10 @@ def test_the_example_of_the_readme_runs_and_commits(
         running.prints(100)
         running.process.send_signal(signal.SIGINT)
         running.process.wait(30)
-    # the last batch of a partition may not have been asked past
-    assert 0 < asyncio.run(committed(kafka_cluster, group, topic, 4)) <= 100
+    # the last batch may not have been asked past; before 3.11 Ctrl-C makes asyncio.run cancel every task at once, ours
+    # that would commit too, and the records come again
+    if sys.version_info >= (3, 11):
+        assert 0 < asyncio.run(committed(kafka_cluster, group, topic, 4)) <= 100
 
 
 def test_the_allocator_function_of_the_readme_is_a_good_one() -> None:

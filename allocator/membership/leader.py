@@ -60,6 +60,7 @@ class Leader:
         self._changed = asyncio.Event()
         self._group_changed = True
         self._names = Watched(store.member_names, self._poke_group)
+        self._claim_names = Watched(store.claim_names, self._changed.set)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._document: tuple[Document | None, int] | None = None
@@ -140,7 +141,8 @@ class Leader:
     async def _step(self) -> None:
         document, version = await self._read_document()
         names = in_join_order(await self._names.get())
-        alive = set(names)
+        # a member whose znode was deleted by hand works on until it notices; its claim says so, and it is waited for
+        alive = {*names, *in_join_order(await self._claim_names.get())}
         computed = None
         if self._group_changed:
             self._group_changed = False

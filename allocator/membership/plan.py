@@ -27,8 +27,8 @@ def advance(
 ) -> Document | None:
     """The next document, or None when nothing changes.
 
-    `alive`: the members whose znodes stand. `claims`: theirs, at least of those in `document.waiting`. `target`: a
-    new assignment (a new generation); None goes on with the present one.
+    `alive`: the members of which a znode stands, be it only the claim. `claims`: theirs, at least of those in
+    `document.waiting`. `target`: a new assignment (a new generation); None goes on with the present one.
     """
     # a member that is gone holds nothing: its session ended, and it had stopped by its own clock before that
     owners = {member: parts for member, parts in document.owners.items() if member in alive}

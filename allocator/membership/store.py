@@ -33,6 +33,10 @@ class Store:
         """Names of the znodes under members/, in no order, whatever they are."""
         return await self.zk.get_children(self.paths.members, watch)
 
+    async def claim_names(self, watch: Watch | None = None) -> list[str]:
+        """Names of the znodes under claims/, in no order, whatever they are."""
+        return await self.zk.get_children(self.paths.claims, watch)
+
     async def member(self, member: str) -> MemberInfo | None:
         """What a member says of itself; None when it has gone. Raises Rubbish."""
         path = self.paths.member(member)

@@ -247,9 +247,10 @@ class ZooKeeperMembership:
             await self._owner.lost(lost)
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on though our znode was deleted, and then so does our claim
-            for path in (self._paths.claim(self.member_id), self._paths.member(self.member_id)):
-                with contextlib.suppress(ZooKeeperError, asyncio.TimeoutError):
-                    await within(self._zk.delete(path), 2.0)
+            paths = (self._paths.claim(self.member_id), self._paths.member(self.member_id))
+            deletes = asyncio.gather(*map(self._zk.delete, paths), return_exceptions=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(deletes, 2.0)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:

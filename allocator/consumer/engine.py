@@ -14,6 +14,7 @@ from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.coordinator.offsets import GroupOffsets
+from allocator.coordinator.old_offsets import fetch_old_offsets
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
@@ -62,6 +63,7 @@ class Engine:
         weight: float = 1.0,
         rack: str | None = None,
         leader_settings: LeaderSettings | None = None,
+        old_offsets: bool = False,
         **fetch: Any,
     ) -> None:
         if not topics and pattern is None:
@@ -71,6 +73,7 @@ class Engine:
         if not weight > 0:
             raise ConfigError(f"weight must be positive, not {weight!r}")
         self.group = group
+        self._old_offsets = old_offsets
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
         self.state.subscribe(list(topics), pattern)
@@ -81,7 +84,7 @@ class Engine:
         self._ownership = Ownership(
             self.state,
             self.progress,
-            self.offsets,
+            self.committed,
             self.fetcher,
             self.commit_done,
             listener,
@@ -165,6 +168,15 @@ class Engine:
         self.progress.hand_out(partition, next_offset)
 
     # -- offsets -------------------------------------------------------------------------------------------------
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed in Kafka; with `old_offsets`, else what older clients left in ZooKeeper."""
+        wanted = set(partitions)
+        found = await self.offsets.fetch(wanted)
+        rest = wanted - set(found)
+        if rest and self._old_offsets:
+            found = {**await fetch_old_offsets(self.client, self.group, rest), **found}
+        return found
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""

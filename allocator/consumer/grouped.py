@@ -34,6 +34,9 @@ class GroupedConsumer:
     JSON unless `deserializer` says otherwise, and `autocommit` commits *before* the values are returned (at most
     once); with autocommit off, call `commit_offsets` after handling them (at least once).
 
+    A group that kiel's own members left begins where they stopped: they commit to ZooKeeper, and what stands there is
+    taken where Kafka has nothing yet. (Old and new members do not see each other; stop the old ones first.)
+
     What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
     instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
@@ -83,6 +86,7 @@ class GroupedConsumer:
             connect_timeout_s=connect_timeout_s,
             auto_commit_interval_s=None,
             commit_on_revoke=False,
+            old_offsets=True,
             auto_offset_reset="earliest",
             root=root,
             zookeeper_options=zookeeper_options,
@@ -247,7 +251,7 @@ class GroupedConsumer:
 
     async def _determine_offsets(self, topic: str) -> None:
         ours = [p for p in self._engine.membership.held if p.topic == topic]
-        committed = await self._engine.offsets.fetch(ours)
+        committed = await self._engine.committed(ours)
         for partition, value in committed.items():
             self._go_to(partition, value.offset)
         self.synced_offsets.add(topic)

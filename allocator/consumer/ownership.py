@@ -9,7 +9,6 @@ from typing import Protocol
 
 from allocator.consumer.listener import RebalanceListener, tell
 from allocator.consumer.progress import Progress
-from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import Scope, within
@@ -43,7 +42,7 @@ class Ownership:
         self,
         state: SubscriptionState,
         progress: Progress,
-        offsets: GroupOffsets,
+        committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
         fetcher: Buffers,
         commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
         listener: RebalanceListener,
@@ -54,7 +53,7 @@ class Ownership:
         self.error: BaseException | None = None
         self._state = state
         self._progress = progress
-        self._offsets = offsets
+        self._committed = committed
         self._fetcher = fetcher
         self._commit = commit
         self._listener = listener
@@ -148,7 +147,7 @@ class Ownership:
             if not missing:
                 return
             try:
-                committed = await self._offsets.fetch(missing)
+                committed = await self._committed(missing)
             except AllocatorError as error:
                 if not error.retriable:
                     self.failed(error)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from allocator import Consumer, GroupedConsumer, TopicPartition
+from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
+from allocator.coordinator.messages import commit_request, commit_results
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.wire.kafka import KafkaClient
 
 OLD_AND_NEW = ["0.8.2.2", "4.1.1"]
 OTHERS = ["0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "3.9.1"]
@@ -18,6 +20,18 @@ VERSIONS = [*OLD_AND_NEW, *(pytest.param(version, marks=pytest.mark.long) for ve
 
 async def in_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def commit_as_kiel(bootstrap: str, group: str, topic: str, offset: int) -> bool:
+    client = KafkaClient(bootstrap)
+    await client.connect()
+    try:
+        request = commit_request(group, {TopicPartition(topic, n): OffsetAndMetadata(offset, "", -1) for n in range(4)})
+        request._max_version = 0
+        response = await client.send_any(request)
+        return all(answer.code == 0 for answer in commit_results(response))
+    finally:
+        await client.close()
 
 
 @pytest.mark.deadline(120)
@@ -65,6 +79,18 @@ async def test_the_whole_path(
             assert committed.offset == 200
             if version != "0.8.1.1":  # it keeps the number alone
                 assert committed.metadata.startswith("generation ")
+
+    if version not in ("4.1.1",):
+        # as kiel commits: v0 of the protocol, which keeps them in ZooKeeper
+        old = await commit_as_kiel(cluster.bootstrap, group + "-left-by-kiel", topic, 150)
+        assert old
+        heir = GroupedConsumer([cluster.bootstrap], group + "-left-by-kiel", [cluster.zookeeper], max_wait_time=200)
+        await heir.connect()
+        rest: list[Any] = []
+        while len(rest) < 200:
+            rest += await heir.consume(topic)
+        await heir.close()
+        assert min(rest) == 600, "it did not begin where kiel's members had stopped"
 
     kiel = GroupedConsumer([cluster.bootstrap], group + "-kiel", [cluster.zookeeper], max_wait_time=200)
     await kiel.connect()

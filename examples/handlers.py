@@ -10,4 +10,5 @@ from allocator import Record
 
 
 def show(record: Record) -> None:
-    print(f"{record.topic}:{record.partition} {record.offset} {record.value!r}", flush=True)
+    # one write: two partitions are handled by two threads
+    print(f"{record.topic}:{record.partition} {record.offset} {record.value!r}\n", end="", flush=True)

@@ -47,11 +47,11 @@ class Program:
         return self.output.read_text().splitlines()
 
     def prints(self, count: int) -> None:
-        """Returns when so many lines that show a record have come."""
+        """Returns when so many records were shown."""
         wait_until(
-            lambda: self.process.poll() is None and sum("value" in line for line in self.lines()) >= count,
+            lambda: self.process.poll() is None and self.output.read_text().count("value") >= count,
             60,
-            lambda: f"{self.process.poll()}: {self.output.read_text()[-2000:]}",
+            lambda: f"{count} records; exit code {self.process.poll()}; it printed {self.output.read_text()[-2000:]}",
         )
 
 

@@ -22,6 +22,7 @@ LINES = 400
 LONGER: dict[str, str] = {
     "fetch/leaders.py": "one loop for each leader: its states are read together or not at all",
     "membership/zookeeper.py": "one member's whole part of the protocol, from joining to leaving, in reading order",
+    "wire/zookeeper.py": "kazoo's bridge: one object, so that no thread of kazoo's is seen outside this file",
 }
 
 

@@ -1,19 +1,40 @@
 """What is subscribed and assigned, and where each partition stands.
 
-In: the consumer's choices (topics, pattern, partitions, seeks, pauses) and the membership's assignments. Out: what
-fetch may read and from which position. Touches nothing: no lock, no I/O, no task; the rooms meet here.
+In: the consumer's choices (topics, pattern, partitions, seeks, pauses), the membership's assignments, and what fetch
+learns of the logs. Out: what fetch may read and from which position, and who is to be told of rebalances.
+Touches nothing: no lock, no I/O, no task; the rooms meet here.
 """
 
 from __future__ import annotations
 
-from allocator.subscription.partition import EARLIEST, LATEST, PartitionState, reset_timestamp
-from allocator.subscription.state import SubscriptionState, SubscriptionType
+from allocator.subscription.errors import NoPosition, OutOfTurn
+from allocator.subscription.kinds import FetchState, SubscriptionType
+from allocator.subscription.listener import (
+    AsyncConsumerRebalanceListener,
+    ConsumerRebalanceListener,
+    RebalanceEvent,
+    callback_of,
+)
+from allocator.subscription.partition import PartitionState, TopicPartitionState
+from allocator.subscription.state import SubscriptionState
+from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
+from allocator.subscription.validation import LogTruncation
 
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "AsyncConsumerRebalanceListener",
+    "ConsumerRebalanceListener",
+    "FetchState",
+    "LogTruncation",
+    "NoPosition",
+    "OutOfTurn",
     "PartitionState",
+    "RebalanceEvent",
+    "ResetStrategy",
     "SubscriptionState",
     "SubscriptionType",
+    "TopicPartitionState",
+    "callback_of",
     "reset_timestamp",
 ]

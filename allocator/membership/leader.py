@@ -139,18 +139,15 @@ class Leader:
     # -- one step ------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
+        # taken before anything is read: what changes from here on is for the next step
+        recompute, self._group_changed = self._group_changed, False
         document, version = await self._read_document()
         names = in_join_order(await self._names.get())
         # a member whose znode was deleted by hand works on until it notices; its claim says so, and it is waited for
         alive = {*names, *in_join_order(await self._claim_names.get())}
         computed = None
-        if self._group_changed:
-            self._group_changed = False
-            try:
-                computed, document, version = await self._recompute(names, document, version)
-            except BaseException:
-                self._group_changed = True
-                raise
+        if recompute or self._computed_from is None:
+            computed, document, version = await self._recompute(names, document, version)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
         if computed is None:
             successor = advance(document, self._me, alive, claims)
@@ -250,7 +247,6 @@ class Leader:
             claims = await self._claims_of(names)
             document = adopt(claims, self._last)
             self._computed_from = None
-            self._group_changed = True
         return document, version
 
     async def _write(self, document: Document, version: int) -> int:

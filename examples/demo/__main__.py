@@ -115,6 +115,7 @@ class Demo:
         await self.stop("ada")
         await self.until(lambda: self.owned() == {"cyd": 12, "dan": 12}, "ada's share to be taken over")
 
+        self.happened("the rest is processed")
         self.say("producing and processing the rest")
         await producing
         await self.until(lambda: self.committed == self.produced, "everything to be processed", timeout_s=180)
@@ -227,8 +228,8 @@ class Demo:
         moves = Table(title="rebalances", title_justify="left")
         moves.add_column("event")
         moves.add_column("until every moved partition had begun with its new owner", justify="right")
-        for text, when in self.events[1:]:
-            settled = history.settled_after(when)
+        for (text, when), (_, following) in zip(self.events[1:-1], self.events[2:]):
+            settled = history.settled(when, following)
             moves.add_row(text, "never" if settled is None else f"{(settled - when) * 1000:,.0f} ms")
         self.console.print(moves)
         claims = verify(history, self.produced, self.committed, window_s=COMMIT_WINDOW_S)

@@ -72,23 +72,15 @@ class History:
                     counts[offset] = counts.get(offset, 0) + 1
         return found
 
-    def settled_after(self, when: float) -> float | None:
-        """The last moment of the wave of assignments that followed `when`, None if nothing was assigned after it.
-
-        A wave ends where no partition is assigned for two seconds.
-        """
-        times = sorted(
+    def settled(self, after: float, before: float) -> float | None:
+        """When the last partition was assigned in that time, None if none was."""
+        times = [
             event["at"]
             for journal in self.journals.values()
             for event in journal
-            if event["what"] == "assigned" and event["at"] >= when
-        )
-        last = None
-        for time in times:
-            if last is not None and time - last > 2.0:
-                break
-            last = time
-        return last
+            if event["what"] == "assigned" and after <= event["at"] < before
+        ]
+        return max(times, default=None)
 
 
 def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--session-timeout-s", type=float, default=4.0)
     parser.add_argument("--rate", type=float, required=True, help="records a second that the handler manages")
     parser.add_argument("--record-bytes", type=int, required=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     asyncio.run(work(parser.parse_args()))
 
 

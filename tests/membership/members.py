@@ -142,7 +142,7 @@ class TestMember:
         pattern: str | None = None,
         options: dict[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
-        topic_poll_s: float = 10.0,
+        topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
     ) -> None:
         self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)

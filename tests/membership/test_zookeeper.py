@@ -414,3 +414,17 @@ async def test_a_group_is_described_from_outside(bench: Bench) -> None:
         assert [info.name for info in state.members.values()] == ["a", "b"]
         assert set(state.owners) == state.assigned == everything(bench.topics)
         assert state.problems == ()
+
+
+@pytest.mark.deadline(120)
+async def test_no_change_is_missed_however_it_meets_the_leaders_reading(bench: Bench) -> None:
+    """Members come and go while the leader reads; it must not take one change for another, and wait for ever."""
+    async with bench.members("a", "b") as (a, b):
+        for turn in range(15):
+            async with bench.member(f"c{turn}") as c:
+                await asyncio.sleep(turn * 0.007)
+                async with bench.member(f"d{turn}") as d:
+                    await asyncio.sleep(turn * 0.003)
+                    await asyncio.gather(c.membership.leave(), d.membership.leave())
+            await bench.settle(a, b, timeout_s=5)
+    assert bench.history.overlaps() == []

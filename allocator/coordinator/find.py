@@ -42,13 +42,16 @@ class Coordinator:
         """Node id, if it is known."""
         return self._node
 
-    async def ask(self, request: Any, deadline: float) -> Any:
-        """The coordinator's answer to `request`. Raises `BrokerError`, and looks for the coordinator anew after it."""
+    async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
+        """The coordinator's answer to `request`; it has `patience_s` for it, if given, from when it is known.
+
+        Raises `BrokerError`, and looks for the coordinator anew after it.
+        """
         node = await self.find(deadline)
         if node is None:
             return await self._client.send_any(request, self._timeout(deadline))
         try:
-            return await self._client.send(node, request, self._timeout(deadline))
+            return await self._client.send(node, request, self._timeout(deadline, patience_s))
         except BrokerError:
             self.forget(node)
             raise
@@ -58,8 +61,10 @@ class Coordinator:
         if node is None or node == self._node:
             self._node = None
 
-    def _timeout(self, deadline: float) -> float:
-        return max(0.1, min(self._client.request_timeout_s, PATIENCE_S, deadline - time.monotonic()))
+    def _timeout(self, deadline: float, patience_s: float | None = None) -> float:
+        if patience_s is None:
+            patience_s = min(self._client.request_timeout_s, PATIENCE_S)
+        return max(0.1, min(patience_s, deadline - time.monotonic()))
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""

@@ -344,6 +344,15 @@ class KafkaClient:
         assert last is not None  # bootstrap addresses are candidates always
         raise last
 
+    def hang_up(self, node_id: int, request_class: Any) -> None:
+        """End the connection on which such requests go to this broker: what is under way there fails.
+
+        For a request that the broker holds back and whose answer nobody wants any more: the next one of its kind
+        would have to wait for it.
+        """
+        if self._channel is not None:
+            self._channel.hang_up(node_id, request_class)
+
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)
         return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")

@@ -193,6 +193,11 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         link.gone.add_done_callback(lambda _: self._links.discard(link))
         return link
 
+    def hang_up(self, key: Hashable) -> None:
+        """Close this one connection, if there is one."""
+        if key in self._conns:
+            self._conns[key].close()
+
     def drop(self, broker_id: Any) -> None:
         """Close every connection to this node, in any lane, and forget its back-off."""
         for key in list(self._conns):

@@ -9,7 +9,15 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -25,12 +33,16 @@ REQUESTS = {
     for r in (
         ApiVersionsRequest,
         FindCoordinatorRequest,
+        HeartbeatRequest,
+        JoinGroupRequest,
+        LeaveGroupRequest,
         ListOffsetsRequest,
         MetadataRequest,
         OffsetCommitRequest,
         OffsetFetchRequest,
         SaslAuthenticateRequest,
         SaslHandshakeRequest,
+        SyncGroupRequest,
     )
 }
 # API key -> the oldest and the newest version offered
@@ -41,6 +53,10 @@ MODERN = {
     8: (0, 8),
     9: (0, 7),
     10: (0, 3),
+    11: (0, 9),
+    12: (0, 4),
+    13: (0, 5),
+    14: (0, 5),
     17: (0, 1),
     18: (0, 3),
     36: (0, 2),

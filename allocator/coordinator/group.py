@@ -1,0 +1,485 @@
+"""Membership of one group by Kafka's own protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+Knows nothing of partitions: a `Participant` says what this member offers, computes assignments when it leads, and is
+told what it was given. The consumer's is in `allocator.membership.kafka`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kafka.protocol.consumer import JoinGroupRequest
+
+from allocator.coordinator.find import Coordinator
+from allocator.coordinator.group_messages import (
+    MEMBER_ID_FIRST,
+    STATIC_MEMBERS,
+    Joined,
+    heartbeat_request,
+    join_request,
+    join_result,
+    sync_request,
+)
+from allocator.coordinator.heartbeat import Heart, Heartbeat
+from allocator.coordinator.identity import Identity
+from allocator.coordinator.leave import LEAVE_WITHIN_S, leave_group
+from allocator.coordinator.participant import GroupSettings, Participant
+from allocator.coordinator.phases import MOVES, Phase
+from allocator.coordinator.reactions import HEARTBEAT, JOIN, MEMBER_COMMIT, SYNC, Reaction, react
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.tasks import Scope, happens, within
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.kafka_errors import for_code
+
+__all__ = ["GroupCoordinator", "GroupSettings", "Participant", "Phase"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Loss:
+    why: str
+    to: Phase
+    forget_id: bool
+
+
+class _Interrupted(Exception):
+    """What was waited for does not matter any more."""
+
+
+class GroupCoordinator:
+    """One member of one group.
+
+    Guarantees: `prepare` has returned before each JoinGroup and its generation's `joined` is called once at most;
+    heartbeats go on through everything the participant does; an answer that belongs to an older generation changes
+    nothing. A JoinGroup under way is not given up for a change of subscription: its result is then not adopted.
+
+    `run` is the member's life and the owner's to await. The constructor touches nothing.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        participant: Participant,
+        settings: GroupSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.group = group
+        self.phase = Phase.OUT
+        self._client = client
+        self._participant = participant
+        self._settings = settings
+        self._clock = clock
+        self._coordinator = Coordinator(client, group, settings.retry_backoff_s)
+        self._member_id = ""
+        self._generation = -1
+        self._rejoin: str | None = "first join"
+        self._loss: _Loss | None = None
+        self._closing = False
+        self._joining_at: int | None = None
+        self._timing = Heartbeat(
+            clock,
+            session_timeout_s=settings.session_timeout_s,
+            interval_s=settings.heartbeat_interval_s,
+            max_poll_interval_s=settings.max_poll_interval_s,
+        )
+        self._heart = Heart(
+            self._timing,
+            wanted=self._keeps_alive,
+            beat=self._beat,
+            idle=self._idle,
+            silent=self._silent,
+            retry_backoff_s=settings.retry_backoff_s,
+        )
+
+    # -- the surface ----------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        """As of now; None while this is no member of any generation."""
+        if self._generation < 0 or self._loss is not None:
+            return None
+        return self._me
+
+    @property
+    def coordinator(self) -> int | None:
+        """Node id, None while unknown."""
+        return self._coordinator.node
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """Its times, for metrics."""
+        return self._timing
+
+    @property
+    def rebalance_timeout_s(self) -> float:
+        """How long the group waits for this member once a rebalance has begun."""
+        old = not self._client.api_version(JoinGroupRequest)  # before 0.10.1
+        return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
+
+    def request_rejoin(self, why: str) -> None:
+        """What this member offers has changed, or an assignment should be computed anew. May be called at any time:
+        during a rebalance it has another one follow."""
+        if self._rejoin is None:
+            self._rejoin = why
+            self._poke()
+
+    def polled(self) -> None:
+        """The user is alive; brings a member back that left for the lack of it."""
+        self._timing.polled()
+        if self.phase is Phase.AWAY:
+            self._poke()
+
+    def leave(self) -> None:
+        """Have `run` give everything up, leave and end."""
+        self._closing = True
+        self._poke(stop=True)
+
+    def refused(self, code: int, sent: Identity) -> None:
+        """A commit was refused: what that says of the membership."""
+        if sent != self.identity:
+            return
+        reaction = react(MEMBER_COMMIT, code)
+        if reaction is Reaction.REJOIN:
+            if self.phase is Phase.STABLE:
+                self.request_rejoin("the group rebalances")
+        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+            self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
+
+    async def run(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves. `joined` is resolved at the first assignment, or with what prevents it."""
+        self._news = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._joined = joined
+        self._timing.polled()
+        if self._closing:
+            self._stop.set()
+        try:
+            version = self._client.api_version(JoinGroupRequest)
+            if version is None:
+                raise ConfigError(f"group {self.group!r}: the brokers are older than 0.9 and have no group protocol")
+            if self._settings.instance_id is not None and version < STATIC_MEMBERS:
+                raise ConfigError(f"group {self.group!r}: static members (an instance id) need brokers from 2.3 on")
+            async with Scope() as scope:
+                scope.start(self._heart.run(), "heartbeats")
+                await scope.run(self._take_part(), "group")
+        except AllocatorError as error:
+            self._report(error)
+        except Exception as error:
+            log.exception("%s: the membership of %s ended", self.group, self._member_id)
+            self._report(error)
+        finally:
+            if self.phase is not Phase.CLOSED:
+                self._generation = -1
+                self._move(Phase.CLOSED, "the task ended")
+            if not joined.done():
+                joined.cancel()
+
+    # -- rebalances -----------------------------------------------------------------------------------------------
+
+    async def _take_part(self) -> None:
+        """One turn for each thing to do."""
+        while self.phase is not Phase.CLOSED:
+            self._news.clear()
+            try:
+                if self._loss is not None:
+                    await self._tell_loss(self._loss)
+                elif self._closing:
+                    await self._depart()
+                elif self.phase is Phase.AWAY:
+                    if self._timing.idle_too_long:
+                        await self._news.wait()
+                    else:
+                        self._move(Phase.OUT, "the user is back")
+                elif self.phase is Phase.STABLE and self._rejoin is None:
+                    await self._news.wait()
+                else:
+                    await self._rebalance()
+            except _Interrupted:
+                pass
+            except AllocatorError as error:
+                retriable = error.retriable and isinstance(error, BrokerError)
+                if retriable:
+                    log.info("%s: %s; trying again", self.group, error)
+                else:
+                    first = not self._joined.done()
+                    self._report(error)
+                    if first:
+                        return
+                if self.phase is Phase.SYNCING:
+                    self._move(Phase.JOINING, "not synced")
+                s = self._settings
+                await happens(self._stop, s.retry_backoff_s if retriable else s.failure_pause_s)
+
+    async def _rebalance(self) -> None:
+        if self.phase is not Phase.JOINING:
+            self._move(Phase.PREPARING, self._rejoin or "again")
+            await self._unless(self._participant.prepare(), self._lost)
+            self._move(Phase.JOINING, "prepared")
+        joined = await self._join()
+        if joined is None:
+            return
+        self._move(Phase.SYNCING, f"generation {joined.generation} under {joined.protocol!r}")
+        assignment = await self._sync(joined)
+        if assignment is None:
+            return
+        self._move(Phase.STABLE, f"generation {joined.generation}")
+        if not self._joined.done():
+            self._joined.set_result(None)
+        await self._unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
+
+    async def _join(self) -> Joined | None:
+        """One JoinGroup; None when it is to be tried again."""
+        if self._closing:
+            raise _Interrupted
+        s = self._settings
+        why, self._rejoin = self._rejoin or "", None  # what is requested from here on asks for yet another one
+        request = join_request(
+            self.group,
+            Identity(-1, self._member_id, s.instance_id),
+            self._participant.protocol_type,
+            self._participant.offers(),
+            session_timeout_s=s.session_timeout_s,
+            rebalance_timeout_s=s.rebalance_timeout_s,
+            reason=why,
+        )
+        patience_s = max(self._client.request_timeout_s, s.rebalance_timeout_s + 5)
+        deadline = time.monotonic() + patience_s
+        # first, as the proof counts from when the request is sent
+        await self._unless(self._coordinator.find(deadline), self._lost, self._stop)
+        started = self._clock()
+        try:
+            response = await self._ask_slowly(request, patience_s)
+        except BaseException:
+            self._rejoin = self._rejoin or why
+            raise
+        if response.error_code:
+            self._rejoin = self._rejoin or why
+            if react(JOIN, response.error_code) is Reaction.TAKE_ID:
+                self._member_id = response.member_id
+                return None
+            await self._react(JOIN, response.error_code, "cannot join")
+            return None
+        joined = join_result(response)
+        self._member_id, self._generation = joined.member_id, joined.generation
+        self._timing.reset_session_timeout()
+        self._participant.acknowledged(started, rebalancing=False)
+        if self._rejoin is not None:
+            return None  # what we offered is out of date, and so would be the assignment
+        return joined
+
+    async def _ask_slowly(self, request: Any, patience_s: float) -> Any:
+        """The answer to a request that the coordinator holds back until the others have sent theirs."""
+        deadline = time.monotonic() + patience_s
+        self._joining_at = node = await self._unless(self._coordinator.find(deadline), self._lost, self._stop)
+        ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
+        try:
+            return await self._unless(_result(ask), self._lost, self._stop)
+        except _Interrupted:
+            if not self._member_id and (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST:
+                # such brokers have a member by now whose name we do not know, and the group would wait for it
+                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                    self._member_id = (await within(_result(ask), LEAVE_WITHIN_S)).member_id
+            raise
+        finally:
+            self._joining_at = None
+            if not ask.done():
+                ask.cancel()
+                await asyncio.wait({ask})
+                if node is not None:
+                    self._client.hang_up(node, JoinGroupRequest)  # or the next one waits for this one's answer
+            if not ask.cancelled():
+                ask.exception()
+
+    async def _sync(self, joined: Joined) -> bytes | None:
+        """The part of this member; None when it must join again."""
+        assignments: Mapping[str, bytes] = {}
+        if joined.leads and not joined.skip_assignment:
+            log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
+            assignments = await self._unless(
+                self._participant.assign(joined.protocol, joined.members), self._lost, self._stop
+            )
+        request = sync_request(self.group, self._me, self._participant.protocol_type, joined.protocol, assignments)
+        # the others wait for the leader, who computes; no longer than for a member that joins
+        patience_s = max(self._client.request_timeout_s, self._settings.rebalance_timeout_s)
+        started = self._clock()
+        response = await self._ask_slowly(request, patience_s)
+        if response.error_code:
+            self.request_rejoin("not synced")
+            await self._react(SYNC, response.error_code, "cannot sync")
+            if self._loss is None:
+                self._move(Phase.JOINING, "not synced")
+            return None
+        self._timing.reset_session_timeout()
+        self._participant.acknowledged(started, rebalancing=False)
+        return bytes(response.assignment or b"")
+
+    async def _react(self, table: dict[int, Reaction], code: int, what: str) -> None:
+        """To the refusal of a JoinGroup or SyncGroup."""
+        reaction = react(table, code)
+        error = for_code(code, f"group {self.group!r}: {what}")
+        if reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+            self._lose(reaction, str(error))
+        elif reaction is Reaction.FAIL:
+            error.retriable = False
+            raise error
+        else:
+            log.info("%s; trying again", error)
+            if reaction is Reaction.REFIND:
+                self._coordinator.forget()
+            if reaction is not Reaction.REJOIN:
+                await happens(self._stop, self._settings.retry_backoff_s)
+
+    # -- the end of a membership ----------------------------------------------------------------------------------
+
+    def _lose(self, reaction: Reaction, why: str) -> None:
+        if reaction is Reaction.FENCED:
+            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
+        if self._loss is None:
+            to = Phase.CLOSED if reaction is Reaction.FENCED else Phase.OUT
+            self._loss = _Loss(why, to, reaction is not Reaction.LOST)
+            self._poke()
+            self._lost.set()
+
+    async def _tell_loss(self, loss: _Loss) -> None:
+        left = self._me
+        self._generation = -1
+        if loss.forget_id:
+            self._member_id = ""
+        self._rejoin = loss.why
+        if loss.to is Phase.AWAY or self.phase is not Phase.OUT:
+            self._move(loss.to, loss.why)
+        self._loss = None
+        self._lost.clear()
+        await self._participant.lost(loss.why)
+        if loss.to is Phase.AWAY:
+            await self._leave_group(left, loss.why)
+        elif loss.to is Phase.CLOSED:
+            self._report(BrokerError(f"{loss.why}; give each process an instance id of its own", code=82))
+
+    async def _depart(self) -> None:
+        if self.phase in (Phase.STABLE, Phase.PREPARING, Phase.JOINING, Phase.SYNCING):
+            await self._unless(self._participant.leaving(), self._lost)
+        left = self._me
+        self._generation = -1
+        self._move(Phase.CLOSED, "closing")
+        await self._leave_group(left, "closing")
+
+    async def _leave_group(self, who: Identity, why: str) -> None:
+        if who.member_id and who.instance_id is None:
+            self._member_id = ""
+            await leave_group(self._coordinator, self.group, who, why, self._settings.retry_backoff_s)
+
+    # -- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _keeps_alive(self) -> bool:
+        return self._generation >= 0 and self._loss is None and self.phase not in (Phase.OUT, Phase.AWAY, Phase.CLOSED)
+
+    async def _beat(self) -> None:
+        me, started, session_s = self._me, self._timing.last_sent, self._settings.session_timeout_s
+        # a coordinator that hangs must leave us the time to find its successor
+        response = await self._coordinator.ask(heartbeat_request(self.group, me), time.monotonic() + session_s / 3)
+        if self._joining_at not in (None, self._coordinator.node):
+            self._stop_joining()
+        code = response.error_code
+        if me != self._me or not self._keeps_alive():
+            return  # about a generation that is over
+        reaction = react(HEARTBEAT, code) if code else Reaction.DONE
+        if reaction is Reaction.DONE:
+            self._participant.acknowledged(started, rebalancing=False)
+        elif reaction is Reaction.REJOIN:
+            self._participant.acknowledged(started, rebalancing=True)
+            # older brokers say so too while they wait for the leader; whoever is on the way knows already
+            if self.phase is Phase.STABLE:
+                self.request_rejoin("the group rebalances")
+        elif reaction is Reaction.LOST and self.phase is Phase.JOINING:
+            pass  # the new generation has begun, and our JoinGroup's answer is on its way
+        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+            self._lose(reaction, str(for_code(code, "the coordinator")))
+        elif reaction is Reaction.FAIL:
+            self._participant.failed(for_code(code, f"group {self.group!r}: heartbeat refused"))
+            await asyncio.sleep(self._settings.failure_pause_s)
+        else:
+            if reaction is Reaction.REFIND:
+                self._coordinator.forget()
+            raise for_code(code, f"group {self.group!r}")
+
+    def _idle(self) -> None:
+        why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
+        if self.phase in (Phase.STABLE, Phase.PREPARING):
+            self._loss = _Loss(why, Phase.AWAY, forget_id=True)
+            self._poke()
+            self._lost.set()
+        else:
+            self._timing.polled()  # no user could have done anything meanwhile
+
+    def _silent(self) -> None:
+        log.warning("%s: the coordinator was silent for a whole session timeout", self.group)
+        self._coordinator.forget()
+
+    def _stop_joining(self) -> None:
+        log.info("%s: the coordinator moved while we were joining", self.group)
+        self._stop.set()
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    @property
+    def _me(self) -> Identity:
+        return Identity(self._generation, self._member_id, self._settings.instance_id)
+
+    def _move(self, to: Phase, why: str) -> None:
+        if to not in MOVES[self.phase]:
+            raise RuntimeError(f"group {self.group!r}: {self.phase.name} -> {to.name} ({why}) is no legal move")
+        log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
+        self.phase = to
+        self._heart.poke()
+
+    def _poke(self, *, stop: bool = False) -> None:
+        if hasattr(self, "_news"):
+            self._news.set()
+            self._heart.poke()
+            if stop:
+                self._stop.set()
+
+    def _report(self, error: Exception) -> None:
+        if not self._joined.done():
+            self._joined.set_exception(error)
+        else:
+            log.error("%s: %s", self.group, error)
+            self._participant.failed(error)
+
+    async def _unless(self, work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
+        """The result of `work`, unless one of the events comes first: then `work` is cancelled and has ended."""
+        task = asyncio.ensure_future(work)
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Interrupted
+        finally:
+            pending = [each for each in (task, *waits) if not each.done()]
+            for each in pending:
+                each.cancel()
+            if pending:
+                await asyncio.wait(pending)
+            if not task.cancelled():
+                task.exception()  # seen: an interruption counts for more
+            if not self._closing:
+                self._stop.clear()
+
+
+async def _result(future: asyncio.Future[T]) -> T:
+    """Waits for `future` without ending it when cancelled."""
+    return await asyncio.shield(future)

@@ -1,0 +1,411 @@
+"""GroupCoordinator against a coordinator whose answers the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fake_group import GroupBroker, Member
+from kafka.protocol.metadata import FindCoordinatorResponse
+
+from allocator.coordinator.group import Phase
+from allocator.coordinator.identity import Identity
+from allocator.coordinator.participant import GroupSettings
+from allocator.coordinator.phases import MOVES
+from allocator.errors import AllocatorError, ConfigError
+from allocator.testing import wait_until_async
+
+pytestmark = pytest.mark.deadline(30)
+
+JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 11, 12, 13, 14, 10
+
+
+def ids(broker: GroupBroker, key: int = JOIN) -> list[str]:
+    return [request.member_id for request in broker.requests(key)]
+
+
+# -- joining ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_takes_its_id_first_and_then_joins_leads_and_syncs() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        assert ids(broker) == ["", "member-1"]
+        assert member.recorder.calls == ["prepare", "assign first", "joined 1 first given wants"]
+        assert member.group.identity == Identity(1, "member-1", None)
+        (sync,) = broker.requests(SYNC)
+        assert (sync.generation_id, sync.member_id, len(sync.assignments)) == (1, "member-1", 1)
+        first = broker.requests(JOIN)[0]
+        assert (first.session_timeout_ms, first.rebalance_timeout_ms, first.reason) == (3000, 60000, "first join")
+        assert [p.name for p in first.protocols] == ["first", "second"]
+
+
+async def test_a_follower_syncs_with_nothing_to_hand_out() -> None:
+    async with GroupBroker() as broker:
+        broker.leads = False
+        async with Member(broker) as member:
+            await member.recorder.called("joined")
+            assert "assign first" not in member.recorder.calls
+            assert len(broker.requests(SYNC)[0].assignments) == 0
+
+
+@pytest.mark.parametrize("join", range(10))
+async def test_every_version_of_join_group_from_0_9_on(join: int) -> None:
+    versions = {JOIN: (0, join), SYNC: (0, min(join, 5)), HEARTBEAT: (0, min(join, 4)), LEAVE: (0, min(join, 5))}
+    async with GroupBroker(versions) as broker:
+        async with Member(broker) as member:
+            await member.recorder.called("joined")
+            await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > 1, 20, "heartbeats")
+            assert join == broker.requests(JOIN)[-1].API_VERSION
+            assert member.group.rebalance_timeout_s == (60.0 if join else 3.0)
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_a_broker_without_the_group_protocol_is_named() -> None:
+    async with GroupBroker() as broker:
+        del broker.versions[JOIN]
+        async with Member(broker, wait=False) as member:
+            with pytest.raises(ConfigError, match=r"older than 0\.9"):
+                await member.joined
+
+
+async def test_static_members_need_a_broker_that_knows_them() -> None:
+    async with GroupBroker({JOIN: (0, 4)}) as broker, Member(broker, wait=False, instance_id="a") as member:
+        with pytest.raises(ConfigError, match=r"2\.3"):
+            await member.joined
+
+
+@pytest.mark.parametrize("code", [7, 14, 15, 16, 27, 111])
+async def test_a_join_that_may_succeed_later_is_repeated_after_one_preparation(code: int) -> None:
+    async with GroupBroker() as broker:
+        broker.codes[JOIN] = [code, code]
+        async with Member(broker) as member:
+            await member.recorder.called("joined")
+            assert member.recorder.calls.count("prepare") == 1
+            assert len(ids(broker)) == 4
+            assert (broker.count(FIND) > 1) == (code in (15, 16))
+
+
+@pytest.mark.parametrize("code", [23, 24, 26, 30, 35, 42, 81])
+async def test_a_join_that_cannot_succeed_ends_with_the_reason(code: int) -> None:
+    async with GroupBroker() as broker:
+        broker.codes[JOIN] = [code]
+        async with Member(broker, wait=False) as member:
+            with pytest.raises(AllocatorError, match="'g': cannot join"):
+                await member.joined
+            await member.task
+            assert member.group.phase is Phase.CLOSED
+
+
+async def test_a_later_join_that_is_refused_is_told_and_repeated() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[JOIN] = [30]
+        member.group.request_rejoin("a test")
+        await member.recorder.called("joined 2")
+        assert [error.code for error in member.recorder.errors] == [30]
+
+
+async def test_an_unknown_member_joins_as_a_new_one() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[JOIN] = [25]
+        member.group.request_rejoin("a test")
+        await member.recorder.called("joined 2")
+        assert ids(broker) == ["", "member-1", "member-1", "", "member-2"]
+        assert "lost" in member.recorder.calls
+
+
+async def test_a_change_during_join_makes_its_result_void() -> None:
+    async with GroupBroker() as broker:
+        broker.gates[JOIN] = asyncio.Event()
+        async with Member(broker, wait=False) as member:
+            await wait_until_async(lambda: len(ids(broker)) == 1, 20, "a join")
+            member.recorder.wants = b"changed"
+            member.group.request_rejoin("another subscription")
+            broker.gates[JOIN].set()
+            await member.joined
+            await member.recorder.called("joined")
+            assert member.recorder.calls == [
+                "prepare",
+                "assign first",
+                f"joined {broker.generation} first given changed",
+            ]
+            assert len(broker.requests(SYNC)) == 1
+
+
+# -- sync -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "second"),
+    [
+        (7, "member-1"),
+        (14, "member-1"),
+        (15, "member-1"),
+        (16, "member-1"),
+        (22, "member-1"),
+        (25, ""),
+        (27, "member-1"),
+    ],
+)
+async def test_a_sync_that_is_refused_has_the_member_join_again(code: int, second: str) -> None:
+    async with GroupBroker() as broker:
+        broker.codes[SYNC] = [code]
+        async with Member(broker) as member:
+            await member.recorder.called("joined")
+            assert ids(broker)[2] == second
+            assert [c for c in member.recorder.calls if c.startswith("joined")] == ["joined 2 first given wants"]
+            assert ("lost" in member.recorder.calls) == (code in (22, 25))
+            assert (broker.count(FIND) > 1) == (code in (15, 16))
+
+
+async def test_a_heartbeat_that_hears_of_a_rebalance_while_syncing_starts_no_other_one() -> None:
+    async with GroupBroker({JOIN: (0, 0)}) as broker:
+        broker.gates[SYNC] = asyncio.Event()
+        async with Member(broker, wait=False) as member:
+            broker.codes[HEARTBEAT] = [27] * 3
+            await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > 4, 20, "heartbeats")
+            broker.gates[SYNC].set()
+            await member.recorder.called("joined")
+            await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > 8, 20, "more heartbeats")
+            assert len(ids(broker)) == 1
+
+
+# -- heartbeats -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_rebalance_is_joined_and_counts_as_a_proof_of_life() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        member.recorder.block = "prepare"
+        broker.codes[HEARTBEAT] = [27] * 5
+        await member.recorder.called("prepare", 2)
+        await wait_until_async(lambda: member.recorder.proofs.count(True) == 5, 20, "proofs while preparing")
+        assert member.group.identity == Identity(1, "member-1", None)  # commits go on under it
+        member.recorder.go.set()
+        await member.recorder.called("joined 2")
+        assert ids(broker)[-1] == "member-1"
+        assert "lost" not in member.recorder.calls
+
+
+@pytest.mark.parametrize(("code", "rejoins_as"), [(22, "member-1"), (25, ""), (110, "")])
+async def test_a_member_that_the_group_left_behind_loses_everything_and_joins_again(code: int, rejoins_as: str) -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[HEARTBEAT] = [code]
+        await member.recorder.called("joined 2")
+        assert ids(broker)[2] == rejoins_as
+        assert member.recorder.calls[3:5] == ["lost", "prepare"]
+
+
+async def test_a_loss_ends_a_preparation_under_way() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        member.recorder.block = "prepare"
+        broker.codes[HEARTBEAT] = [27, 27, 25]
+        await member.recorder.called("lost")
+        assert member.recorder.calls[3:6] == ["prepare", "prepare cancelled", "lost"]
+        member.recorder.go.set()
+        await member.recorder.called("joined 2")
+
+
+async def test_a_fenced_instance_stops_and_says_so() -> None:
+    async with GroupBroker() as broker, Member(broker, instance_id="one") as member:
+        await member.recorder.called("joined")
+        broker.codes[HEARTBEAT] = [82]
+        await member.task
+        assert member.group.phase is Phase.CLOSED
+        assert "lost" in member.recorder.calls
+        assert "instance 'one'" in str(member.recorder.errors[0])
+        assert broker.requests(LEAVE) == []
+
+
+@pytest.mark.parametrize("code", [14, 15, 16])
+async def test_a_coordinator_that_is_loading_or_moved_costs_nothing(code: int) -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[HEARTBEAT] = [code]
+        beats = len(broker.requests(HEARTBEAT))
+        await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > beats + 3, 20, "more heartbeats")
+        assert (broker.count(FIND) > 1) == (code != 14)
+        assert member.group.identity == Identity(1, "member-1", None)
+        assert len(ids(broker)) == 2
+
+
+async def test_a_refusal_that_retrying_does_not_help_is_told_and_heartbeats_go_on() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[HEARTBEAT] = [30]
+        await wait_until_async(lambda: member.recorder.errors, 20, "the error")
+        assert "heartbeat refused" in str(member.recorder.errors[0])
+        beats = len(broker.requests(HEARTBEAT))
+        await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > beats, 20, "more heartbeats")
+
+
+async def test_a_coordinator_that_falls_silent_is_left_for_its_successor() -> None:
+    async with GroupBroker() as old, GroupBroker() as new, Member(old, session_timeout_s=0.6) as member:
+        await member.recorder.called("joined")
+        find = old.handlers[FIND]
+
+        def moved(request: object) -> FindCoordinatorResponse:
+            answer = find(request)
+            answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.handlers[FIND] = moved
+        old.silent = {HEARTBEAT, JOIN, SYNC, LEAVE}
+        await wait_until_async(lambda: len(new.requests(HEARTBEAT)) > 1, 20, "heartbeats to the other one")
+        assert member.group.coordinator == 2
+        assert member.group.identity == Identity(1, "member-1", None)
+
+
+async def test_a_join_that_a_dead_coordinator_holds_is_given_up() -> None:
+    async with GroupBroker() as old, GroupBroker() as new, Member(old, session_timeout_s=0.6) as member:
+        await member.recorder.called("joined")
+        find = old.handlers[FIND]
+        new.generation = 5
+
+        def moved(request: object) -> FindCoordinatorResponse:
+            answer = find(request)
+            answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.silent = {HEARTBEAT, JOIN, SYNC, LEAVE}
+        member.group.request_rejoin("a test")
+        await wait_until_async(lambda: len(ids(old)) == 3, 20, "the join that nobody answers")
+        old.handlers[FIND] = moved
+        await member.recorder.called("joined 6")
+        assert ids(new) == ["member-1"]
+
+
+# -- the user's silence -----------------------------------------------------------------------------------------------
+
+
+async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() -> None:
+    async with GroupBroker() as broker, Member(broker, max_poll_interval_s=0.2) as member:
+        await member.recorder.called("joined")
+        await member.recorder.called("lost")
+        await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 20, "the leave")
+        assert member.group.phase is Phase.AWAY
+        assert member.group.identity is None
+        assert len(ids(broker)) == 2
+        member.group.polled()
+        await member.recorder.called("joined 2")
+        assert ids(broker)[2:] == ["", "member-2"]
+
+
+async def test_an_idle_user_who_is_asked_to_give_up_partitions_does_not_hold_up_the_group() -> None:
+    async with GroupBroker() as broker, Member(broker, max_poll_interval_s=0.3) as member:
+        await member.recorder.called("joined")
+        member.recorder.block = "prepare"
+        member.group.request_rejoin("a test")
+        await member.recorder.called("lost")
+        assert "prepare cancelled" in member.recorder.calls
+        await wait_until_async(lambda: member.group.phase is Phase.AWAY, 20, "away")
+
+
+# -- leaving ----------------------------------------------------------------------------------------------------------
+
+
+async def test_leaving_gives_everything_up_first_and_heartbeats_go_on_meanwhile() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        member.recorder.block = "leaving"
+        member.group.leave()
+        await member.recorder.called("leaving")
+        beats = len(broker.requests(HEARTBEAT))
+        await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > beats + 2, 20, "heartbeats")
+        assert broker.requests(LEAVE) == []
+        member.recorder.go.set()
+        await member.task
+        (leave,) = broker.requests(LEAVE)
+        assert [m.member_id for m in leave.members] == ["member-1"]
+        assert member.group.identity is None
+
+
+@pytest.mark.parametrize("code", [14, 15, 16, 25])
+async def test_a_leave_is_repeated_where_that_helps(code: int) -> None:
+    async with GroupBroker() as broker:
+        async with Member(broker):
+            broker.codes[LEAVE] = [code]
+        assert len(broker.requests(LEAVE)) == (1 if code == 25 else 2)
+
+
+async def test_a_static_member_never_leaves() -> None:
+    async with GroupBroker() as broker:
+        async with Member(broker, instance_id="one") as member:
+            await member.recorder.called("joined")
+            assert broker.requests(JOIN)[0].group_instance_id == "one"
+            assert broker.requests(SYNC)[0].group_instance_id == "one"
+        assert broker.requests(LEAVE) == []
+
+
+async def test_leaving_does_not_wait_for_a_join_under_way() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.gates[JOIN] = asyncio.Event()
+        member.group.request_rejoin("a test")
+        await wait_until_async(lambda: len(ids(broker)) == 3, 20, "the join")
+        member.group.leave()
+        await member.task
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_leaving_in_a_first_join_of_an_old_broker_leaves_no_unknown_member_behind() -> None:
+    async with GroupBroker({JOIN: (0, 3)}) as broker:
+        broker.gates[JOIN] = asyncio.Event()
+        async with Member(broker, wait=False) as member:
+            await wait_until_async(lambda: len(ids(broker)) == 1, 20, "the join")
+            member.group.leave()
+            asyncio.get_running_loop().call_later(0.05, broker.gates[JOIN].set)
+            await member.task
+        assert [m.member_id for m in broker.requests(LEAVE)[0].members] == ["member-1"]
+
+
+# -- what commits say -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "lost"), [(22, True), (25, True), (27, False)])
+async def test_a_refused_commit_has_the_member_join_again(code: int, lost: bool) -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        identity = member.group.identity
+        assert identity is not None
+        member.group.refused(code, identity._replace(generation=0))  # of an older generation: says nothing
+        assert member.group.identity == identity
+        member.group.refused(code, identity)
+        await member.recorder.called("joined 2")
+        assert ("lost" in member.recorder.calls) == lost
+
+
+# -- phases and settings ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", Phase)
+@pytest.mark.parametrize("to", Phase)
+async def test_every_move_is_legal_or_refused(start: Phase, to: Phase) -> None:
+    async with GroupBroker() as broker:
+        group = Member(broker).group
+        group.phase = start
+        if to in MOVES[start]:
+            group._move(to, "a test")
+            assert group.phase is to
+        else:
+            with pytest.raises(RuntimeError, match=f"{start.name} -> {to.name}"):
+                group._move(to, "a test")
+            assert group.phase is start
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"session_timeout_s": 0}, "session_timeout_s"),
+        ({"heartbeat_interval_s": -1}, "heartbeat_interval_s"),
+        ({"heartbeat_interval_s": 6.0}, "half of session_timeout_s"),
+        ({"max_poll_interval_s": 0}, "max_poll_interval_s"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        GroupSettings(**wrong)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Optional
 
 from allocator.errors import ConfigError
 from allocator.subscription.choice import Choice
@@ -15,9 +14,7 @@ from allocator.subscription.strategy import ResetStrategy
 from allocator.subscription.validation import Validations
 from allocator.types import TopicPartition
 
-__all__ = ["Shuffle", "SubscriptionState", "SubscriptionType"]
-
-Shuffle = Optional[Callable[[list[TopicPartition]], None]]
+__all__ = ["SubscriptionState", "SubscriptionType"]
 
 
 class SubscriptionState(Choice, Validations):
@@ -36,7 +33,7 @@ class SubscriptionState(Choice, Validations):
         offset_reset_strategy: ResetStrategy = "earliest",
         *,
         clock: Callable[[], float] = time.monotonic,
-        shuffle: Shuffle = random.shuffle,
+        shuffle: Callable[[list[TopicPartition]], None] | None = random.shuffle,
     ) -> None:
         Choice.__init__(self)
         Validations.__init__(self, offset_reset_strategy, clock)
@@ -78,7 +75,7 @@ class SubscriptionState(Choice, Validations):
         self.assignment = {}
         self._changes.version += 1
 
-    def _assign(self, wanted: list[TopicPartition], shuffle: Shuffle) -> None:
+    def _assign(self, wanted: list[TopicPartition], shuffle: Callable[[list[TopicPartition]], None] | None) -> None:
         keep = set(wanted)
         assignment = {tp: state for tp, state in self.assignment.items() if tp in keep}
         for state in assignment.values():
@@ -95,8 +92,8 @@ class SubscriptionState(Choice, Validations):
 
 def _partitions(given: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Each once, in the order given."""
-    several = list(dict.fromkeys(given))
+    several = list(given)
     for tp in several:
         if not isinstance(tp, TopicPartition):
             raise TypeError(f"a partition is a TopicPartition, not {tp!r}")
-    return several
+    return list(dict.fromkeys(several))

@@ -48,27 +48,6 @@ def test_an_unknown_reset_strategy_is_refused_by_name(given: Any) -> None:
         SubscriptionState(given)
 
 
-def test_kinds_of_subscription_exclude_each_other_until_unsubscribed() -> None:
-    ways = {
-        SubscriptionType.AUTO_TOPICS: lambda s: s.subscribe(["a"]),
-        SubscriptionType.AUTO_PATTERN: lambda s: s.subscribe(pattern="a.*"),
-        SubscriptionType.USER_ASSIGNED: lambda s: s.assign_from_user([A0]),
-    }
-    for first, choose in ways.items():
-        for second, other in ways.items():
-            state = SubscriptionState()
-            choose(state)
-            if first is second:
-                other(state)
-            else:
-                with pytest.raises(IllegalState, match=first.name):
-                    other(state)
-                assert state.subscription_type is first
-                state.unsubscribe()
-                other(state)
-            assert state.subscription_type is second
-
-
 def test_subscribe_checks_its_arguments_before_it_changes_anything() -> None:
     state = SubscriptionState()
     with pytest.raises(ConfigError):
@@ -87,18 +66,6 @@ def test_subscribe_checks_its_arguments_before_it_changes_anything() -> None:
         state.subscribe(["ok", None])  # type: ignore[list-item]
     assert state.subscription_type is SubscriptionType.NONE
     assert state.subscription is None
-
-
-def test_group_topics_are_the_union_until_reset_to_our_own() -> None:
-    state = SubscriptionState()
-    with pytest.raises(IllegalState):
-        state.group_subscribe(["x"])
-    state.subscribe(["a", "b"])
-    state.group_subscribe(["x"])
-    state.change_subscription(["a"])
-    assert state.group_subscription() == {"a", "b", "x"}
-    state.reset_group_subscription()
-    assert state.group_subscription() == {"a"}
 
 
 def test_a_pattern_accepts_assigned_topics_that_metadata_has_not_shown_yet() -> None:
@@ -259,3 +226,86 @@ def test_high_watermark_is_unknown_until_fetched(state: SubscriptionState) -> No
     assert state.high_watermark(A0) is None
     state.update_high_watermark(A0, 12)
     assert state.high_watermark(A0) == 12
+
+
+def test_the_last_stable_offset_is_unknown_where_there_are_no_transactions(state: SubscriptionState) -> None:
+    assert state.last_stable_offset(A0) is None
+    for none in (None, -1):
+        state.update_last_stable_offset(A0, 9)
+        assert state.last_stable_offset(A0) == 9
+        state.update_last_stable_offset(A0, none)
+        assert state.last_stable_offset(A0) is None
+    state.update_last_stable_offset(TopicPartition("zzz", 4), 5)
+
+
+def test_lag_is_what_may_still_be_read(state: SubscriptionState) -> None:
+    assert state.partition_lag(A0) is None
+    state.update_high_watermark(A0, 100)
+    assert state.partition_lag(A0) is None, "the position is not known"
+    state.seek(A0, 90)
+    assert state.partition_lag(A0) == 10
+    assert state.partition_lag(A0, committed_only=True) is None
+    state.update_last_stable_offset(A0, 95)
+    assert state.partition_lag(A0, committed_only=True) == 5
+    state.update_position(A0, 97)
+    assert state.partition_lag(A0, committed_only=True) == 0, "the mark is of an older answer than the position"
+    with pytest.raises(NotAssigned):
+        state.partition_lag(TopicPartition("zzz", 4))
+
+
+def test_a_replica_serves_one_partition_and_stays_through_a_rebalance(clock: Clock) -> None:
+    state = SubscriptionState(clock=clock)
+    state.subscribe(["a"])
+    state.assign_from_subscribed([A0, A1])
+    assert state.update_preferred_read_replica(A0, 7, clock.now + 10)
+    assert not state.update_preferred_read_replica(A0, 7, clock.now + 99)
+    assert state.preferred_read_replica(A1) is None
+    state.assign_from_subscribed([A0])
+    assert state.preferred_read_replica(A0) == 7
+    clock.now += 10
+    assert state.preferred_read_replica(A0) is None
+    state.update_preferred_read_replica(A0, 8, clock.now + 10)
+    assert state.clear_preferred_read_replica(A0) == 8
+    assert state.preferred_read_replica(A0) is None
+    assert not state.update_preferred_read_replica(A1, 7, clock.now + 10), "gone meanwhile"
+    assert state.clear_preferred_read_replica(A1) is None
+    with pytest.raises(NotAssigned):
+        state.preferred_read_replica(A1)
+
+
+def test_what_is_done_to_a_partitions_own_state_is_seen_by_all(state: SubscriptionState) -> None:
+    """As kafka-python's consumer does it: `assignment[partition].seek(...)`."""
+    for change in ("seek", "pause", "resume", "reset", "mark_pending_revocation"):
+        version, epoch = state.version, state.epoch(A0)
+        arguments = {"seek": [5], "reset": ["latest"]}.get(change, [])
+        getattr(state.assignment[A0], change)(*arguments)
+        assert state.version > version
+        assert (state.epoch(A0) != epoch) == (change in ("seek", "reset"))
+    assert state.partitions_needing_reset() == {A0}
+
+
+def test_copies_are_handed_out(state: SubscriptionState) -> None:
+    state.seek(A0, 1)
+    state.pause(A1)
+    state.assigned_partitions().clear()
+    state.paused_partitions().clear()
+    state.fetchable_partitions().clear()
+    state.all_consumed_offsets().clear()
+    state.missing_fetch_positions().clear()
+    assert state.assigned_partitions() == {A0, A1, B0}
+    assert state.paused_partitions() == {A1}
+    assert state.fetchable_partitions() == [A0]
+    assert state.all_consumed_offsets() == {A0: OffsetAndMetadata(1, "", -1)}
+    assert state.missing_fetch_positions() == {A1, B0}
+
+
+def test_resets_under_way_are_left_to_themselves(state: SubscriptionState, clock: Clock) -> None:
+    state.request_offset_reset(A0, "latest")
+    state.reset_failed([A0], clock.now + 5)
+    state.reset_missing_positions()
+    assert state.reset_strategy(A0) == LATEST
+    assert state.reset_strategy(A1) == EARLIEST
+    assert state.partitions_needing_reset() == {A1, B0}
+    assert state.has_default_offset_reset_policy()
+    assert not state.has_all_fetch_positions()
+    assert SubscriptionState().has_all_fetch_positions(), "of nothing, everything is known"

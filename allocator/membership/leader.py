@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class LeaderSettings:
     """How the leader waits. All in seconds."""
 
-    debounce_s: float = 0.03  # more: fewer rebalances when many join at once; less: a sooner one
+    debounce_s: float = 0.01  # more: fewer rebalances when many join at once; less: a sooner one
     debounce_max_s: float = 0.5  # a stream of changes cannot put a rebalance off for longer
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 from allocator.errors import AllocatorError, ConfigError, GroupNameError
@@ -305,15 +306,21 @@ def from_ranges(path: str, value: object) -> Parts:
     """The inverse of `to_ranges`, for values that anyone may have written."""
     found: list[TopicPartition] = []
     for topic, text in _mapping(path, "partitions", value).items():
+        numbers: list[int] = []
         for run in _text(path, "partitions", text).split(","):
             first, dash, last = run.partition("-")
             try:
-                start, end = int(first), int(last) if dash else int(first)
+                start = int(first)
+                end = int(last) if dash else start
             except ValueError:
                 raise Rubbish(path, f"partitions {run!r} of topic {topic!r}") from None
-            if not 0 <= start <= end < MAX_PARTITION or len(found) + end - start > MAX_PARTITION:
+            if not 0 <= start <= end < MAX_PARTITION or len(found) + len(numbers) + end - start > MAX_PARTITION:
                 raise Rubbish(path, f"partitions {run!r} of topic {topic!r}")
-            found.extend(TopicPartition(topic, number) for number in range(start, end + 1))
+            if dash:
+                numbers.extend(range(start, end + 1))
+            else:  # most runs, when partitions are dealt in turn
+                numbers.append(start)
+        found.extend(map(TopicPartition, repeat(topic), numbers))
     return frozenset(found)
 
 

@@ -2,14 +2,19 @@
 
 In: a `GroupView` (members, what they subscribe to, how many partitions each topic has, who holds what now).
 Out: a validated mapping of member id to partitions. Touches nothing; imports no other room.
+
+A file for each function, found by name through `registry`. What they share: `flow` says how many partitions each
+member gets, `holdings` turns a view into numbers and counts into partitions, `space` is the numbers themselves.
 """
 
 from __future__ import annotations
 
 from allocator.assign.choose import choose
+from allocator.assign.cooperative_sticky import first_step
 from allocator.assign.kiel import naive_allocator
 from allocator.assign.naive import naive
 from allocator.assign.registry import known_names, resolve
+from allocator.assign.space import Share
 from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass
 from allocator.assign.validate import compute, validate
 
@@ -17,9 +22,11 @@ __all__ = [
     "Assignor",
     "GroupView",
     "Member",
+    "Share",
     "SubscriberClass",
     "choose",
     "compute",
+    "first_step",
     "known_names",
     "naive",
     "naive_allocator",

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Union
 
+from allocator.assign.cooperative_sticky import cooperative_sticky
 from allocator.assign.kiel import KielAssignor, naive_allocator
+from allocator.assign.lag_aware import lag_aware
 from allocator.assign.naive import naive
+from allocator.assign.rack_aware import rack_aware
+from allocator.assign.range import range_
+from allocator.assign.roundrobin import roundrobin
+from allocator.assign.sticky import sticky
 from allocator.assign.types import Assignor, GroupView
+from allocator.assign.weighted import weighted
 from allocator.errors import AssignorError
 from allocator.types import TopicPartition
 
@@ -24,7 +31,8 @@ ENTRY_POINT_GROUP = "allocator.assignors"
 
 AssignorSpec = Union[str, Assignor, Callable[..., Any]]
 
-_BUILT_IN: Mapping[str, Assignor] = {naive.name: naive}
+_ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware, lag_aware)
+_BUILT_IN: Mapping[str, Assignor] = {each.name: each for each in _ALL}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -45,6 +44,12 @@ class GroupView:
     """Topic -> number of partitions. A topic that does not exist (yet) is absent."""
     owned: Mapping[str, frozenset[TopicPartition]] = field(default_factory=dict)
     """Member id -> what it holds now; for functions that move as little as possible."""
+    racks: Mapping[TopicPartition, tuple[str | None, ...]] = field(default_factory=dict)
+    """Partition -> the racks of its replicas, the leader's first, None where a broker names none. Where consumers
+    cannot read from followers (brokers before 2.4, KIP-392), the leader's alone. Partitions may be absent."""
+    load: Mapping[TopicPartition, float] = field(default_factory=dict)
+    """Partition -> how much work it is, in any one unit: bytes or records behind, or bytes a second. Partitions may
+    be absent."""
 
     def classes(self) -> list[SubscriberClass]:
         """The subscribed topics that exist, grouped by who subscribes to them.
@@ -52,15 +57,23 @@ class GroupView:
         Members keep the order of `members`, topics are sorted, and the classes go by their first topic, so
         that equal views give equal answers. Topics without a subscriber are left out.
         """
-        subscribers: dict[str, list[Member]] = defaultdict(list)
-        for member in self.members:
-            for topic in member.topics:
-                if self.partitions.get(topic, 0) > 0:
-                    subscribers[topic].append(member)
-        by_ids: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        alike: dict[frozenset[str], list[int]] = {}
+        for place, member in enumerate(self.members):
+            alike.setdefault(member.topics, []).append(place)
+        subscriptions = list(alike.values())
+        subscribers: dict[str, list[int]] = {}
+        for index, topics in enumerate(alike):
+            for topic in topics:
+                subscribers.setdefault(topic, []).append(index)
+        by_subscribers: dict[tuple[int, ...], list[str]] = {}
         for topic in sorted(subscribers):
-            by_ids[tuple(member.id for member in subscribers[topic])].append(topic)
-        return [SubscriberClass(tuple(subscribers[topics[0]]), tuple(topics)) for topics in by_ids.values()]
+            if self.partitions.get(topic, 0) > 0:
+                by_subscribers.setdefault(tuple(subscribers[topic]), []).append(topic)
+        classes = []
+        for indices, names in by_subscribers.items():
+            places = sorted(place for index in indices for place in subscriptions[index])
+            classes.append(SubscriberClass(tuple(self.members[place] for place in places), tuple(names)))
+        return classes
 
 
 @runtime_checkable

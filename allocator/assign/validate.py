@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from allocator.assign.space import Share
 from allocator.assign.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
@@ -43,6 +44,9 @@ def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) ->
     """
     if not isinstance(result, Mapping):
         raise BadAssignment(f"returned {type(result).__name__}, not a mapping of member id to partitions")
+    shares = _good_shares(view, result)
+    if shares is not None:
+        return shares
     subscriptions = {member.id: member.topics for member in view.members}
     wanted = {
         TopicPartition(topic, partition)
@@ -77,6 +81,33 @@ def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) ->
     for partition, member in holders.items():
         assignment[member].add(partition)
     return {member: frozenset(partitions) for member, partitions in assignment.items()}
+
+
+def _good_shares(view: GroupView, result: Mapping[str, Any]) -> dict[str, frozenset[TopicPartition]] | None:
+    """The same judgement on numbers, for what our own functions return; None when they are not that, or not good."""
+    members = {member.id: member for member in view.members}
+    first = next(iter(result.values()), None)
+    if not isinstance(first, Share) or not result.keys() <= members.keys():
+        return None
+    space = first.space
+    if space.counts != {topic: view.partitions[topic] for _, topics in view.classes() for topic in topics}:
+        return None
+    given = bytearray(space.size)
+    topics = frozenset(space.topics)
+    for member, share in result.items():
+        if not isinstance(share, Share) or share.space is not space:
+            return None
+        for number in share.numbers:
+            given[number] = 1
+        if not topics <= members[member].topics:
+            used = set(map(space.topic_of.__getitem__, share.numbers))
+            if not members[member].topics.issuperset(space.topics[index] for index in used):
+                return None
+    # as many as there are, and each of them at least once: each exactly once
+    if sum(map(len, result.values())) != space.size or given.count(1) != space.size:
+        return None
+    nothing: frozenset[TopicPartition] = frozenset()
+    return {member: result[member].partitions() if member in result else nothing for member in members}
 
 
 def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[TopicPartition]:

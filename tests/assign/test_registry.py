@@ -16,6 +16,7 @@ from allocator.types import TopicPartition
 
 HERE = Path(__file__).parent
 T = frozenset({"t"})
+BUILT_IN = ["cooperative-sticky", "lag-aware", "naive", "rack-aware", "range", "roundrobin", "sticky", "weighted"]
 TWO = GroupView((Member("m-1", "zoe", T), Member("m-2", "adam", T)), {"t": 11})
 
 
@@ -35,6 +36,14 @@ def everything(topic: str, count: int) -> frozenset[TopicPartition]:
 def test_the_default_is_found_by_name_by_text_and_as_itself() -> None:
     for spec in ("naive", "allocator.assign.naive:naive", naive, naive_allocator):
         assert resolve(spec) is naive
+
+
+def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
+    assert [name for name in known_names() if ":" not in name and "." not in name] == BUILT_IN
+    for name in BUILT_IN:
+        assert resolve(name).name == name == repr(resolve(name))
+        module = name.replace("-", "_")
+        assert resolve(f"allocator.assign.{module}:{'range_' if name == 'range' else module}") is resolve(name)
 
 
 def test_text_and_callable_lead_to_the_same_name(functions: Any) -> None:
@@ -108,8 +117,8 @@ def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: naive"),
-        ("zzz", "no allocator function 'zzz'; known: naive"),
+        ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, lag-aware, naive,"),
+        ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, lag-aware, naive,"),
         ("no.such.module:f", "module 'no.such.module' does not import"),
         ("functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
         ("functions:", "write 'package.module:function'"),
@@ -138,7 +147,7 @@ def test_installed_packages_add_names_through_entry_points(
         "[allocator.assignors]\ngreedy = functions:first_takes_all\nbroken = functions:nothing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert known_names() == ["broken", "greedy", "naive"]
+    assert known_names() == ["broken", *BUILT_IN[:1], "greedy", *BUILT_IN[1:]]
     greedy = resolve("greedy")
     assert greedy.name == "greedy"
     assert compute(greedy, TWO)["m-1"] == everything("t", 11)

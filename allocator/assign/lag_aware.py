@@ -1,0 +1,124 @@
+"""Even work instead of even counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
+
+from allocator.assign.holdings import Holdings, balanced
+from allocator.assign.space import Share
+from allocator.assign.types import GroupView
+
+__all__ = ["lag_aware"]
+
+SLACK = 0.1  # more: fewer moves as lag comes and goes; less: a more even load
+IDLE = 0.1  # what a partition without lag counts, of the mean; 0: idle ones could all end up with one member
+_KEEP = (1.0, 0.95, 0.85, 0.7, 0.5, 0.0)
+
+
+class _LagAware:
+    """Partitions by what is to be done on them: `GroupView.load`, say bytes or records behind.
+
+    Guarantee: the busiest member has at most a tenth more than it would have if all partitions were dealt anew, the
+    largest first, each to the member with least so far; with equal subscriptions that deal is at most 4/3 of the
+    best possible (Graham 1969; finding the best itself is NP-hard). As long as that tenth allows, members keep what
+    they have, so that lag that comes and goes moves little. No KIP.
+
+    Not guaranteed: even counts (one busy partition may be all that a member has), nor the fewest moves.
+
+    A partition counts its load and a tenth of the mean load, since an idle one is not free; one that `load` does not
+    name counts the mean; what is not above 0 counts as idle. Without `load`, or if all of it is 0, this is `sticky`.
+    Weight and rack are ignored.
+
+    Cost: O(partitions x log(partitions)), once for the deal and up to six times for what may stay.
+    """
+
+    name = "lag-aware"
+
+    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+        holdings = Holdings(view)
+        work = _work(view, holdings)
+        if work is None:
+            return balanced(view)
+        deal = _Deal(holdings, work)
+        limit = (1 + SLACK) * deal.anew()
+        # keeping less and less leads to the deal itself, which is below the limit
+        for part in _KEEP:
+            busiest = deal.keeping(limit * part)
+            if busiest <= limit:
+                break
+        return deal.shares()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _work(view: GroupView, holdings: Holdings) -> list[float] | None:
+    """What each partition counts, by number; None when nothing is known of any."""
+    known = [view.load.get(partition) for partition in holdings.space.partitions] if view.load else []
+    clean = [None if load is None else min(load, 1e30) if load > 0 else 0.0 for load in known]
+    given = [load for load in clean if load is not None]
+    mean = sum(given) / len(given) if given else 0.0
+    if not mean:
+        return None
+    return [(mean if load is None else load) + IDLE * mean for load in clean]
+
+
+class _Deal:
+    """Longest processing time first, among the subscribers of each partition."""
+
+    def __init__(self, holdings: Holdings, work: Sequence[float]) -> None:
+        self._holdings = holdings
+        self._work = work
+        self._order = sorted(range(len(work)), key=lambda number: (-work[number], number))
+        self._pile = [0] * len(work)
+        for place, pile in enumerate(holdings.piles):
+            for number in pile.numbers:
+                self._pile[number] = place
+        self._hands: list[list[int]] = []
+
+    def anew(self) -> float:
+        """All of it; returns what the busiest member has."""
+        return self._deal([[] for _ in self._holdings.members], self._order)
+
+    def keeping(self, limit: float) -> float:
+        """Each member keeps as many as fit below the limit, the rest is dealt."""
+        hands: list[list[int]] = []
+        kept = bytearray(len(self._work))
+        for held in self._holdings.held:
+            total, hand = 0.0, []
+            for number in sorted(held, key=lambda number: (self._work[number], number)):
+                total += self._work[number]
+                if total > limit:
+                    break
+                hand.append(number)
+                kept[number] = 1
+            hands.append(hand)
+        return self._deal(hands, (number for number in self._order if not kept[number]))
+
+    def _deal(self, hands: list[list[int]], numbers: Iterable[int]) -> float:
+        work, pile_of = self._work, self._pile
+        has = [(sum(map(work.__getitem__, hand)), len(hand), member) for member, hand in enumerate(hands)]
+        heaps = []
+        for pile in self._holdings.piles:
+            heap = [has[member] for member in pile.members]
+            heapify(heap)
+            heaps.append(heap)
+        for number in numbers:
+            heap = heaps[pile_of[number]]
+            # what a member got from another heap only made its entry too low here
+            while heap[0] != has[heap[0][2]]:
+                heapreplace(heap, has[heap[0][2]])
+            load, count, member = heap[0]
+            has[member] = (load + work[number], count + 1, member)
+            hands[member].append(number)
+            heapreplace(heap, has[member])
+        self._hands = hands
+        return max((load for load, _, _ in has), default=0.0)
+
+    def shares(self) -> dict[str, Share]:
+        space = self._holdings.space
+        return {member.id: Share(space, hand) for member, hand in zip(self._holdings.members, self._hands)}
+
+
+lag_aware = _LagAware()

@@ -1,0 +1,67 @@
+"""Partitions to members that have a replica nearby."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from allocator.assign.holdings import balanced
+from allocator.assign.space import Share
+from allocator.assign.types import GroupView, Member
+from allocator.types import TopicPartition
+
+__all__ = ["rack_aware"]
+
+_NOWHERE: tuple[str | None, frozenset[str]] = (None, frozenset())
+
+
+class _RackAware:
+    """`sticky` that reads across racks as little as even counts allow (KIP-881, KIP-392).
+
+    Guarantee, each among the best of those before: no chain of hand-overs makes the counts more even; the fewest
+    partitions have no replica in their member's rack; the fewest move; the most are with their leader's rack. Each is
+    the exact optimum. So a new leader moves nothing as long as a replica stays nearby, but partitions do move when
+    that saves reading across racks.
+
+    `GroupView.racks` says where replicas are. Where consumers cannot read from followers (brokers before 2.4), it
+    should name the leader's rack alone. A partition of which it says nothing is at home nowhere, a member without a
+    rack is at home with none. Without `racks`, or without a member that names its rack, this is `sticky`. Weight is
+    ignored.
+
+    Cost: as `sticky`, and one lookup a partition; the flow is over pairs of member and set of partitions with the
+    same subscribers and the same racks.
+    """
+
+    name = "rack-aware"
+
+    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+        known = {member.rack for member in view.members if member.rack is not None}
+        if not view.racks or not known:
+            return balanced(view)
+        racks = view.racks
+
+        def signature(partition: TopicPartition) -> object:
+            found = racks.get(partition)
+            if not found:
+                return _NOWHERE
+            # racks that no member is in make no difference
+            leader = found[0] if found[0] in known else None
+            return leader, frozenset(rack for rack in found if rack is not None and rack in known)
+
+        # a chain or ring of hand-overs has fewer steps than this, so each cost outweighs any number of the next lower
+        steps = 2 * (len(view.members) + sum(view.partitions.values()) + 1)
+        move, remote = steps, steps * steps
+
+        def cost(member: Member, where: Any) -> int:
+            leader, replicas = where
+            if member.rack is None or member.rack not in replicas:
+                return remote
+            return 0 if member.rack == leader else 1
+
+        return balanced(view, signature=signature, cost=cost, move=move)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+rack_aware = _RackAware()

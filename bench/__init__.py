@@ -1,0 +1,1 @@
+"""Measurements. Nothing in here is installed or imported by the package."""

@@ -1,0 +1,156 @@
+"""Time from a member's leaving, joining or dying until every moved partition is read by its new owner."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+from .arithmetic import Outcome, Summary, summarize
+from .group import Group, Unsettled
+from .peers import PEERS
+from .report import Case, as_json, markdown, table
+from .settings import EVENTS, Settings
+
+TICK_MS = 100
+
+
+async def commit_zero(settings: Settings) -> None:
+    """So that the first owners, too, begin at a committed offset."""
+    client = KafkaClient(settings.bootstrap)
+    await client.connect()
+    try:
+        offsets = GroupOffsets(client, settings.group)
+        zero = OffsetAndMetadata(0, "", -1)
+        await offsets.commit({TopicPartition(settings.topic, number): zero for number in settings.all})
+        await offsets.close()
+    finally:
+        await client.close()
+
+
+def run_peer(
+    peer: str, settings: Settings, members: int, options: argparse.Namespace, console: Console
+) -> dict[str, Summary]:
+    settings = replace(settings, group=f"bench-{uuid.uuid4().hex[:8]}")
+    asyncio.run(commit_zero(settings))
+    outcomes: dict[str, list[Outcome]] = {}
+    with Group(peer, settings, members, options.processes, options.timeout_s, options.seed) as group:
+        took = group.begin()
+        console.print(
+            f"  {peer}: {members} members share {settings.partitions} partitions after {took:.1f} s "
+            f"(load average {os.getloadavg()[0]:.1f})"
+        )
+        for event, outcome in group.rounds(options.repeat, tuple(options.events)):
+            console.print(
+                f"  {peer}: {event}: last {outcome.last_s * 1000:,.0f} ms, half {outcome.median_s * 1000:,.0f} ms, "
+                f"{outcome.moved} moved, {outcome.stopped} stopped without moving"
+            )
+            outcomes.setdefault(event, []).append(outcome)
+    return {event: summarize(found) for event, found in outcomes.items()}
+
+
+def run_case(
+    cluster: LocalCluster, members: int, partitions: int, options: argparse.Namespace, console: Console
+) -> Case:
+    topic = f"rebalance-{members}-{partitions}"
+    console.print(f"{members} members, {partitions} partitions")
+    cluster.create_topic(topic, partitions, timeout_s=300)
+    cluster.produce(topic, ((None, b"." * 100, number) for number in range(partitions)), timeout_s=120)
+    settings = Settings(
+        cluster.bootstrap,
+        cluster.zookeeper,
+        "",
+        partitions,
+        topic,
+        session_timeout_s=options.session_timeout_s,
+        heartbeat_s=options.heartbeat_s,
+    )
+    results: dict[str, dict[str, Summary]] = {event: {} for event in options.events}
+    failures: dict[str, str] = {}
+    for peer in options.peers:
+        try:
+            found = run_peer(peer, settings, members, options, console)
+        except (Unsettled, RuntimeError, ValueError) as error:
+            console.print(f"  [red]{peer}: {error}[/red]")
+            failures[peer] = str(error)
+            continue
+        for event in options.events:
+            if event in found:
+                results[event][peer] = found[event]
+    cluster.delete_topic(topic, timeout_s=300)
+    return Case(members, partitions, results, failures)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.rebalance", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--members", type=int, nargs="+", default=[3, 10, 30])
+    parser.add_argument("--partitions", type=int, nargs="+", default=[24, 1000])
+    parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--repeat", type=int, default=3, help="of each event")
+    parser.add_argument("--session-timeout-s", type=float, default=6.0)
+    parser.add_argument("--heartbeat-s", type=float, default=2.0, help="of the native groups: a third of the session")
+    parser.add_argument("--processes", type=int, default=3, help="for the members that stay; one more for who moves")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="until the group must be at rest")
+    parser.add_argument("--heap", default="768m", help="of the broker; 5000 partitions want 2g")
+    parser.add_argument("--kafka", default="3.9.1")
+    parser.add_argument("--seed", type=int, default=0, help="of the pauses before the events")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
+    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown, too")
+    options = parser.parse_args(arguments)
+    if min(options.members) < 2:
+        parser.error("a group needs at least 2 members for partitions to move")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = options_of(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    broker = {
+        "group.min.session.timeout.ms": 1000,
+        "group.initial.rebalance.delay.ms": 0,
+        "zookeeper.session.timeout.ms": 18_000,
+        "log.index.size.max.bytes": 65_536,  # two files of this size are mapped for each partition
+    }
+    cases = []
+    console.print(f"starting ZooKeeper (tick {TICK_MS} ms) and Kafka {options.kafka} ...")
+    with LocalCluster(
+        options.kafka, broker_config=broker, heap=options.heap, zookeeper_heap="256m", tick_ms=TICK_MS
+    ) as cluster:
+        for partitions in options.partitions:
+            for members in options.members:
+                cases.append(run_case(cluster, members, partitions, options, console))
+    console.print(table(cases, options.repeat))
+    if options.markdown:
+        print(markdown(cases))
+    if options.json is not None:
+        shared = {
+            "kafka": options.kafka,
+            "session_timeout_s": options.session_timeout_s,
+            "heartbeat_s": options.heartbeat_s,
+            "tick_ms": TICK_MS,
+            "repeat": options.repeat,
+            "processes": options.processes,
+            "cores": os.cpu_count(),
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(as_json(cases, shared), indent=1) + "\n")
+    return 1 if any(case.failures for case in cases) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

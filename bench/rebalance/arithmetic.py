@@ -1,0 +1,111 @@
+"""From journals to numbers. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from .journal import Entry
+
+__all__ = ["Outcome", "Summary", "balanced", "measure", "owners_at", "ratio", "summarize"]
+
+Journals = Mapping[str, Sequence[Entry]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One event."""
+
+    last_s: float
+    """From the event until each partition that moved had a record delivered to its new owner."""
+    median_s: float
+    """The same for half of them."""
+    moved: int
+    """Partitions that have another owner than before."""
+    stopped: int
+    """Partitions that were taken from their owner and given back to it."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All repetitions of one event with one peer."""
+
+    runs: int
+    last_s: float
+    """Median of the repetitions."""
+    fastest_s: float
+    slowest_s: float
+    median_s: float
+    moved: int
+    stopped: int
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def owners_at(journals: Journals, when: float) -> dict[int, str]:
+    """Who owned what at that time. A member that was killed owns what it did until somebody else takes it."""
+    owners: dict[int, str] = {}
+    entries = [(at, kind, member, parts) for member, each in journals.items() for at, kind, parts in each]
+    for at, kind, member, parts in sorted(entries, key=lambda entry: entry[0]):
+        if at > when:
+            break
+        for partition in parts:
+            if kind == "own":
+                owners[partition] = member
+            elif kind == "drop" and owners.get(partition) == member:
+                del owners[partition]
+    return owners
+
+
+def balanced(counts: Iterable[int], partitions: int) -> bool:
+    """Whether members with so many partitions share all of them evenly."""
+    given = list(counts)
+    if not given or sum(given) != partitions:
+        return False
+    least, rest = divmod(partitions, len(given))
+    return all(least <= count <= least + bool(rest) for count in given)
+
+
+def measure(journals: Journals, event: float, end: float) -> Outcome:
+    """What the event at time `event` brought about until `end`, when the group was at rest again.
+
+    Raises ValueError when a partition that moved was not read by its new owner.
+    """
+    before, after = owners_at(journals, event), owners_at(journals, end)
+    moved = {p: owner for p, owner in after.items() if before.get(p) != owner}
+    first: dict[int, float] = {}
+    stopped = set()
+    for member, entries in journals.items():
+        for at, kind, parts in entries:
+            if not event < at <= end:
+                continue
+            for partition in parts:
+                if kind == "got" and moved.get(partition) == member:
+                    first[partition] = min(at, first.get(partition, at))
+                elif kind == "drop" and partition not in moved and before.get(partition) == member:
+                    stopped.add(partition)
+    unread = moved.keys() - first.keys()
+    if unread:
+        raise ValueError(f"{len(unread)} partitions moved and were not read, {min(unread)} for one")
+    times = [at - event for at in first.values()] or [0.0]
+    return Outcome(max(times), statistics.median(times), len(moved), len(stopped))
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    times = [outcome.last_s for outcome in outcomes]
+    return Summary(
+        runs=len(outcomes),
+        last_s=statistics.median(times),
+        fastest_s=min(times),
+        slowest_s=max(times),
+        median_s=statistics.median(outcome.median_s for outcome in outcomes),
+        moved=int(statistics.median(outcome.moved for outcome in outcomes)),
+        stopped=int(statistics.median(outcome.stopped for outcome in outcomes)),
+    )
+
+
+def ratio(theirs: Summary, ours: Summary) -> float:
+    """How many times as long they take."""
+    return theirs.last_s / ours.last_s if ours.last_s else float("inf")

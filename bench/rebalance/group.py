@@ -1,0 +1,134 @@
+"""One group of one peer: its processes, the events it goes through, and what they cost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from .arithmetic import Outcome, balanced, measure
+from .journal import Entry
+from .settings import Settings
+from .worker import Worker
+
+__all__ = ["Group", "Unsettled"]
+
+
+class Unsettled(Exception):
+    """The group did not come to rest in time."""
+
+
+class Group:
+    """Members in a few processes; the one that leaves, joins and dies has a process of its own."""
+
+    def __init__(
+        self, peer: str, settings: Settings, members: int, processes: int, timeout_s: float, seed: int = 0
+    ) -> None:
+        self._peer = peer
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._random = random.Random(seed)
+        self._stay = [Worker(peer, settings) for _ in range(min(processes, members - 1))]
+        self._mover = Worker(peer, settings)
+        self._members = members
+        self._number = 0
+        self._dead: dict[str, list[Entry]] = {}
+        self._gone: set[str] = set()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in [*self._stay, self._mover]:
+            worker.end()
+
+    def begin(self) -> float:
+        """All members join; returns the seconds until they shared everything."""
+        began = time.monotonic()
+        for number in range(self._members - 1):
+            self._stay[number % len(self._stay)].start(f"member-{number:03d}")
+        self._join()
+        return self._rest() - began
+
+    def rounds(self, count: int, events: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
+        """`count` times the events, with a join after each leave and each crash."""
+        for _ in range(count):
+            for event in ("leave", "crash"):
+                if event in events or (event == "leave" and events == ("join",)):
+                    yield event, self._measured(self._leave if event == "leave" else self._crash)
+                    yield "join", self._measured(self._join)
+
+    def _measured(self, do: Callable[[], float]) -> Outcome:
+        # at no fixed phase of anybody's heartbeats
+        time.sleep(self._random.uniform(0, self._settings.heartbeat_s))
+        event = do()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            end = self._rest()
+            try:
+                return measure(self._journals(), event, end)
+            except ValueError as error:
+                if end > deadline:
+                    raise Unsettled(f"{self._peer}: {error} after {self._timeout_s:g} s") from None
+
+    def _join(self) -> float:
+        self._number += 1
+        return self._mover.start(f"mover-{self._number:03d}")
+
+    def _mover_name(self) -> str:
+        return f"mover-{self._number:03d}"
+
+    def _leave(self) -> float:
+        self._gone.add(self._mover_name())
+        when: float = self._mover.ask("leave", self._mover_name())
+        return when
+
+    def _crash(self) -> float:
+        """Kill -9; what it had written down is fetched just before."""
+        successor = Worker(self._peer, self._settings)
+        successor.ask("state")  # it has started, and does not take the processor from those who are measured
+        self._dead.update(self._mover.ask("journals"))
+        self._gone.add(self._mover_name())
+        event = time.monotonic()
+        self._mover.kill()
+        self._mover.process.join()
+        self._mover = successor
+        return event
+
+    def _journals(self) -> dict[str, list[Entry]]:
+        found = dict(self._dead)
+        for worker in [*self._stay, self._mover]:
+            found.update(worker.ask("journals"))
+        return found
+
+    def _rest(self) -> float:
+        """Until every partition has an owner and nothing has changed for a while; returns when that is."""
+        # a native group may go through a second rebalance, of which its members hear by their next heartbeats
+        calm_s = self._settings.heartbeat_s + 0.5 if "kafka" in self._peer else 1.0
+        deadline = time.monotonic() + self._timeout_s
+        since, seen = 0.0, -1
+        while True:
+            counts, entries = [], 0
+            for worker in [*self._stay, self._mover]:
+                for name, (owned, written, error) in worker.ask("state").items():
+                    if error is not None:
+                        raise Unsettled(f"{self._peer}: {name} failed:\n{error}")
+                    entries += written
+                    if name not in self._gone:
+                        counts.append(owned)
+            now = time.monotonic()
+            if len(counts) < self._alive() or not balanced(counts, self._settings.partitions):
+                seen = -1
+            elif entries != seen:
+                since, seen = now, entries
+            elif now - since > calm_s:
+                return now
+            if now > deadline:
+                raise Unsettled(f"{self._peer}: not at rest within {self._timeout_s:g} s; shares {sorted(counts)}")
+            time.sleep(0.1)
+
+    def _alive(self) -> int:
+        return self._members - (self._mover_name() in self._gone)

@@ -1,0 +1,32 @@
+"""Those who are compared. Each reads one record of every partition that it gets, and commits when it gives it up.
+
+A partition holds one record, and what a member commits when it gives a partition up is offset 0, so that the next
+owner finds it unread. Every peer thus does what a service does in a rebalance: commits, looks up committed offsets,
+fetches.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from ..settings import Settings
+from .base import Members
+
+__all__ = ["PEERS", "Members", "members_of"]
+
+# what is imported in a worker is only what its peer needs
+PEERS = {
+    "ours": "ours:Ours",
+    "ours-keep": "ours:Keeping",
+    "kazoo": "set_partitioner:Partitioners",
+    "kafka-python": "kafka_python:Eager",
+    "kafka-python-coop": "kafka_python:Cooperative",
+    "aiokafka": "aio_kafka:AioKafka",
+}
+
+
+def members_of(peer: str, settings: Settings) -> Members:
+    module, _, name = PEERS[peer].partition(":")
+    make: Callable[[Settings], Members] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return make(settings)

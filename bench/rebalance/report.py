@@ -1,0 +1,107 @@
+"""What was measured, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from .arithmetic import Summary, ratio
+
+__all__ = ["Case", "as_json", "markdown", "table"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of group and what each peer took: event -> peer -> summary."""
+
+    members: int
+    partitions: int
+    results: Mapping[str, Mapping[str, Summary]]
+    failures: Mapping[str, str]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f}"
+
+
+def _times(theirs: Summary, ours: Summary | None) -> str:
+    return "" if ours is None else f"{ratio(theirs, ours):.1f}"
+
+
+def rows(cases: Sequence[Case]) -> list[list[str]]:
+    """One line for each peer and event."""
+    found = []
+    for case in cases:
+        for event, by_peer in case.results.items():
+            for peer, summary in by_peer.items():
+                times = [_times(summary, by_peer.get(ours)) if peer not in OURS else "" for ours in OURS]
+                found.append(
+                    [
+                        f"{case.members}",
+                        f"{case.partitions:,}",
+                        event,
+                        peer,
+                        _ms(summary.last_s),
+                        f"{_ms(summary.fastest_s)} - {_ms(summary.slowest_s)}",
+                        _ms(summary.median_s),
+                        f"{summary.moved:,}",
+                        f"{summary.stopped:,}",
+                        *times,
+                    ]
+                )
+    return found
+
+
+HEADINGS = (
+    "members",
+    "partitions",
+    "event",
+    "peer",
+    "last partition, ms",
+    "fastest - slowest",
+    "half of them, ms",
+    "moved",
+    "stopped without moving",
+    "times ours",
+    "times ours-keep",
+)
+OURS = ("ours", "ours-keep")
+
+
+def table(cases: Sequence[Case], runs: int) -> Table:
+    shown = Table(title=f"from the event to the moved partitions being read by their new owner; medians of {runs}")
+    for number, heading in enumerate(HEADINGS):
+        shown.add_column(heading, justify="left" if number in (2, 3) else "right")
+    before: list[str] = []
+    for row in rows(cases):
+        if before and before != row[:3]:
+            shown.add_section()
+        before = row[:3]
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(cases: Sequence[Case]) -> str:
+    lines = [HEADINGS, ["---" if number in (2, 3) else "---:" for number in range(len(HEADINGS))], *rows(cases)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def as_json(cases: Sequence[Case], settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "settings": dict(settings),
+        "cases": [
+            {
+                "members": case.members,
+                "partitions": case.partitions,
+                "failures": dict(case.failures),
+                "events": {
+                    event: {peer: summary.as_dict() for peer, summary in by_peer.items()}
+                    for event, by_peer in case.results.items()
+                },
+            }
+            for case in cases
+        ],
+    }

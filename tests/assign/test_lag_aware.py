@@ -1,0 +1,85 @@
+"""Work is even within what is promised, and stays where it is as long as that holds."""
+
+from __future__ import annotations
+
+import itertools
+
+from group_views import group_views, moves
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.assign import GroupView, Member, compute, resolve
+from allocator.assign.lag_aware import IDLE, SLACK
+from allocator.types import Assignment, TopicPartition
+
+lag_aware = resolve("lag-aware")
+T = frozenset({"t"})
+
+
+def group(members: int, lags: list[float], owned: Assignment | None = None) -> GroupView:
+    load = {TopicPartition("t", number): lag for number, lag in enumerate(lags)}
+    who = tuple(Member(f"m-{index}", "", T) for index in range(members))
+    return GroupView(who, {"t": len(lags)}, owned or {}, {}, load)
+
+
+def busiest(lags: list[float], result: Assignment) -> float:
+    idle = IDLE * sum(lags) / len(lags)
+    return max(sum(lags[p.partition] + idle for p in parts) for parts in result.values())
+
+
+@given(
+    st.integers(1, 3), st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, 7.0, 20.0]), min_size=1, max_size=6), st.integers()
+)
+@settings(max_examples=60)
+def test_the_busiest_member_is_within_the_bound_of_the_best_possible(
+    members: int, lags: list[float], seed: int
+) -> None:
+    if not any(lags):
+        return
+    owned: dict[str, frozenset[TopicPartition]] = {
+        f"m-{abs(seed) % members}": frozenset(TopicPartition("t", number) for number in range(len(lags)))
+    }
+    idle = IDLE * sum(lags) / len(lags)
+    best = min(
+        max(sum(lag + idle for lag, taker in zip(lags, takers) if taker == member) for member in range(members))
+        for takers in itertools.product(range(members), repeat=len(lags))
+    )
+    bound = best * (4 / 3 - 1 / (3 * members))
+    assert busiest(lags, compute(lag_aware, group(members, lags))) <= (1 + SLACK) * bound + 1e-9
+    assert busiest(lags, compute(lag_aware, group(members, lags, owned))) <= (1 + SLACK) * bound + 1e-9
+
+
+def test_a_busy_partition_may_be_all_that_a_member_has() -> None:
+    result = compute(lag_aware, group(3, [1000.0] + [1.0] * 20))
+    assert {TopicPartition("t", 0)} in result.values()
+    assert sorted(map(len, result.values())) == [1, 10, 10]
+
+
+def test_lag_that_comes_and_goes_moves_nothing_within_the_slack() -> None:
+    lags = [10.0] * 40
+    before = compute(lag_aware, group(4, lags))
+    view = group(4, [lag + (number % 3) * 0.5 for number, lag in enumerate(lags)], before)
+    assert moves(view, compute(lag_aware, view)) == 0
+
+
+def test_a_member_that_falls_behind_is_relieved_by_few_moves() -> None:
+    before = compute(lag_aware, group(4, [10.0] * 40))
+    slow = before["m-0"]
+    lags = [40.0 if TopicPartition("t", number) in slow else 10.0 for number in range(40)]
+    view = group(4, lags, before)
+    after = compute(lag_aware, view)
+    assert busiest(lags, after) <= (1 + SLACK) * 1.1 * busiest(lags, compute(lag_aware, group(4, lags)))
+    assert 0 < moves(view, after) <= 12
+
+
+@given(group_views())
+def test_without_load_it_is_sticky(view: GroupView) -> None:
+    for load in ({}, {TopicPartition("t0", 0): 0.0, TopicPartition("t1", 1): -5.0}):
+        blind = GroupView(view.members, view.partitions, view.owned, {}, load)
+        assert compute(lag_aware, blind) == compute(resolve("sticky"), blind)
+
+
+def test_what_is_no_number_of_anything_does_no_harm() -> None:
+    result = compute(lag_aware, group(2, [float("nan"), float("inf"), -1.0, 3.0]))
+    assert sum(map(len, result.values())) == 4
+    assert {TopicPartition("t", 1)} in result.values()

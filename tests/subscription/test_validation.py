@@ -161,3 +161,14 @@ def test_an_answer_that_was_overtaken_changes_nothing(clock: Clock, what: str) -
     before = (state.assignment[A0].phase, state.position(A0), state.version)
     assert state.maybe_complete_validation(A0, AT_50, 10, 1, epoch=epoch) is None
     assert (state.assignment[A0].phase, state.position(A0), state.version) == before
+
+
+def test_the_first_retry_counts_and_who_never_tried_has_none(clock: Clock) -> None:
+    state = validating(clock)
+    state.seek(A1, AT_50)
+    state.request_position_validation(A1)
+    state.validation_failed([A1], clock.now + 2)
+    assert state.next_offset_validation_retry_time() == clock.now + 2
+    assert state.partitions_needing_validation() == {A0}
+    state.validation_failed([A0], clock.now + 1)
+    assert state.next_offset_validation_retry_time() == clock.now + 1

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 
+from allocator.coordinator.identity import Identity
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ALL_PARTITIONS", "Answer", "commit_request", "commit_results", "fetch_request", "fetch_results"]
+__all__ = ["ALL_PARTITIONS", "OUTSIDE", "Answer", "commit_request", "commit_results", "fetch_request", "fetch_results"]
 
 # v9 is v8 for who is no member; from v10 on topics go by id instead of by name
 MAX_COMMIT = 8
@@ -32,8 +33,13 @@ class Answer(NamedTuple):
     committed: OffsetAndMetadata | None
 
 
-def commit_request(group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
-    """A commit from outside Kafka's own group membership: generation -1, no member id."""
+OUTSIDE = Identity(-1, "")
+
+
+def commit_request(
+    group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: Identity = OUTSIDE
+) -> Any:
+    """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id."""
     request = OffsetCommitRequest
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, value in offsets.items():
@@ -49,9 +55,9 @@ def commit_request(group: str, offsets: Mapping[TopicPartition, OffsetAndMetadat
         )
     return request(
         group_id=group,
-        generation_id_or_member_epoch=-1,
-        member_id="",
-        group_instance_id=None,
+        generation_id_or_member_epoch=identity.generation,
+        member_id=identity.member_id,
+        group_instance_id=identity.instance_id,
         retention_time_ms=-1,  # v2 to v4: as long as the broker is configured to keep them
         topics=[request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
         max_version=MAX_COMMIT,

@@ -11,14 +11,16 @@ from typing import Any
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.coordinator.find import Coordinator
+from allocator.coordinator.identity import Committer, Identity
 from allocator.coordinator.messages import (
     ALL_PARTITIONS,
+    OUTSIDE,
     commit_request,
     commit_results,
     fetch_request,
     fetch_results,
 )
-from allocator.coordinator.reactions import COMMIT, FETCH, Reaction, react
+from allocator.coordinator.reactions import COMMIT, FETCH, MEMBER_COMMIT, Reaction, react
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -50,14 +52,26 @@ class GroupOffsets:
 
     0.8.1 keeps the offset alone and drops its metadata without a word.
 
+    With a `committer`, commits are those of a member of the group by Kafka's own protocol: they carry its generation
+    and member id, the coordinator refuses them once that generation is over, and a partition that the member has
+    given up meanwhile is not committed any more. Without one they are nobody's, and Kafka takes them from anybody
+    while the group has no members by its own protocol.
+
     `timeout_s` bounds each call, retries included. Use it from the loop of `client`, which stays the caller's to
     close; `close` waits for a request that a cancelled commit left under way.
     """
 
     def __init__(
-        self, client: KafkaClient, group: str, *, retry_backoff_s: float = 0.1, timeout_s: float = 30.0
+        self,
+        client: KafkaClient,
+        group: str,
+        *,
+        retry_backoff_s: float = 0.1,
+        timeout_s: float = 30.0,
+        committer: Committer | None = None,
     ) -> None:
         self.group = group
+        self.committer = committer
         self._client = client
         self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
@@ -200,10 +214,13 @@ class GroupOffsets:
         if self._under_way is not None:  # a cancelled call's request: what it says must not come after ours
             await asyncio.wait({self._under_way})
         callers = list(self._waiting)
+        identity = self._identity(callers)
         merged: Offsets = {}
         for call in callers:
             merged.update(call.left)
-        request = commit_request(self.group, merged)
+        if not merged:
+            return
+        request = commit_request(self.group, merged, identity)
         try:
             self._under_way = asyncio.get_running_loop().create_task(self._coordinator.ask(request, deadline))
             self._under_way.add_done_callback(self._ended)
@@ -218,7 +235,7 @@ class GroupOffsets:
         for tp, code, _ in commit_results(response):
             if tp not in merged:
                 continue
-            reaction = react(COMMIT, code) if code else None
+            reaction = self._reaction(code, identity)
             if reaction is Reaction.DROP_METADATA:
                 if merged[tp].metadata:
                     log.warning(
@@ -244,6 +261,31 @@ class GroupOffsets:
                     _note(call, [tp], for_code(code, "the coordinator"), final=reaction is Reaction.FAIL)
         if pause:
             await asyncio.sleep(self._retry_backoff_s)
+
+    def _identity(self, callers: Iterable[_Commit]) -> Identity:
+        """Under whose name the next request goes out; what that one may not commit (any more) has failed."""
+        if self.committer is None:
+            return OUTSIDE
+        identity = self.committer.identity
+        for call in callers:
+            foreign = [tp for tp in call.left if identity is None or not self.committer.may_commit(tp)]
+            why = "this process is no member of the group" if identity is None else "this member does not hold it"
+            _note(call, foreign, BrokerError(f"{why} (any more)", code=25), final=True)
+        return OUTSIDE if identity is None else identity
+
+    def _reaction(self, code: int, sent: Identity) -> Reaction | None:
+        """None for success, or one of those that a commit knows."""
+        if code == 0:
+            return None
+        if self.committer is None:
+            return react(COMMIT, code)
+        reaction = react(MEMBER_COMMIT, code)
+        if reaction not in (Reaction.LOST, Reaction.RESET, Reaction.FENCED, Reaction.REJOIN):
+            return reaction
+        self.committer.refused(code, sent)
+        # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
+        passing = reaction is Reaction.REJOIN or self.committer.identity not in (None, sent)
+        return Reaction.RETRY if passing else Reaction.FAIL
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way = None

@@ -1,0 +1,190 @@
+"""What a member of a Kafka group says of itself, and what the leader makes of it. Pure.
+
+The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, and what is said
+under them is what those say. Under any other name there are only members of ours, and they say who they are as well.
+
+A partition moves in two rounds wherever members may hold on to what they have (KIP-429): the leader leaves out of the
+first one what somebody else still claims, that member gives it up and joins again, and the second round gives it away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allocator.assign import Assignor, GroupView, Member, compute
+from allocator.assign.cooperative_sticky import first_step
+from allocator.coordinator.consumer_protocol import NEWEST, Given, Malformed, StickyUserData, Subscription
+from allocator.coordinator.group_messages import JoinedMember
+from allocator.errors import AllocatorError
+from allocator.types import TopicPartition
+
+__all__ = ["Decision", "Self", "decide", "is_cooperative", "offers", "subscribed"]
+
+log = logging.getLogger(__name__)
+
+Parts = frozenset[TopicPartition]
+NONE: Parts = frozenset()
+
+EAGER = frozenset({"range", "roundrobin", "sticky"})
+COMMON = EAGER | {"cooperative-sticky"}
+
+
+def is_cooperative(assignors: Iterable[str]) -> bool:
+    """Whether a member that offers these may hold on to its partitions while it joins: none of them forbids it."""
+    return not EAGER.intersection(assignors)
+
+
+@dataclass(frozen=True)
+class Self:
+    """What a member says of itself."""
+
+    topics: frozenset[str]
+    held: Parts = NONE
+    generation: int = -1
+    """In which it was given `held`."""
+    before: Parts = NONE
+    """What it was given last, and may have released to join."""
+    before_generation: int = -1
+    name: str = ""
+    host: str = ""
+    weight: float = 1.0
+    rack: str | None = None
+
+
+def offers(assignors: Iterable[str], me: Self) -> list[tuple[str, bytes]]:
+    """The protocols of a JoinGroup, the preferred one first."""
+    topics = tuple(sorted(me.topics))
+    return [(name, _offer(name, topics, me).encode()) for name in assignors]
+
+
+def _offer(name: str, topics: tuple[str, ...], me: Self) -> Subscription:
+    if name in EAGER:
+        # v0 is what other clients send under these names, and all of them read
+        user_data = StickyUserData(me.before, me.before_generation).encode() if name == "sticky" and me.before else b""
+        version = 0 if me.rack is None else NEWEST
+        return Subscription(topics, user_data, NONE, -1, me.rack, version)
+    user_data = b"" if name in COMMON else _described(me)
+    return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
+
+
+def _described(me: Self) -> bytes:
+    return json.dumps({"name": me.name, "host": me.host, "weight": me.weight}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the leader hands out."""
+
+    target: Mapping[str, Parts]
+    """What the function wants; in the end."""
+    given: Mapping[str, bytes]
+    """By member id: what each is given now."""
+    counts: Mapping[str, int]
+    """The partitions of each topic that it is computed from, 0 for those that do not exist."""
+    problem: AllocatorError | None
+    """Why the function's answer could not be used: members keep what they have."""
+
+
+def subscribed(members: Sequence[JoinedMember]) -> frozenset[str]:
+    """All topics that somebody in the group wants."""
+    return frozenset(topic for said in _read(members).values() for topic in said.topics)
+
+
+def decide(
+    assignor: Assignor,
+    members: Sequence[JoinedMember],
+    partitions: Callable[[str], Sequence[int] | None],
+    before: Mapping[str, Parts],
+) -> Decision:
+    """One assignment. `before` is the last target that this leader knows, for when the function fails."""
+    said = _read(members)
+    counts = {topic: len(partitions(topic) or ()) for each in said.values() for topic in each.topics}
+    claims = {member: _claims(assignor.name, each) for member, each in said.items()}
+    view = GroupView(
+        members=tuple(_member(assignor.name, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said),
+        partitions={topic: count for topic, count in counts.items() if count},
+        owned=_owned(claims),
+    )
+    problem = None
+    target: Mapping[str, Parts]
+    try:
+        target = compute(assignor, view)
+    except AllocatorError as error:
+        problem = error
+        held = view.owned if any(view.owned.values()) else before
+        target = {member: held.get(member, NONE) for member in said}
+    now = target
+    if assignor.name not in EAGER:
+        now = first_step({member: parts for member, (parts, _) in claims.items()}, target)
+    given = {m.member_id: Given(now.get(m.member_id, NONE)).encode() for m in members}
+    return Decision(target, given, counts, problem)
+
+
+def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
+    found: dict[str, Subscription] = {}
+    for member in members:
+        try:
+            found[member.member_id] = Subscription.decode(member.metadata)
+        except Malformed as error:
+            log.error("member %s gets no partitions: %s", member.member_id, error)
+    return found
+
+
+def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
+    """Static members first, by their lasting names: their partitions stay with them when they come back (KIP-345).
+
+    The coordinator lists members in no order, and each leader must come to the same answer.
+    """
+    return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
+
+
+def _claims(protocol: str, said: Subscription) -> tuple[Parts, int]:
+    """What a member says that it holds, and since when. Under `sticky` it is what the member would like to keep."""
+    if protocol == "sticky" and said.user_data:
+        try:
+            data = StickyUserData.decode(said.user_data)
+        except Malformed as error:
+            log.warning("%s; it counts as a member without partitions", error)
+            return NONE, -1
+        return data.partitions, data.generation
+    return said.owned, said.generation
+
+
+def _owned(claims: Mapping[str, tuple[Parts, int]]) -> dict[str, Parts]:
+    """Each partition with the member that was given it last; with none if two of one generation claim it."""
+    best: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member, (parts, generation) in claims.items():
+        for partition in parts:
+            known = best.get(partition)
+            if known is None or generation > known[0]:
+                best[partition] = (generation, member)
+            elif generation == known[0]:
+                best[partition] = (generation, None)
+    return {
+        member: frozenset(p for p in parts if best[p] == (generation, member))
+        for member, (parts, generation) in claims.items()
+    }
+
+
+def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
+    about: dict[str, Any] = {}
+    if protocol not in COMMON and said.user_data:
+        try:
+            loaded = json.loads(said.user_data)
+        except ValueError:
+            loaded = None
+        about = loaded if isinstance(loaded, dict) else {}
+    weight = about.get("weight", 1.0)
+    sound = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 < weight < float("inf")
+    return Member(
+        id=member.member_id,
+        name=str(about.get("name", "")),
+        topics=frozenset(said.topics),
+        weight=float(weight) if sound else 1.0,
+        rack=said.rack,
+        host=str(about.get("host", "")),
+    )

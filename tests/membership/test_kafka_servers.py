@@ -1,0 +1,145 @@
+"""Groups by Kafka's own protocol on real brokers: ours alone, and with members of other clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kafka_members import Aio, Ours, Theirs, shared, topic_with
+from members import History
+
+from allocator.errors import CommitFailed
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+VERSIONS = [
+    pytest.param("0.9.0.1", marks=pytest.mark.long),
+    pytest.param("0.10.2.2", marks=pytest.mark.long),
+    pytest.param("1.1.1", marks=pytest.mark.long),
+    pytest.param("2.8.2", marks=pytest.mark.long),
+    "3.9.1",
+    pytest.param("4.1.1", marks=pytest.mark.long),
+]
+
+pytestmark = pytest.mark.deadline(180)
+
+
+async def start(cluster_factory: Any, kafka: str) -> LocalCluster:
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+    return cluster
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+@pytest.mark.parametrize("assignor", ["range", "naive"])
+async def test_members_share_leave_and_die(
+    kafka: str, assignor: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    counts = await topic_with(cluster, unique_name(), 6)
+    history = History()
+    common = {"history": history, "assignors": [assignor]}
+    async with Ours(cluster.bootstrap, group, counts, name="a", **common) as a:
+        await shared([a], counts)
+        async with Ours(cluster.bootstrap, group, counts, name="b", **common) as b:
+            await shared([a, b], counts)
+            assert {len(a.held), len(b.held)} == {3}
+            assert a.membership.may_act()
+            assert b.membership.may_act()
+        await shared([a], counts)
+        c = Ours(cluster.bootstrap, group, counts, name="c", **common)
+        await c.__aenter__()
+        await shared([a, c], counts)
+        await c.vanish()
+        await shared([a], counts, 60)  # once its session is over
+        assert a.owner.errors == []
+    assert history.overlaps() == []
+    assert a.held == frozenset()
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_commits_are_a_members_own_and_end_with_its_generation(
+    kafka: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    counts = await topic_with(cluster, unique_name(), 2)
+    (topic,) = counts
+    first = TopicPartition(topic, 0)
+    async with Ours(cluster.bootstrap, group, counts) as a:
+        await shared([a], counts)
+        await a.offsets.commit({first: OffsetAndMetadata(3, "", -1)})
+        assert (await a.offsets.fetch([first]))[first].offset == 3
+        # nobody commits into a group that has members, unless it is one
+        a.offsets.committer = None
+        with pytest.raises(CommitFailed):
+            await a.offsets.commit({first: OffsetAndMetadata(9, "", -1)})
+        a.offsets.committer = a.membership
+        with pytest.raises(CommitFailed, match="does not hold it"):
+            await a.offsets.commit({TopicPartition(topic, 7): OffsetAndMetadata(9, "", -1)})
+        assert (await a.offsets.fetch([first]))[first].offset == 3
+    with pytest.raises(CommitFailed):
+        await a.offsets.commit({first: OffsetAndMetadata(9, "", -1)})
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_new_partitions_and_topics_are_shared(
+    kafka: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    stem = unique_name()
+    counts = await topic_with(cluster, f"{stem}-a", 2)
+    async with (
+        Ours(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a,
+        Ours(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as b,
+    ):
+        await shared([a, b], counts)
+        await asyncio.to_thread(cluster.add_partitions, f"{stem}-a", 4)
+        counts[f"{stem}-a"] = 4
+        await shared([a, b], counts)
+        counts |= await topic_with(cluster, f"{stem}-b", 3)
+        await shared([a, b], counts)
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "sticky"])
+async def test_only_cooperative_members_keep_what_does_not_move(
+    assignor: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, "3.9.1")
+    counts = await topic_with(cluster, unique_name(), 6)
+    history = History()
+    common = {"history": history, "assignors": [assignor], "timing": {"heartbeat_interval_s": 0.1}}
+    async with Ours(cluster.bootstrap, group, counts, name="a", **common) as a:
+        await shared([a], counts)
+        before = a.held
+        async with Ours(cluster.bootstrap, group, counts, name="b", **common) as b:
+            await shared([a, b], counts)
+            stopped = {p for _, member, what, parts in history.events if (member, what) == ("a", "end") for p in parts}
+            assert stopped == (before - a.held if assignor == "cooperative-sticky" else before)
+            assert a.held < before  # what stays, stays under either
+    assert history.overlaps() == []
+
+
+@pytest.mark.parametrize("kafka", [pytest.param("0.9.0.1", marks=pytest.mark.long), "3.9.1"])
+@pytest.mark.parametrize("assignor", ["range", "roundrobin"])
+@pytest.mark.parametrize("other", [Theirs, Aio])
+async def test_ours_and_others_are_one_group_whoever_leads(
+    kafka: str, assignor: str, other: Any, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    counts = await topic_with(cluster, unique_name(), 6)
+    async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
+        await shared([ours], counts)
+        async with other(cluster.bootstrap, group, counts, assignor) as theirs:
+            await shared([ours, theirs], counts)
+            assert ours.leads  # who came first leads
+            async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as third:
+                await shared([ours, theirs, third], counts)
+        await shared([ours], counts)
+        assert ours.owner.errors == []
+    async with other(cluster.bootstrap, group, counts, assignor) as theirs:
+        await shared([theirs], counts)
+        async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
+            await shared([ours, theirs], counts)
+            assert not ours.leads
+            assert ours.owner.errors == []
+        await shared([theirs], counts)

@@ -25,8 +25,11 @@ class Choice:
     """
 
     def __init__(self) -> None:
-        self.subscription: frozenset[str] | None = None
-        """This member's topics; empty while a pattern has matched none, None when nothing is subscribed."""
+        self.subscription: set[str] | None = None
+        """This member's topics; empty while a pattern has matched none, None when nothing is subscribed.
+
+        Replaced by each change, so that one who holds it sees no change.
+        """
         self.subscription_type = SubscriptionType.NONE
         self.subscribed_pattern: re.Pattern[str] | None = None
         self.rebalance_listener: Any = None
@@ -56,7 +59,7 @@ class Choice:
             self._set_subscription_type(SubscriptionType.AUTO_PATTERN)
             self.subscribed_pattern = compiled
             # filled by change_subscription once metadata says which topics match
-            self.subscription = frozenset()
+            self.subscription = set()
         else:
             if isinstance(topics, str) or not isinstance(topics, Sequence):
                 raise TypeError(f"topics is a list of names, not {topics!r}")
@@ -77,7 +80,7 @@ class Choice:
             log.debug("subscribed to the same %d topics as before", len(wanted))
             return
         log.info("subscribed to %s", ", ".join(sorted(wanted)) or "no topic")
-        self.subscription = wanted
+        self.subscription = set(wanted)
         self._group_subscription |= wanted
 
     def group_subscribe(self, topics: str | Iterable[str]) -> None:
@@ -92,9 +95,9 @@ class Choice:
             raise OutOfTurn("nothing is subscribed")
         self._group_subscription &= self.subscription
 
-    def group_subscription(self) -> frozenset[str]:
-        """The topics whose metadata this member should watch: everyone's for a leader, else its own."""
-        return self._group_subscription
+    def group_subscription(self) -> set[str]:
+        """The topics whose metadata this member should watch: everyone's for a leader, else its own. A copy."""
+        return set(self._group_subscription)
 
     def partitions_auto_assigned(self) -> bool:
         """Whether a group assigns the partitions (False also while nothing is chosen)."""

@@ -176,7 +176,6 @@ class TopicPartitionState:
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
-        self._current_leader_epoch = -1
         self.clear_preferred_read_replica()
         self._void()
 
@@ -323,12 +322,12 @@ class TopicPartitionState:
 PartitionState = TopicPartitionState
 
 
-def as_position(offset: Any) -> OffsetAndMetadata:
-    """An offset as a position. Raises `TypeError` for what is none, `ConfigError` below 0."""
+def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:
+    """An offset as a position. Raises `TypeError` for what is none, `ConfigError` below 0, both naming `where`."""
     if isinstance(offset, int) and not isinstance(offset, bool):
         offset = OffsetAndMetadata(offset, "", -1)
     elif not isinstance(offset, OffsetAndMetadata):
-        raise TypeError(f"an offset is an int or OffsetAndMetadata, not {offset!r}")
+        raise TypeError(f"{where}an offset is an int or OffsetAndMetadata, not {offset!r}")
     if offset.offset < 0:
-        raise ConfigError(f"offset {offset.offset} is below 0; to go to an end of the log, request a reset")
+        raise ConfigError(f"{where}offset {offset.offset} is below 0; to go to an end of the log, request a reset")
     return offset

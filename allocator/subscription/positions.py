@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from allocator.errors import NotAssigned
+from allocator.subscription.errors import OutOfTurn
 from allocator.subscription.partition import Changes, TopicPartitionState, as_position
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -86,7 +87,7 @@ class Positions:
 
         Raises `TypeError` for what is no offset, `ConfigError` (a `ValueError`) below 0.
         """
-        position = as_position(offset)
+        position = as_position(offset, f"{partition.topic}:{partition.partition}: ")
         self._of(partition).seek(position)
 
     def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
@@ -98,7 +99,10 @@ class Positions:
 
         Caller: consumer. Raises `OutOfTurn` without a position.
         """
-        self._of(partition).position = OffsetAndMetadata(offset, "", leader_epoch)
+        state = self._of(partition)
+        if state.position is None:
+            raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position to move on from; seek it first")
+        state.position = OffsetAndMetadata(offset, "", leader_epoch)
 
     def has_valid_position(self, partition: TopicPartition) -> bool:
         state = self.assignment.get(partition)

@@ -86,8 +86,10 @@ def test_subscribing_again_replaces_the_topics_and_leaves_the_assignment() -> No
     state = SubscriptionState()
     state.subscribe(["a"])
     state.assign_from_subscribed([A0])
+    held = state.subscription
     state.subscribe(("b",))
     assert state.subscription == {"b"}
+    assert held == {"a"}
     assert state.assigned_partitions() == {A0}, "until the next rebalance"
     state.assign_from_subscribed([B0])
     assert state.assigned_partitions() == {B0}
@@ -96,12 +98,12 @@ def test_subscribing_again_replaces_the_topics_and_leaves_the_assignment() -> No
 def test_a_pattern_has_no_topics_until_metadata_shows_some() -> None:
     state = SubscriptionState()
     state.subscribe(pattern=re.compile("logs-"))
-    assert state.subscription == frozenset()
+    assert state.subscription == set()
     assert state.subscribed_pattern is not None
     assert state.subscribed_pattern.pattern == "logs-"
     state.change_subscription({"logs-a"})
     state.subscribe(pattern="other-")
-    assert state.subscription == frozenset()
+    assert state.subscription == set()
     with pytest.raises(ConfigError, match=r"\(unclosed"):
         state.subscribe(pattern="(unclosed")
     assert state.subscribed_pattern.pattern == "other-"
@@ -165,6 +167,9 @@ def test_a_leader_watches_the_topics_of_all_and_a_follower_its_own() -> None:
     state.reset_group_subscription()
     assert state.group_subscription() == {"c"}
     assert "x" in before, "what was handed out is a copy"
+    before.add("mine")
+    state.group_subscription().clear()
+    assert state.group_subscription() == {"c"}
 
 
 def test_unsubscribing_leaves_listener_and_group_topics() -> None:

@@ -150,7 +150,7 @@ def test_seek_checks_what_it_is_given(state: SubscriptionState) -> None:
     for wrong in ("5", 5.0, None, True):
         with pytest.raises(TypeError):
             state.seek(A0, wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="below 0"):
+    with pytest.raises(ConfigError, match=r"a:0: .*below 0"):
         state.seek(A0, -1)
     assert state.position(A0) is None
 
@@ -173,7 +173,7 @@ def test_an_unassigned_partition_is_a_key_error_of_ours(state: SubscriptionState
 
 
 def test_a_position_cannot_be_updated_before_it_is_known(state: SubscriptionState) -> None:
-    with pytest.raises(IllegalState):
+    with pytest.raises(IllegalState, match="a:0"):
         state.update_position(A0, 3)
 
 
@@ -309,3 +309,17 @@ def test_resets_under_way_are_left_to_themselves(state: SubscriptionState, clock
     assert state.has_default_offset_reset_policy()
     assert not state.has_all_fetch_positions()
     assert SubscriptionState().has_all_fetch_positions(), "of nothing, everything is known"
+
+
+def test_every_new_assignment_is_something_to_plan_anew() -> None:
+    state = SubscriptionState()
+    state.subscribe(["a"])
+    versions = [state.version]
+    for partitions in ([A0], [A0], [A1], [A0, A1], []):
+        state.assign_from_subscribed(partitions)
+        versions.append(state.version)
+    state.unsubscribe()
+    versions.append(state.version)
+    state.assign_from_user([A0])
+    versions.append(state.version)
+    assert versions == sorted(set(versions))

@@ -42,6 +42,7 @@ class Holdings:
         self, view: GroupView, *, sticky: bool = True, signature: Signature | None = None, runs: bool = True
     ) -> None:
         self._runs = runs
+        self._owned = view.owned
         self.members = tuple(sorted(view.members, key=lambda member: member.id))
         index = {member.id: number for number, member in enumerate(self.members)}
         classes = replace(view, members=self.members).classes()
@@ -126,10 +127,17 @@ class Holdings:
             if needs:
                 taken = self.taken
                 self._deal([number for number in pile.numbers if not taken[number]], needs, added)
-        for member in shrinks:
-            self.held[member] = [number for number in self.held[member] if self.taken[number]]
-        shares = (Share(self.space, held + more) for held, more in zip(self.held, added))
-        return {member.id: share for member, share in zip(self.members, shares)}
+        given = {}
+        for place, had in enumerate(self.held):
+            kept = [number for number in had if self.taken[number]] if place in shrinks else had
+            given[self.members[place].id] = self.share(place, kept + added[place])
+        return given
+
+    def share(self, place: int, numbers: list[int]) -> Share:
+        """What a member gets; the objects that it had are used again."""
+        owned = self._owned.get(self.members[place].id)
+        had = self.held[place]
+        return Share(self.space, numbers, (owned, had) if owned and len(owned) == len(had) else None)
 
     def _release(self, pile: Pile, keeps: dict[int, int]) -> None:
         if not self.holder:

@@ -117,8 +117,8 @@ class _Deal:
         return max((load for load, _, _ in has), default=0.0)
 
     def shares(self) -> dict[str, Share]:
-        space = self._holdings.space
-        return {member.id: Share(space, hand) for member, hand in zip(self._holdings.members, self._hands)}
+        members = self._holdings.members
+        return {member.id: self._holdings.share(place, self._hands[place]) for place, member in enumerate(members)}
 
 
 lag_aware = _LagAware()

@@ -47,6 +47,16 @@ class Space:
             self._partitions = made
         return self._partitions
 
+    def some(self, numbers: Iterable[int]) -> list[TopicPartition]:
+        """Those with these numbers, in their order."""
+        if self._partitions is not None:
+            return [self._partitions[number] for number in numbers]
+        topics, topic_of = self.topics, self.topic_of
+        starts = list(self.starts.values())
+        return [
+            _partition((topics[topic], number - starts[topic])) for number in numbers for topic in (topic_of[number],)
+        ]
+
     def number(self, item: object) -> int | None:
         """The number of a (topic, partition), None when it is not one of these."""
         if isinstance(item, tuple) and len(item) == 2:
@@ -70,23 +80,34 @@ class Share(Set[TopicPartition]):
     """What one member is given: an immutable set of TopicPartition, kept as sorted numbers.
 
     Equal to a set or frozenset of the same partitions. Iterating yields TopicPartition in order of topic and id.
-    Cost: 4 bytes a partition; `partitions()` makes the objects.
+    Cost: 4 bytes a partition; `partitions()` makes the objects, but for those that the member had before.
     """
 
-    __slots__ = ("numbers", "space")
+    __slots__ = ("_before", "numbers", "space")
 
-    def __init__(self, space: Space, numbers: Iterable[int]) -> None:
+    def __init__(
+        self, space: Space, numbers: Iterable[int], before: tuple[frozenset[TopicPartition], list[int]] | None = None
+    ) -> None:
+        """`before`: what the member had, as objects and as numbers; all of it still exists."""
         self.space = space
         self.numbers = array("i", sorted(numbers))
+        self._before = before
 
     def partitions(self) -> frozenset[TopicPartition]:
-        return frozenset(map(self.space.partitions.__getitem__, self.numbers))
+        make = self.space.some
+        if self._before is None:
+            return frozenset(make(self.numbers))
+        objects, numbers = self._before
+        had, has = set(numbers), set(self.numbers)
+        gone, new = had - has, has - had
+        kept = objects.difference(make(gone)) if gone else objects
+        return kept.union(make(new)) if new else kept
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[TopicPartition]:
-        return map(self.space.partitions.__getitem__, self.numbers)
+        return iter(self.space.some(self.numbers))
 
     def __contains__(self, item: object) -> bool:
         number = self.space.number(item)

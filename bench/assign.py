@@ -1,0 +1,272 @@
+"""How long the allocator functions take, how much memory, and how both grow.
+
+    python -m bench.assign                     everything: some minutes, most of them kafka-python's
+    python -m bench.assign --part growth       peers, growth or functions alone
+    python -m bench.assign --json FILE         the same numbers for a program ("-": on standard output)
+
+A row is one call, in a process of its own, on a group in a settled state that one event has disturbed: `first` (nobody
+has anything), `join` (one more member), `leave` (one less). Subscriptions are `equal`, `tiers` (each topic has 25, 50,
+75 or 100 % of the members; few distinct sets of subscribers) or `random` (each member half of the topics, no two topics
+the same subscribers: the hardest for ours).
+
+`function` is the call of the allocator function alone, from a `GroupView` to a mapping whose values are sets of
+TopicPartition kept as numbers. `compute` is that, the validation of every partition, and a frozenset of TopicPartition
+objects for each member: what a leader pays in all. Neither includes making the view, which it has from ZooKeeper. `cpu`
+are the same seconds as far as the process itself was running, for machines that have other things to do.
+For kafka-python it is its executor from the members' metadata to the final assignment, without the encoding of either.
+`memory` is by how much the call raised the peak of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from allocator.assign import GroupView, Member, compute, resolve
+from allocator.types import TopicPartition
+
+EVENTS = ("first", "join", "leave")
+FUNCTIONS = ("naive", "range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware", "lag-aware")
+PEER = "kafka-python"
+RACKS = ("a", "b", "c")
+NUMBERS = ("function_s", "function_cpu_s", "compute_s", "compute_cpu_s", "memory_mb")
+MEGABYTE = 1_000_000
+
+Case = dict[str, Any]
+
+
+def cases(parts: Iterable[str]) -> Iterator[Case]:
+    """What is measured, in the order of the tables."""
+    if "peers" in parts:
+        for shape in ("equal", "random"):
+            for event in EVENTS:
+                for function in ("sticky", PEER):
+                    yield case("peers", function, 100, 10, 1_000, shape, event)
+    if "growth" in parts:
+        for shape in ("equal", "tiers", "random"):
+            for members, topics, partitions in ((10, 10, 1_000), (100, 100, 1_000), (1_000, 1_000, 1_000)):
+                for event in EVENTS:
+                    yield case("growth", "sticky", members, topics, partitions, shape, event)
+    if "functions" in parts:
+        for function in FUNCTIONS:
+            for shape in ("equal", "random"):
+                yield case("functions", function, 1_000, 1_000, 1_000, shape, "join")
+
+
+def case(part: str, function: str, members: int, topics: int, each: int, shape: str, event: str) -> Case:
+    return {
+        "part": part,
+        "function": function,
+        "members": members,
+        "topics": topics,
+        "partitions": topics * each,
+        "subscriptions": shape,
+        "event": event,
+    }
+
+
+# -- one measurement, in its own process ---------------------------------------------------------------------------
+
+
+def view_of(case: Case) -> GroupView:
+    """A group as its leader sees it just after the event."""
+    rng = random.Random(7)
+    topics = [f"topic-{number:04}" for number in range(case["topics"])]
+    tiers = [frozenset(topics[: len(topics) * quarter // 4]) for quarter in (4, 3, 2, 1)]
+    shapes: Mapping[str, Callable[[int], frozenset[str]]] = {
+        "equal": lambda number: tiers[0],
+        "tiers": lambda number: tiers[number % 4],
+        "random": lambda number: frozenset(rng.sample(topics, len(topics) // 2)),
+    }
+    everyone = tuple(
+        Member(
+            id=f"m-{rng.getrandbits(64):016x}-{number:010}",
+            name=f"worker-{number}",
+            topics=shapes[case["subscriptions"]](number),
+            weight=1.0 + number % 3,
+            rack=RACKS[number % 3],
+        )
+        for number in range(case["members"] + 1)
+    )
+    partitions = dict.fromkeys(topics, case["partitions"] // case["topics"])
+    racks: dict[TopicPartition, tuple[str | None, ...]] = {}
+    load: dict[TopicPartition, float] = {}
+    if case["function"] in ("rack-aware", "lag-aware"):
+        every = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
+        racks = {each: (RACKS[each.partition % 3], RACKS[(each.partition + 1) % 3]) for each in every}
+        load = {each: rng.paretovariate(1.5) for each in every}
+    before = everyone[:-1]
+    if case["event"] == "first":
+        return GroupView(before, partitions, {}, racks, load)
+    used = "sticky" if case["function"] == PEER else case["function"]
+    owned = compute(resolve(used), GroupView(before, partitions, {}, racks, load))
+    if case["event"] == "join":
+        return GroupView(everyone, partitions, owned, racks, load)
+    stay = before[:-1]
+    return GroupView(stay, partitions, {member.id: owned[member.id] for member in stay}, racks, load)
+
+
+def kafka_python(view: GroupView) -> dict[str, list[tuple[str, list[int]]]]:
+    """kafka-python's sticky assignor on the same group."""
+    from kafka.coordinator.assignors.sticky.sticky_assignor import (
+        StickyAssignmentExecutor,
+        StickyAssignorMemberMetadataV1,
+    )
+
+    class Cluster:
+        partitions = {topic: set(range(count)) for topic, count in view.partitions.items()}
+
+        def topics(self) -> set[str]:
+            return set(self.partitions)
+
+        def partitions_for_topic(self, topic: str) -> set[int] | None:
+            return self.partitions.get(topic)
+
+    members = {
+        member.id: StickyAssignorMemberMetadataV1(sorted(member.topics), list(view.owned.get(member.id, ())), 1)
+        for member in view.members
+    }
+    executor = StickyAssignmentExecutor(Cluster(), members)
+    executor.perform_initial_assignment()
+    executor.balance()
+    return {member: list(executor.get_final_assignment(member)) for member in members}
+
+
+def measure(case: Case) -> Case:
+    """The case with its numbers. Seconds, megabytes of 10**6 bytes."""
+    view = view_of(case)
+    peer = case["function"] == PEER
+    function: Callable[[GroupView], Any] = kafka_python if peer else resolve(case["function"])
+    gc.collect()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    result = function(view)
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+    unit = 1 if sys.platform == "darwin" else 1024
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit / MEGABYTE
+    found: Case = {**case, "function_s": seconds, "function_cpu_s": cpu, "memory_mb": memory}
+    if peer:
+        final = {
+            member: frozenset(TopicPartition(topic, number) for topic, numbers in topics for number in numbers)
+            for member, topics in result.items()
+        }
+    else:
+        del result
+        gc.collect()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        final = compute(resolve(case["function"]), view)
+        found["compute_s"], found["compute_cpu_s"] = time.perf_counter() - begin, time.process_time() - begin_cpu
+    counts = sorted(map(len, final.values()))
+    found["fewest"], found["most"] = counts[0], counts[-1]
+    topics = {member.id: member.topics for member in view.members}
+    found["moves"] = sum(
+        partition.topic in topics[member] and partition not in final[member]
+        for member, parts in view.owned.items()
+        for partition in parts
+    )
+    return found
+
+
+# -- all of them ---------------------------------------------------------------------------------------------------
+
+
+def run(case: Case, timeout_s: float) -> Case:
+    command = [sys.executable, "-m", "bench.assign", "--one", json.dumps(case)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except subprocess.TimeoutExpired:
+        return {**case, "function_s": None}
+    return dict(json.loads(done.stdout))
+
+
+def tables(rows: list[Case]) -> Iterator[Table]:
+    for part, title in (
+        ("peers", "sticky and kafka-python's StickyPartitionAssignor"),
+        ("growth", "sticky, ten times as many members and partitions from row to row"),
+        ("functions", "each function, one member joining"),
+    ):
+        some = [row for row in rows if row["part"] == part]
+        if some:
+            yield table(title, some)
+
+
+def table(title: str, rows: list[Case]) -> Table:
+    made = Table(title=title, title_justify="left")
+    for name in ("function", "members", "partitions", "subscriptions", "event"):
+        made.add_column(name, justify="right" if name in ("members", "partitions") else "left")
+    for name in ("function s", "cpu", "compute s", "cpu", "memory MB", "counts", "moves", "ratio"):
+        made.add_column(name, justify="right")
+    for row in rows:
+        made.add_row(
+            row["function"],
+            f"{row['members']:,}",
+            f"{row['partitions']:,}",
+            row["subscriptions"],
+            row["event"],
+            *(shown(row.get(name)) for name in NUMBERS),
+            f"{row['fewest']}-{row['most']}" if "most" in row else "",
+            str(row.get("moves", "")),
+            ratio(row, rows),
+        )
+    return made
+
+
+def shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def ratio(row: Case, rows: list[Case]) -> str:
+    """Against ours for kafka-python, against a tenth of the size for growth."""
+
+    def like(other: Case, *names: str) -> bool:
+        return all(other[name] == row[name] for name in names)
+
+    if row["part"] == "peers" and row["function"] == PEER:
+        ours = next((o for o in rows if o["function"] != PEER and like(o, "subscriptions", "event")), None)
+        if ours and row["function_s"] and ours["function_s"]:
+            return f"{row['function_cpu_s'] / ours['function_cpu_s']:,.0f} x ours"
+    if row["part"] == "growth":
+        less = [o for o in rows if like(o, "subscriptions", "event") and o["partitions"] * 100 == row["partitions"]]
+        less += [o for o in rows if like(o, "subscriptions", "event") and o["partitions"] * 10 == row["partitions"]]
+        if less and row["function_s"] and less[-1]["function_s"]:
+            return f"{row['function_cpu_s'] / less[-1]['function_cpu_s']:.1f} x"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=("peers", "growth", "functions"), help="default: all")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers there; - for standard output")
+    parser.add_argument("--timeout", type=float, default=1_800.0, metavar="SECONDS", help="for one row")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(json.loads(options.one))))
+        return
+    console = Console(stderr=options.json == "-", width=None if sys.stdout.isatty() else 150)
+    rows = []
+    for each in cases(options.part or ("peers", "growth", "functions")):
+        rows.append(run(each, options.timeout))
+        if options.json and options.json != "-":
+            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")  # what was measured survives an interrupt
+        console.print(f"[dim]{each['function']} {each['members']} x {each['partitions']} {each['event']}: done[/dim]")
+    for made in tables(rows):
+        console.print(made)
+    if options.json == "-":
+        print(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

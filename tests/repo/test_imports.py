@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "subscription": set(),
     "wire": {"assign", "subscription"},
     "coordinator": {"assign", "subscription", "wire"},
-    "membership": {"assign", "subscription", "wire"},
+    "membership": {"assign", "subscription", "wire", "coordinator"},
     "fetch": {"assign", "subscription", "wire", "coordinator", "membership"},
     "consumer": {"assign", "subscription", "wire", "coordinator", "membership", "fetch"},
     # its producers and probes speak to brokers by themselves: tests must not judge the code by the code

@@ -80,7 +80,7 @@ class Choice:
             log.debug("subscribed to the same %d topics as before", len(wanted))
             return
         log.info("subscribed to %s", ", ".join(sorted(wanted)) or "no topic")
-        self.subscription = set(wanted)
+        self.subscription = wanted
         self._group_subscription |= wanted
 
     def group_subscribe(self, topics: str | Iterable[str]) -> None:

@@ -27,9 +27,9 @@ def check_topic(name: Any) -> None:
         )
 
 
-def checked(topics: str | Iterable[str]) -> frozenset[str]:
-    """One topic or several, all valid."""
+def checked(topics: str | Iterable[str]) -> set[str]:
+    """One topic or several, all valid; a new set."""
     several = (topics,) if isinstance(topics, str) else tuple(topics)
     for topic in several:
         check_topic(topic)
-    return frozenset(several)
+    return set(several)

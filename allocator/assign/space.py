@@ -97,7 +97,7 @@ class Share(Set[TopicPartition]):
         make = self.space.some
         if self._before is None:
             return frozenset(make(self.numbers))
-        objects, numbers = self._before
+        objects, numbers = frozenset(self._before[0]), self._before[1]
         had, has = set(numbers), set(self.numbers)
         gone, new = had - has, has - had
         kept = objects.difference(make(gone)) if gone else objects

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
+from fractions import Fraction
+from math import isfinite, lcm
 
 from allocator.assign.holdings import balanced
 from allocator.assign.space import Share
@@ -37,7 +38,10 @@ class _Weighted:
                     f"member {member.id!r} ({member.name!r}) has weight {member.weight!r}; it must be a positive number"
                 )
         members = sorted(view.members, key=lambda member: member.id)
-        return balanced(view, weights=[float(member.weight) for member in members])
+        # as they were written, so that 0.1 is to 0.3 as 1 is to 3 and ties are seen as ties
+        exact = [Fraction(repr(float(member.weight))) for member in members]
+        common = lcm(*(weight.denominator for weight in exact))
+        return balanced(view, weights=[int(weight * common) for weight in exact])
 
     def __repr__(self) -> str:
         return self.name

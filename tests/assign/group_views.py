@@ -28,7 +28,7 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
             id=f"m-{index}",
             name=f"n{index}",
             topics=frozenset(topics if equal else draw(some)),
-            weight=draw(st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])) if weights else 1.0,
+            weight=draw(st.sampled_from([0.1, 0.3, 1.0, 1.0, 2.0, 7.5])) if weights else 1.0,
             rack=draw(st.sampled_from([None, *RACKS])),
         )
         for index in range(draw(st.integers(1, members)))
@@ -110,7 +110,7 @@ def improvement(
     zero = tuple(0 for _ in cost(TopicPartition("", 0), view.members[0]))
 
     def square(member: str, count: int) -> Fraction:
-        return Fraction(count * count) / Fraction(weights[member] if weights else 1)
+        return Fraction(count * count) / Fraction(str(weights[member]) if weights else 1)
 
     arcs: dict[tuple[str, str], Cost] = {}
     for giver in view.members:

@@ -101,20 +101,22 @@ class Ours:
 class Theirs:
     """kafka-python's consumer, polled in a thread of its own."""
 
-    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str) -> None:
+    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str, kafka: str = "3.9.1") -> None:
         self.held: Parts = frozenset()
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap.split(","),
             "group_id": group,
             "enable_auto_commit": False,
             "session_timeout_ms": 6000,
             "heartbeat_interval_ms": 300,
-            "max_poll_interval_ms": 20000,
-            "metadata_max_age_ms": 1000,
             "partition_assignment_strategy": [KAFKA_PYTHON[assignor]],
         }
+        if kafka == "0.9.0.1":
+            self._settings["api_version"] = (0, 9)  # which it does not find out by itself
+        else:
+            self._settings["max_poll_interval_ms"] = 20000
         self._topics = list(topics)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -126,7 +128,7 @@ class Theirs:
                 consumer.partitions_for_topic(topic)
             consumer.subscribe(self._topics)
             while not self._stop.is_set():
-                consumer.poll(timeout_ms=50)
+                consumer.poll(timeout_ms=500)
                 self.held = frozenset(TopicPartition(*p) for p in consumer.assignment())
             consumer.close()
         except Exception as error:
@@ -146,7 +148,7 @@ class Theirs:
 class Aio:
     """aiokafka's consumer."""
 
-    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str) -> None:
+    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str, kafka: str = "3.9.1") -> None:
         self._topics = list(topics)
         self._arguments = {
             "bootstrap_servers": bootstrap,
@@ -184,7 +186,7 @@ def partitions(counts: Mapping[str, int]) -> Parts:
     return frozenset(TopicPartition(topic, n) for topic, count in counts.items() for n in range(count))
 
 
-async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: float = 40) -> None:
+async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: float = 30) -> None:
     """Until every partition has exactly one owner among the members and each has something."""
     members = list(members)
 

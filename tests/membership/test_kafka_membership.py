@@ -1,0 +1,248 @@
+"""KafkaMembership against a coordinator whose answers the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coordinator")]
+
+from fake_group import GroupBroker
+from kafka_members import Ours
+from members import History
+
+from allocator.coordinator.consumer_protocol import Given, Subscription
+from allocator.coordinator.group import Phase
+from allocator.errors import BrokerError, BrokersUnavailable, ConfigError
+from allocator.membership.kafka import KafkaMembership, KafkaSettings
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(30)
+
+JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 11, 12, 13, 14, 10
+FAST = {"session_timeout_s": 1.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
+ALL = frozenset(TopicPartition("t", n) for n in range(3))
+
+
+def broker_with_topic() -> GroupBroker:
+    broker = GroupBroker()
+    broker.topics = {"t": [1, 1, 1]}
+    return broker
+
+
+def member(broker: GroupBroker, assignor: Any = "range", **options: Any) -> Ours:
+    timing = {**FAST, **options.pop("timing", {})}
+    topics = options.pop("topics", ["t"])
+    return Ours(broker.address, "g", topics, assignors=[assignor], timing=timing, history=History(), **options)
+
+
+async def holds(ours: Ours, parts: frozenset[TopicPartition]) -> None:
+    await wait_until_async(lambda: ours.held == parts, 20, lambda: f"{sorted(ours.held)} to be {sorted(parts)}")
+
+
+async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
+    async with broker_with_topic() as broker:
+        async with member(broker) as ours:
+            await holds(ours, ALL)
+            assert ours.membership.held == ALL
+            assert ours.membership.leading
+            assert (ours.membership.member_id, ours.membership.generation) == ("member-1", 1)
+            assert ours.membership.may_act()
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end"]
+        assert not ours.membership.may_act()
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_eager_members_give_everything_up_before_they_join_and_cooperative_ones_nothing() -> None:
+    for assignor, events in (("range", ["begin", "end", "begin"]), ("cooperative-sticky", ["begin"])):
+        async with broker_with_topic() as broker, member(broker, assignor) as ours:
+            await holds(ours, ALL)
+            broker.codes[HEARTBEAT] = [27]
+            await wait_until_async(
+                lambda: broker.generation == 2 and ours.membership.generation == 2, 20, "a rebalance"
+            )
+            await holds(ours, ALL)
+            assert [what for _, _, what, _ in ours.owner.history.events] == events
+            said = Subscription.decode(broker.requests(JOIN)[-1].protocols[0].metadata)
+            assert said.owned == (ALL if assignor == "cooperative-sticky" else frozenset())
+
+
+async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_joins_again() -> None:
+    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
+        await holds(ours, ALL)
+        sync = broker.handlers[SYNC]
+
+        async def less(request: Any) -> Any:
+            answer = await sync(request)
+            answer.assignment = Given(frozenset({TopicPartition("t", 0)})).encode()
+            return answer
+
+        broker.handlers[SYNC] = less
+        broker.codes[HEARTBEAT] = [27]
+        await holds(ours, frozenset({TopicPartition("t", 0)}))
+        await wait_until_async(lambda: ours.membership.generation == 3, 20, "the second round")
+        said = Subscription.decode(broker.requests(JOIN)[-1].protocols[0].metadata)
+        assert (said.owned, said.generation) == (frozenset({TopicPartition("t", 0)}), 2)
+
+
+async def test_a_member_that_was_removed_loses_everything_without_a_commit() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        broker.codes[HEARTBEAT] = [25]
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        await holds(ours, ALL)
+        assert ours.membership.member_id == "member-2"
+        assert ours.membership.may_act()
+
+
+async def test_a_loss_while_releasing_ends_the_release() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        ours.owner.may_drain.clear()
+        broker.codes[HEARTBEAT] = [27, 27, 25]
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        assert [what for _, _, what, _ in ours.owner.history.events][:2] == ["begin", "lost"]
+        ours.owner.may_drain.set()
+
+
+async def test_what_is_being_released_may_be_committed_until_that_is_done() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        ours.owner.may_drain.clear()
+        broker.codes[HEARTBEAT] = [27]
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 20, "the release")
+        assert all(ours.membership.may_commit(p) for p in ALL)
+        assert ours.membership.held == frozenset()
+        identity = ours.membership.identity
+        assert identity is not None
+        assert identity.generation == 1
+        ours.owner.may_drain.set()
+        await holds(ours, ALL)
+
+
+async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        broker.silent = {HEARTBEAT}
+        await wait_until_async(lambda: ours.owner.suspensions, 20, "the suspension")
+        assert not ours.membership.may_act()
+        assert ours.held == ALL  # ownership stands
+        broker.silent = set()
+        await wait_until_async(ours.membership.may_act, 20, "the lease")
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
+
+
+async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> None:
+    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05) as ours:
+        await holds(ours, ALL)
+        broker.topics = {"t": [1] * 5, "u": [1]}
+        await holds(ours, frozenset(TopicPartition("t", n) for n in range(5)))
+        ours.membership.subscribe(["u"])
+        await holds(ours, frozenset({TopicPartition("u", 0)}))
+
+
+async def test_topics_that_begin_to_match_a_pattern_are_taken_up() -> None:
+    async with broker_with_topic() as broker, member(broker, topics=[], pattern="t.*", topic_poll_s=0.05) as ours:
+        await holds(ours, ALL)
+        broker.topics["t2"] = [1]
+        broker.topics["other"] = [1]
+        await holds(ours, ALL | {TopicPartition("t2", 0)})
+
+
+async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() -> None:
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        sync = broker.handlers[SYNC]
+
+        async def rubbish(request: Any) -> Any:
+            answer = await sync(request)
+            answer.assignment = b"\x00\x00\x7f\xff\xff\xff"
+            return answer
+
+        broker.handlers[SYNC] = rubbish
+        async with member(broker) as ours:
+            await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+            assert "cannot be read" in str(ours.owner.errors[0])
+            assert ours.held == frozenset()
+
+
+def refuses(view: Any) -> Any:
+    raise ValueError("no")
+
+
+async def test_a_function_that_fails_is_told() -> None:
+    async with broker_with_topic() as broker, member(broker, refuses) as ours:
+        await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+        assert "refuses" in str(ours.owner.errors[0])
+
+
+async def test_join_says_what_prevents_it() -> None:
+    async with broker_with_topic() as broker:
+        broker.codes[JOIN] = [23]
+        with pytest.raises(BrokerError, match="cannot join"):
+            async with member(broker):
+                pass
+
+
+async def test_join_gives_up_when_there_is_no_coordinator() -> None:
+    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+        find = broker.handlers[FIND]
+
+        def unavailable(request: Any) -> Any:
+            answer = find(request)
+            answer.error_code = 15
+            return answer
+
+        broker.handlers[FIND] = unavailable
+        spare = member(broker)
+        membership = KafkaMembership(
+            client, "g", spare.owner, spare.membership._assignors, KafkaSettings(connect_timeout_s=0.2)
+        )
+        with pytest.raises(BrokersUnavailable, match="no coordinator"):
+            await membership.join()
+
+
+async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
+    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+        broker.gates[SYNC] = asyncio.Event()
+        spare = member(broker)
+        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
+        membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
+        await membership.join()
+        assert membership.group.phase is Phase.SYNCING
+        broker.gates[SYNC].set()
+        await holds(spare, ALL)
+        await membership.leave()
+
+
+async def test_a_silent_user_costs_the_partitions_until_the_next_sign_of_life() -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 0.3}) as ours:
+        await holds(ours, ALL)
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 20, "the farewell")
+        ours.membership.polled()
+        await holds(ours, ALL)
+
+
+async def test_a_fenced_instance_loses_everything_and_stops() -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as ours:
+        await holds(ours, ALL)
+        broker.codes[HEARTBEAT] = [82]
+        await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+        assert ours.owner.lost_partitions == ALL
+        assert not ours.membership.may_act()
+        await ours.membership.leave()
+
+
+def test_a_member_without_functions_or_with_a_bad_pattern_is_refused() -> None:
+    client, owner = KafkaClient("127.0.0.1:1"), Ours("127.0.0.1:1", "g", []).owner
+    with pytest.raises(ConfigError, match="allocator function"):
+        KafkaMembership(client, "g", owner, {}, KafkaSettings())
+    with pytest.raises(ConfigError, match="regular expression"):
+        Ours("127.0.0.1:1", "g", [], pattern="(")

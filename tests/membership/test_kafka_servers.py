@@ -10,7 +10,7 @@ from kafka_members import Aio, Ours, Theirs, shared, topic_with
 from members import History
 
 from allocator.errors import CommitFailed
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = [
@@ -150,3 +150,90 @@ async def test_ours_and_others_are_one_group_whoever_leads(
             await shared([ours, theirs], counts)
             assert not ours.leads
             assert ours.owner.errors == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("assignor", ["sticky", "cooperative-sticky"])
+async def test_the_sticky_assignors_of_kafka_python_and_ours_are_one_group(
+    assignor: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, "3.9.1")
+    counts = await topic_with(cluster, unique_name(), 6)
+    async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
+        await shared([ours], counts)
+        async with Theirs(cluster.bootstrap, group, counts, assignor) as theirs:
+            await shared([ours, theirs], counts)
+            assert ours.leads
+        await shared([ours], counts)
+        assert ours.owner.errors == []
+    async with Theirs(cluster.bootstrap, group, counts, assignor) as theirs:
+        await shared([theirs], counts)
+        async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
+            await shared([ours, theirs], counts)
+            assert not ours.leads
+            assert ours.owner.errors == []
+
+
+@pytest.mark.long
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+async def test_the_group_outlives_its_coordinator(
+    fault: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1", brokers=3)
+    topic = unique_name()
+    await asyncio.to_thread(cluster.create_topic, topic, 6, 3)
+    counts = {topic: 6}
+    history = History()
+    async with (
+        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        Ours(cluster.bootstrap, group, counts, name="b", history=history) as b,
+    ):
+        await shared([a, b], counts)
+        (victim,) = (broker for broker in cluster.brokers if broker.id == a.membership.group.coordinator)
+        try:
+            await asyncio.to_thread(getattr(victim, fault))
+            await wait_until_async(
+                lambda: all(m.membership.group.coordinator not in (None, victim.id) for m in (a, b)), 90, "another one"
+            )
+            await shared([a, b], counts, 60)
+            await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 60, "both to act")
+            first = min(a.held)
+            await a.offsets.commit({first: OffsetAndMetadata(1, "", -1)})
+        finally:
+            await asyncio.to_thread(victim.resume if fault == "pause" else victim.start)
+        await shared([a, b], counts, 60)
+    assert history.overlaps() == []
+
+
+@pytest.mark.long
+async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_comes_back(
+    cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, "3.9.1")
+    counts = await topic_with(cluster, unique_name(), 4)
+    history = History()
+    async with (
+        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        Ours(cluster.bootstrap, group, counts, name="b", history=history) as b,
+    ):
+        await shared([a, b], counts)
+        mine = min(b.held)
+        stale = b.membership.identity
+        assert stale is not None
+        send = b.client.send
+
+        async def lost(*_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+
+        b.client.send = lost  # type: ignore[method-assign]
+        await wait_until_async(lambda: b.owner.suspensions, 30, "the lease to lapse")
+        await shared([a], counts, 60)
+        b.client.send = send  # type: ignore[method-assign]
+        with pytest.raises(CommitFailed):
+            await b.offsets.commit({mine: OffsetAndMetadata(99, "", -1)})
+        await shared([a, b], counts, 60)
+        assert await a.offsets.fetch([mine]) == {}
+        assert b.membership.identity is not None
+        assert b.membership.identity.generation > stale.generation
+    assert history.overlaps() == []

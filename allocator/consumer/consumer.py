@@ -308,9 +308,7 @@ class Consumer:
         refuses.
         """
         if offsets is None:
-            await self._engine.commit_done(self._engine.progress.uncommitted(in_hand=True))
-            # only now: a partition that is to move is released when it is done, and the commit must come before
-            self._engine.progress.finish()
+            await self._engine.commit_progress(in_hand=True)
             return
         await self._engine.commit(
             {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.assign import Assignor, resolve
@@ -86,7 +86,7 @@ class Engine:
             self.progress,
             self.committed,
             self.fetcher,
-            self.commit_done,
+            self.commit_progress,
             listener,
             auto_commit=commit_on_revoke,
         )
@@ -110,9 +110,11 @@ class Engine:
         self._connect_timeout_s = connect_timeout_s
         self._auto_commit_interval_s = auto_commit_interval_s
         self._exits = contextlib.AsyncExitStack()
+        self._one_commit: asyncio.Lock
 
     async def start(self) -> None:
         """Connects to Kafka and ZooKeeper and joins the group; undoes all of it when a step fails."""
+        self._one_commit = asyncio.Lock()
         try:
             self._exits.push_async_callback(self.client.close)
             await self.client.connect(self._connect_timeout_s)
@@ -196,15 +198,31 @@ class Engine:
         )
         self.progress.note_committed({p: o.offset for p, o in offsets.items()})
 
-    async def commit_done(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commits offsets that carry no metadata of the user's."""
-        await self.commit({p: OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()})
+    async def commit_progress(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        topics: Collection[str] | None = None,
+        in_hand: bool = False,
+        metadata: str = "",
+    ) -> None:
+        """Commits how far the user has got; with `in_hand`, what was handed out as well, which then is done.
+
+        One at a time: a commit that was computed earlier and sent later would set the group back.
+        """
+        async with self._one_commit:
+            offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
+            if topics is not None:
+                offsets = {p: offset for p, offset in offsets.items() if p.topic in topics}
+            await self.commit({p: OffsetAndMetadata(offset, metadata, -1) for p, offset in offsets.items()})
+            # only now: a partition that is to move is released when it is done, and the commit comes before
+            self.progress.finish_up_to(offsets)
 
     async def _auto_commit(self, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await self.commit_done(self.progress.uncommitted())
+                await self.commit_progress()
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
                 log.warning("%s: auto-commit put off: %s", self.group, error)

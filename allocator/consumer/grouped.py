@@ -13,7 +13,7 @@ from typing import Any
 from allocator.consumer.engine import Assignors, Engine
 from allocator.consumer.listener import RebalanceListener
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import TopicPartition
 
 __all__ = ["GroupedConsumer"]
 
@@ -266,15 +266,11 @@ class GroupedConsumer:
     async def _commit_offsets(self, metadata: str | None) -> None:
         text = f"committed by {self.name}" if metadata is None else metadata
         topics = set(self.topics_to_commit)
-        reached = self._engine.progress.uncommitted(in_hand=True)
-        offsets = {p: o for p, o in reached.items() if p.topic in topics}
         try:
-            await self._engine.commit({p: OffsetAndMetadata(o, text, -1) for p, o in offsets.items()})
+            await self._engine.commit_progress(topics=topics, in_hand=True, metadata=text)
         except NotOwned as error:
             raise CommitFailed(str(error)) from error
         self.topics_to_commit -= topics
-        for topic in topics:  # only now: a partition that is to move is released when it is done
-            self._engine.progress.finish(topic)
 
 
 class _PauseUnasked(RebalanceListener):

@@ -44,7 +44,7 @@ class Ownership:
         progress: Progress,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
         fetcher: Buffers,
-        commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
+        commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         listener: RebalanceListener,
         *,
         auto_commit: bool,
@@ -100,7 +100,7 @@ class Ownership:
                 log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
         if self._auto_commit:
             try:
-                await self._commit(self._progress.uncommitted(partitions))
+                await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
         await tell(self._listener.on_partitions_revoked, partitions)

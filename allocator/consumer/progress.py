@@ -36,10 +36,15 @@ class Progress:
         """The user asked for more (of one topic, or of all): what was handed out is done."""
         if self._handed:
             for partition in [p for p in self._handed if topic is None or p.topic == topic]:
-                self._done[partition] = self._handed.pop(partition)
-                if self._asking_is_done:
-                    self._reached[partition] = self._done[partition]
+                self._move(partition)
             self._wake()
+
+    def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Exactly these are done; what was handed out since is not."""
+        for partition, offset in offsets.items():
+            if self._handed.get(partition) == offset:
+                self._move(partition)
+        self._wake()
 
     def abandon(self) -> None:
         """The user will not ask again: what was handed out is neither done nor waited for."""
@@ -49,6 +54,7 @@ class Progress:
     def rewind(self, partition: TopicPartition, offset: int) -> None:
         """The user chose another position, which replaces whatever was reached before."""
         self._handed.pop(partition, None)
+        self._committed.pop(partition, None)
         self._done[partition] = offset
         self._reached[partition] = offset
         self._wake()
@@ -78,7 +84,8 @@ class Progress:
         """What is done and not committed yet; with `in_hand`, also what was handed out and is not done."""
         reached = {**self._done, **self._handed} if in_hand else self._done
         chosen = reached if partitions is None else [p for p in partitions if p in reached]
-        return {p: reached[p] for p in chosen if self._committed.get(p) != reached[p]}
+        # what is in hand may have been committed already, and must not be set back to what is done
+        return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """They are no longer ours; only how far they were done is remembered."""
@@ -94,6 +101,11 @@ class Progress:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((partitions, future))
         await future
+
+    def _move(self, partition: TopicPartition) -> None:
+        self._done[partition] = self._handed.pop(partition)
+        if self._asking_is_done:
+            self._reached[partition] = self._done[partition]
 
     def _wake(self) -> None:
         still = []

@@ -243,9 +243,8 @@ class Leader:
                 self._document = None, -1 if stat is None else stat.version
         document, version = self._document
         if document is None:
-            names = in_join_order(await self._names.get())
-            claims = await self._claims_of(names)
-            document = adopt(claims, self._last)
+            claims = await self._claims_of(in_join_order(await self._claim_names.get()))
+            document = adopt(claims, self._last, writes=version + 1)
             self._computed_from = None
         return document, version
 

@@ -79,17 +79,18 @@ def advance(
     return next_document.but(revision=revision)
 
 
-def adopt(claims: Mapping[str, Claim], last: Document | None = None) -> Document:
+def adopt(claims: Mapping[str, Claim], last: Document | None = None, writes: int = 0) -> Document:
     """A document to start from when the znode is missing or unreadable: who claims a partition keeps it.
 
-    `last` is the newest one that the caller has seen, so that numbers go on growing. Safe because a member adds to
-    its claim only in one transaction with a check of the document that allowed it: after the claims are read none
-    can appear that rests on the lost document.
+    `last` is the newest one that the caller has seen, and `writes` how often the znode was written (0 if it is gone):
+    no generation or revision can be above that, so the numbers go on growing. Safe because a member adds to its
+    claim only in one transaction with a check of the document that allowed it: after the claims are read none can
+    appear that rests on the lost document.
     """
     last = last or Document()
     return Document(
-        generation=max([last.generation, *(claim.generation for claim in claims.values())]),
-        revision=max([last.revision, *(claim.revision for claim in claims.values())]),
+        generation=max([writes, last.generation, *(claim.generation for claim in claims.values())]),
+        revision=max([writes, last.revision, *(claim.revision for claim in claims.values())]),
         owners={member: claim.held for member, claim in claims.items() if claim.held},
     )
 

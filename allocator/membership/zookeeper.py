@@ -131,6 +131,7 @@ class ZooKeeperMembership:
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         self._session_lost = asyncio.Event()
+        self._keeper.begin()  # the connection may be lost before the first session has a member
         await self._zk.connect(self._settings.connect_timeout_s)
         self._connected.set()
         remove = self._zk.on_state(self._state_changed)
@@ -223,12 +224,14 @@ class ZooKeeperMembership:
 
     async def _register(self) -> None:
         await self._store.prepare()
-        # an earlier create of this session may have been carried out though its reply was lost: nobody would act
-        # for that member, and what is assigned to it would stay unprocessed
-        for name in await self._store.member_names():
-            if name.startswith(self._prefix):
+        # what an earlier turn of this very session left because a reply was lost: nobody acts for such a member, and
+        # such a claim keeps its partitions from everyone
+        leftovers = [self._paths.member(name) for name in await self._store.member_names()]
+        leftovers += [self._paths.claim(name) for name in await self._store.claim_names()]
+        for path in leftovers:
+            if self._prefix in path:
                 with contextlib.suppress(NoZnode):
-                    await self._zk.delete(self._paths.member(name))
+                    await self._zk.delete(path)
         path = await self._zk.create(
             f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
         )
@@ -247,10 +250,12 @@ class ZooKeeperMembership:
             await self._owner.lost(lost)
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on though our znode was deleted, and then so does our claim
-            paths = (self._paths.claim(self.member_id), self._paths.member(self.member_id))
-            deletes = asyncio.gather(*map(self._zk.delete, paths), return_exceptions=True)
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(deletes, 2.0)
+                await within(self._delete_ours(), 2.0)
+
+    async def _delete_ours(self) -> None:
+        paths = (self._paths.claim(self.member_id), self._paths.member(self.member_id))
+        await asyncio.gather(*map(self._zk.delete, paths), return_exceptions=True)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:

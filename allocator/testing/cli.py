@@ -38,8 +38,6 @@ def up(
     kafka: str, brokers: int, zookeepers: int, directory: Optional[str], settings: tuple[str, ...], as_json: bool
 ) -> None:
     """Start a cluster, print how to connect, run until Ctrl-C or SIGTERM, then take it down."""
-    from .cluster import LocalCluster
-
     config = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -47,6 +45,8 @@ def up(
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
     with _told_to_stop(), _errors_as_text():
+        from .cluster import LocalCluster
+
         version = None if kafka == "none" else kafka
         with LocalCluster(version, brokers, zookeepers, broker_config=config, directory=directory) as running:
             click.echo(json.dumps(_described(running)) if as_json else _text(running))
@@ -62,11 +62,11 @@ def up(
 @click.argument("versions", nargs=-1, metavar="VERSION...")
 def fetch(versions: tuple[str, ...]) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
-    from .jars import jar_directory
-    from .java import find_java
-    from .versions import KAFKA, ZOOKEEPER, kafka_release
-
     with _told_to_stop(), _errors_as_text():
+        from .jars import jar_directory
+        from .java import find_java
+        from .versions import KAFKA, ZOOKEEPER, kafka_release
+
         wanted = [kafka_release(version).jars for version in versions or KAFKA]
         java = find_java()
         for jars in (ZOOKEEPER, *wanted):
@@ -120,3 +120,5 @@ def _errors_as_text() -> Iterator[None]:
         yield
     except AllocatorError as error:
         raise click.ClickException(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing; pip install 'allocator[testing]' brings it") from error

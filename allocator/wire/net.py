@@ -234,4 +234,6 @@ class AsyncioNet:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # not gather: where all have ended it returns at once, and they never get to leave `_tasks`
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)

@@ -1,0 +1,91 @@
+"""An event loop whose clock jumps from timer to timer, and whose members can be frozen one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Deadlock", "VirtualLoop", "current_member"]
+
+current_member: contextvars.ContextVar[str | None] = contextvars.ContextVar("member", default=None)
+"""Whose code runs; tasks and timers inherit it."""
+
+
+class Deadlock(Exception):
+    """Nothing is scheduled any more, so nothing can ever happen."""
+
+
+class _Clock(selectors.BaseSelector):
+    """Never waits: asking it to wait moves the loop's clock on."""
+
+    def __init__(self) -> None:
+        self.loop: VirtualLoop | None = None
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert self.loop is not None
+        if timeout is None:
+            raise Deadlock("every task waits for something that nobody will do")
+        self.loop.now += max(0.0, timeout)
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return selectors.SelectorKey(fileobj, 0, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return selectors.SelectorKey(fileobj, 0, 0, None)
+
+    def get_map(self) -> dict[Any, Any]:
+        return {}
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Deterministic: the same calls in the same order, whatever the machine does.
+
+    While a member is frozen, callbacks in its context are put aside in their order, and run when it is thawed; to
+    it no time seems to have passed but on the clock.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.frozen: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...], contextvars.Context]]] = {}
+        self.after_each: Callable[[], None] | None = None
+        clock = _Clock()
+        super().__init__(clock)
+        clock.loop = self
+
+    def time(self) -> float:
+        return self.now
+
+    def freeze(self, member: str) -> None:
+        self.frozen.setdefault(member, [])
+
+    def thaw(self, member: str) -> None:
+        for callback, args, context in self.frozen.pop(member, []):
+            self.call_soon(callback, *args, context=context)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return super().call_soon(*self._gated(callback, args, context), context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return super().call_at(when, *self._gated(callback, args, context), context=context)
+
+    def _gated(self, callback: Any, args: tuple[Any, ...], context: Any) -> tuple[Any, ...]:
+        if context is None:  # an empty one counts, and is false
+            context = contextvars.copy_context()
+        member = context.get(current_member)
+        if member is None:
+            return (callback, *args)
+
+        def run() -> None:
+            aside = self.frozen.get(member)
+            if aside is not None:
+                aside.append((callback, args, context))
+                return
+            callback(*args)
+            if self.after_each is not None:
+                self.after_each()
+
+        return (run,)

@@ -18,7 +18,7 @@ from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
-from .arithmetic import Outcome, Summary, summarize
+from .arithmetic import Outcome, Summary, quietest, summarize
 from .group import Group, Unsettled
 from .peers import PEERS
 from .report import Case, as_json, markdown, table
@@ -41,24 +41,40 @@ async def commit_zero(settings: Settings) -> None:
 
 
 def run_peer(
-    peer: str, settings: Settings, members: int, options: argparse.Namespace, console: Console
+    peer: str, settings: Settings, members: int, cluster: LocalCluster, options: argparse.Namespace, console: Console
 ) -> dict[str, Summary]:
     settings = replace(settings, group=f"bench-{uuid.uuid4().hex[:8]}")
     asyncio.run(commit_zero(settings))
     outcomes: dict[str, list[Outcome]] = {}
-    with Group(peer, settings, members, options.processes, options.timeout_s, options.seed) as group:
+    with Group(
+        peer,
+        settings,
+        members,
+        options.processes,
+        [node.pid for node in cluster.nodes if node.pid],
+        timeout_s=options.timeout_s,
+        quiet=options.quiet,
+        quiet_wait_s=options.quiet_wait_s,
+        seed=options.seed,
+    ) as group:
         took = group.begin()
-        console.print(
-            f"  {peer}: {members} members share {settings.partitions} partitions after {took:.1f} s "
-            f"(load average {os.getloadavg()[0]:.1f})"
-        )
-        for event, outcome in group.rounds(options.repeat, tuple(options.events)):
-            console.print(
-                f"  {peer}: {event}: last {outcome.last_s * 1000:,.0f} ms, half {outcome.median_s * 1000:,.0f} ms, "
-                f"{outcome.moved} moved, {outcome.stopped} stopped without moving"
-            )
-            outcomes.setdefault(event, []).append(outcome)
-    return {event: summarize(found) for event, found in outcomes.items()}
+        console.print(f"  {peer}: {members} members share {settings.partitions} partitions after {took:.1f} s")
+        for number in range(1, 1 + options.repeat * (1 if options.quiet >= 1 else 3)):
+            for event, outcome in group.round(tuple(options.events)):
+                console.print(
+                    f"  {peer}: {event}: last {outcome.last_s * 1000:,.0f} ms, half {outcome.median_s * 1000:,.0f} ms, "
+                    f"{outcome.moved} moved, {outcome.stopped} stopped without moving, others used "
+                    f"{outcome.foreign:.0%} of the machine"
+                )
+                outcomes.setdefault(event, []).append(outcome)
+            if number >= options.repeat and all(enough(found, options) for found in outcomes.values()):
+                break
+    return {event: summarize(quietest(found, options.repeat)) for event, found in outcomes.items()}
+
+
+def enough(found: list[Outcome], options: argparse.Namespace) -> bool:
+    """Whether as many outcomes as asked for came about in quiet."""
+    return len([outcome for outcome in found if outcome.foreign <= options.quiet]) >= int(options.repeat)
 
 
 def run_case(
@@ -81,7 +97,7 @@ def run_case(
     failures: dict[str, str] = {}
     for peer in options.peers:
         try:
-            found = run_peer(peer, settings, members, options, console)
+            found = run_peer(peer, settings, members, cluster, options, console)
         except (Unsettled, RuntimeError, ValueError) as error:
             console.print(f"  [red]{peer}: {error}[/red]")
             failures[peer] = str(error)
@@ -108,6 +124,14 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout-s", type=float, default=120.0, help="until the group must be at rest")
     parser.add_argument("--heap", default="768m", help="of the broker; 5000 partitions want 2g")
     parser.add_argument("--kafka", default="3.9.1")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=1.0,
+        help="wait with each event until others use less than this share of the machine, and repeat, up to three "
+        "times as often, what they disturbed",
+    )
+    parser.add_argument("--quiet-wait-s", type=float, default=60.0, help="most to wait for that")
     parser.add_argument("--seed", type=int, default=0, help="of the pauses before the events")
     parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown, too")
@@ -146,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
             "repeat": options.repeat,
             "processes": options.processes,
             "cores": os.cpu_count(),
+            "quiet": options.quiet,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(as_json(cases, shared), indent=1) + "\n")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from .journal import Entry
 
-__all__ = ["Outcome", "Summary", "balanced", "measure", "owners_at", "ratio", "summarize"]
+__all__ = ["Outcome", "Summary", "balanced", "measure", "owners_at", "quietest", "ratio", "summarize"]
 
 Journals = Mapping[str, Sequence[Entry]]
 
@@ -25,6 +25,8 @@ class Outcome:
     """Partitions that have another owner than before."""
     stopped: int
     """Partitions that were taken from their owner and given back to it."""
+    foreign: float = 0.0
+    """Share of the machine that others used meanwhile, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Summary:
     median_s: float
     moved: int
     stopped: int
+    foreign: float
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -93,6 +96,11 @@ def measure(journals: Journals, event: float, end: float) -> Outcome:
     return Outcome(max(times), statistics.median(times), len(moved), len(stopped))
 
 
+def quietest(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
+    """Those during which others used least of the machine: chosen by that, never by the result."""
+    return sorted(outcomes, key=lambda outcome: outcome.foreign)[:count]
+
+
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     times = [outcome.last_s for outcome in outcomes]
     return Summary(
@@ -103,6 +111,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         median_s=statistics.median(outcome.median_s for outcome in outcomes),
         moved=int(statistics.median(outcome.moved for outcome in outcomes)),
         stopped=int(statistics.median(outcome.stopped for outcome in outcomes)),
+        foreign=statistics.median(outcome.foreign for outcome in outcomes),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 
 from .arithmetic import Outcome, balanced, measure
 from .journal import Entry
+from .load import Load
 from .settings import Settings
 from .worker import Worker
 
@@ -23,7 +25,17 @@ class Group:
     """Members in a few processes; the one that leaves, joins and dies has a process of its own."""
 
     def __init__(
-        self, peer: str, settings: Settings, members: int, processes: int, timeout_s: float, seed: int = 0
+        self,
+        peer: str,
+        settings: Settings,
+        members: int,
+        processes: int,
+        servers: Iterable[int],
+        *,
+        timeout_s: float,
+        quiet: float = 1.0,
+        quiet_wait_s: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self._peer = peer
         self._settings = settings
@@ -32,6 +44,9 @@ class Group:
         self._stay = [Worker(peer, settings) for _ in range(min(processes, members - 1))]
         self._mover = Worker(peer, settings)
         self._members = members
+        self._pids = {*servers, self._mover.pid, *(worker.pid for worker in self._stay)}
+        self._load = Load(lambda: tuple(self._pids))
+        self._quiet, self._quiet_wait_s = quiet, quiet_wait_s
         self._number = 0
         self._dead: dict[str, list[Entry]] = {}
         self._gone: set[str] = set()
@@ -53,26 +68,34 @@ class Group:
         self._join()
         return self._rest() - began
 
-    def rounds(self, count: int, events: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
-        """`count` times the events, with a join after each leave and each crash."""
-        for _ in range(count):
-            for event in ("leave", "crash"):
-                if event in events or (event == "leave" and events == ("join",)):
-                    yield event, self._measured(self._leave if event == "leave" else self._crash)
-                    yield "join", self._measured(self._join)
+    def round(self, events: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
+        """The events, with a join after a leave and after a crash."""
+        if "leave" in events or "crash" not in events:
+            yield "leave", self._measured(self._leave)
+            yield "join", self._measured(self._join)
+        if "crash" in events:
+            yield "crash", self._measured(self._crash)
+            yield "join", self._measured(self._join)
 
     def _measured(self, do: Callable[[], float]) -> Outcome:
         # at no fixed phase of anybody's heartbeats
         time.sleep(self._random.uniform(0, self._settings.heartbeat_s))
+        if self._quiet < 1:
+            self._load.wait_quiet(self._quiet, self._quiet_wait_s)
+        self._load.sample()
         event = do()
         deadline = time.monotonic() + self._timeout_s
         while True:
             end = self._rest()
             try:
-                return measure(self._journals(), event, end)
+                outcome = measure(self._journals(), event, end)
             except ValueError as error:
                 if end > deadline:
                     raise Unsettled(f"{self._peer}: {error} after {self._timeout_s:g} s") from None
+                continue
+            # after a crash there is nothing to do for seconds
+            done = event + outcome.last_s
+            return replace(outcome, foreign=self._load.share(max(event, done - 1.0), done))
 
     def _join(self) -> float:
         self._number += 1
@@ -89,6 +112,7 @@ class Group:
     def _crash(self) -> float:
         """Kill -9; what it had written down is fetched just before."""
         successor = Worker(self._peer, self._settings)
+        self._pids.add(successor.pid)
         successor.ask("state")  # it has started, and does not take the processor from those who are measured
         self._dead.update(self._mover.ask("journals"))
         self._gone.add(self._mover_name())
@@ -119,6 +143,7 @@ class Group:
                     entries += written
                     if name not in self._gone:
                         counts.append(owned)
+            self._load.sample()
             now = time.monotonic()
             if len(counts) < self._alive() or not balanced(counts, self._settings.partitions):
                 seen = -1

@@ -49,6 +49,7 @@ def rows(cases: Sequence[Case]) -> list[list[str]]:
                         _ms(summary.median_s),
                         f"{summary.moved:,}",
                         f"{summary.stopped:,}",
+                        f"{summary.foreign:.0%}",
                         *times,
                     ]
                 )
@@ -65,6 +66,7 @@ HEADINGS = (
     "half of them, ms",
     "moved",
     "stopped without moving",
+    "used by others",
     "times ours",
     "times ours-keep",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -39,6 +40,10 @@ class Worker:
             raise RuntimeError(f"{command[0]} failed: {error}")
         return answer
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
     def start(self, *names: str) -> float:
         self.members.update(names)
         began: float = self.ask("start", names)
@@ -66,6 +71,8 @@ def _serve(pipe: Connection, peer: str, settings: Settings) -> None:
 
     # what their loggers have to say in a rebalance would be part of what is measured
     logging.basicConfig(level=logging.CRITICAL)
+    # a peer whose own thread dies is seen by what it no longer does
+    threading.excepthook = lambda _: None
     members = members_of(peer, settings)
     while True:
         try:

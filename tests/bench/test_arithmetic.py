@@ -7,8 +7,9 @@ import pytest
 from allocator.assign import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
 from bench.rebalance.__main__ import options_of
-from bench.rebalance.arithmetic import Outcome, balanced, measure, owners_at, ratio, summarize
+from bench.rebalance.arithmetic import Outcome, balanced, measure, owners_at, quietest, ratio, summarize
 from bench.rebalance.journal import Journal
+from bench.rebalance.load import Load
 from bench.rebalance.peers import PEERS, members_of
 from bench.rebalance.peers.ours import keep
 from bench.rebalance.report import HEADINGS, Case, as_json, markdown, rows
@@ -77,6 +78,19 @@ def test_medians_and_ratios() -> None:
     theirs = summarize([Outcome(2.0, 1.0, 8, 4)])
     assert (ours.runs, ours.last_s, ours.fastest_s, ours.slowest_s, ours.moved) == (3, 0.2, 0.1, 0.3, 8)
     assert ratio(theirs, ours) == pytest.approx(10.0)
+
+
+def test_what_others_disturbed_is_left_out_whatever_came_of_it() -> None:
+    outcomes = [Outcome(0.1, 0.1, 8, 0, foreign=0.5), Outcome(0.9, 0.9, 8, 0, foreign=0.1), Outcome(0.2, 0.2, 8, 0)]
+    assert [outcome.last_s for outcome in quietest(outcomes, 2)] == [0.2, 0.9]
+
+
+def test_the_load_of_others_is_a_share_of_the_machine() -> None:
+    load = Load(lambda: ())
+    load.sample()
+    load.sample()
+    assert 0.0 <= load.share(0.0, float("inf")) <= 1.0
+    assert Load(lambda: ()).share(0.0, 1.0) == 0.0
 
 
 def test_reports_have_a_line_for_each_peer_and_event() -> None:

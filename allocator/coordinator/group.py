@@ -7,52 +7,33 @@ told what it was given. The consumer's is in `allocator.membership.kafka`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
 
 from kafka.protocol.consumer import JoinGroupRequest
 
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.group_messages import (
-    MEMBER_ID_FIRST,
-    STATIC_MEMBERS,
     Joined,
     heartbeat_request,
-    join_request,
     join_result,
-    sync_request,
 )
 from allocator.coordinator.heartbeat import Heart, Heartbeat
 from allocator.coordinator.identity import Identity
-from allocator.coordinator.leave import LEAVE_WITHIN_S, leave_group
+from allocator.coordinator.leave import leave_group
 from allocator.coordinator.participant import GroupSettings, Participant
-from allocator.coordinator.phases import MOVES, Phase
+from allocator.coordinator.phases import MOVES, Loss, Phase
 from allocator.coordinator.reactions import HEARTBEAT, JOIN, MEMBER_COMMIT, SYNC, Reaction, react
-from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.tasks import Scope, happens, within
+from allocator.coordinator.slow import Interrupted, SlowRequests, unless
+from allocator.errors import AllocatorError, BrokerError
+from allocator.tasks import Scope, happens
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
 __all__ = ["GroupCoordinator", "GroupSettings", "Participant", "Phase"]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Loss:
-    why: str
-    to: Phase
-    forget_id: bool
-
-
-class _Interrupted(Exception):
-    """What was waited for does not matter any more."""
 
 
 class GroupCoordinator:
@@ -84,9 +65,9 @@ class GroupCoordinator:
         self._member_id = ""
         self._generation = -1
         self._rejoin: str | None = "first join"
-        self._loss: _Loss | None = None
+        self._loss: Loss | None = None
         self._closing = False
-        self._joining_at: int | None = None
+        self._slow = SlowRequests(client, self._coordinator, group, participant.protocol_type, settings)
         self._timing = Heartbeat(
             clock,
             session_timeout_s=settings.session_timeout_s,
@@ -166,11 +147,7 @@ class GroupCoordinator:
         if self._closing:
             self._stop.set()
         try:
-            version = self._client.api_version(JoinGroupRequest)
-            if version is None:
-                raise ConfigError(f"group {self.group!r}: the brokers are older than 0.9 and have no group protocol")
-            if self._settings.instance_id is not None and version < STATIC_MEMBERS:
-                raise ConfigError(f"group {self.group!r}: static members (an instance id) need brokers from 2.3 on")
+            self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
             async with Scope() as scope:
                 scope.start(self._heart.run(), "heartbeats")
                 await scope.run(self._take_part(), "group")
@@ -192,6 +169,8 @@ class GroupCoordinator:
         """One turn for each thing to do."""
         while self.phase is not Phase.CLOSED:
             self._news.clear()
+            if not self._closing:
+                self._stop.clear()
             try:
                 if self._loss is not None:
                     await self._tell_loss(self._loss)
@@ -206,8 +185,8 @@ class GroupCoordinator:
                     await self._news.wait()
                 else:
                     await self._rebalance()
-            except _Interrupted:
-                pass
+            except Interrupted:
+                self._back_to_joining()
             except AllocatorError as error:
                 retriable = error.retriable and isinstance(error, BrokerError)
                 if retriable:
@@ -217,15 +196,15 @@ class GroupCoordinator:
                     self._report(error)
                     if first:
                         return
-                if self.phase is Phase.SYNCING:
-                    self._move(Phase.JOINING, "not synced")
+                self._back_to_joining()
                 s = self._settings
                 await happens(self._stop, s.retry_backoff_s if retriable else s.failure_pause_s)
 
     async def _rebalance(self) -> None:
         if self.phase is not Phase.JOINING:
-            self._move(Phase.PREPARING, self._rejoin or "again")
-            await self._unless(self._participant.prepare(), self._lost)
+            if self.phase is not Phase.PREPARING:
+                self._move(Phase.PREPARING, self._rejoin or "again")
+            await unless(self._participant.prepare(), self._lost)
             self._move(Phase.JOINING, "prepared")
         joined = await self._join()
         if joined is None:
@@ -237,32 +216,20 @@ class GroupCoordinator:
         self._move(Phase.STABLE, f"generation {joined.generation}")
         if not self._joined.done():
             self._joined.set_result(None)
-        await self._unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
+        await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
 
     async def _join(self) -> Joined | None:
         """One JoinGroup; None when it is to be tried again."""
         if self._closing:
-            raise _Interrupted
-        s = self._settings
+            raise Interrupted
         why, self._rejoin = self._rejoin or "", None  # what is requested from here on asks for yet another one
-        request = join_request(
-            self.group,
-            Identity(-1, self._member_id, s.instance_id),
-            self._participant.protocol_type,
-            self._participant.offers(),
-            session_timeout_s=s.session_timeout_s,
-            rebalance_timeout_s=s.rebalance_timeout_s,
-            reason=why,
-        )
-        patience_s = max(self._client.request_timeout_s, s.rebalance_timeout_s + 5)
-        deadline = time.monotonic() + patience_s
-        # first, as the proof counts from when the request is sent
-        await self._unless(self._coordinator.find(deadline), self._lost, self._stop)
+        offers = self._participant.offers()
+        await self._slow.ready(self._lost, self._stop)
         started = self._clock()
         try:
-            response = await self._ask_slowly(request, patience_s)
-        except BaseException:
-            self._rejoin = self._rejoin or why
+            response = await self._slow.join(self._member_id, offers, why, self._lost, self._stop)
+        except Interrupted as interruption:
+            self._member_id = self._member_id or interruption.member_id
             raise
         if response.error_code:
             self._rejoin = self._rejoin or why
@@ -279,47 +246,20 @@ class GroupCoordinator:
             return None  # what we offered is out of date, and so would be the assignment
         return joined
 
-    async def _ask_slowly(self, request: Any, patience_s: float) -> Any:
-        """The answer to a request that the coordinator holds back until the others have sent theirs."""
-        deadline = time.monotonic() + patience_s
-        self._joining_at = node = await self._unless(self._coordinator.find(deadline), self._lost, self._stop)
-        ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
-        try:
-            return await self._unless(_result(ask), self._lost, self._stop)
-        except _Interrupted:
-            if not self._member_id and (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST:
-                # such brokers have a member by now whose name we do not know, and the group would wait for it
-                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-                    self._member_id = (await within(_result(ask), LEAVE_WITHIN_S)).member_id
-            raise
-        finally:
-            self._joining_at = None
-            if not ask.done():
-                ask.cancel()
-                await asyncio.wait({ask})
-                if node is not None:
-                    self._client.hang_up(node, JoinGroupRequest)  # or the next one waits for this one's answer
-            if not ask.cancelled():
-                ask.exception()
-
     async def _sync(self, joined: Joined) -> bytes | None:
         """The part of this member; None when it must join again."""
         assignments: Mapping[str, bytes] = {}
         if joined.leads and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
-            assignments = await self._unless(
+            assignments = await unless(
                 self._participant.assign(joined.protocol, joined.members), self._lost, self._stop
             )
-        request = sync_request(self.group, self._me, self._participant.protocol_type, joined.protocol, assignments)
-        # the others wait for the leader, who computes; no longer than for a member that joins
-        patience_s = max(self._client.request_timeout_s, self._settings.rebalance_timeout_s)
         started = self._clock()
-        response = await self._ask_slowly(request, patience_s)
+        response = await self._slow.sync(self._me, joined.protocol, assignments, self._lost, self._stop)
         if response.error_code:
             self.request_rejoin("not synced")
             await self._react(SYNC, response.error_code, "cannot sync")
-            if self._loss is None:
-                self._move(Phase.JOINING, "not synced")
+            self._back_to_joining()
             return None
         self._timing.reset_session_timeout()
         self._participant.acknowledged(started, rebalancing=False)
@@ -348,18 +288,17 @@ class GroupCoordinator:
             why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
         if self._loss is None:
             to = Phase.CLOSED if reaction is Reaction.FENCED else Phase.OUT
-            self._loss = _Loss(why, to, reaction is not Reaction.LOST)
+            self._loss = Loss(why, to, reaction is not Reaction.LOST)
             self._poke()
             self._lost.set()
 
-    async def _tell_loss(self, loss: _Loss) -> None:
+    async def _tell_loss(self, loss: Loss) -> None:
         left = self._me
         self._generation = -1
         if loss.forget_id:
             self._member_id = ""
         self._rejoin = loss.why
-        if loss.to is Phase.AWAY or self.phase is not Phase.OUT:
-            self._move(loss.to, loss.why)
+        self._move(loss.to, loss.why)
         self._loss = None
         self._lost.clear()
         await self._participant.lost(loss.why)
@@ -370,7 +309,7 @@ class GroupCoordinator:
 
     async def _depart(self) -> None:
         if self.phase in (Phase.STABLE, Phase.PREPARING, Phase.JOINING, Phase.SYNCING):
-            await self._unless(self._participant.leaving(), self._lost)
+            await unless(self._participant.leaving(), self._lost)
         left = self._me
         self._generation = -1
         self._move(Phase.CLOSED, "closing")
@@ -390,8 +329,9 @@ class GroupCoordinator:
         me, started, session_s = self._me, self._timing.last_sent, self._settings.session_timeout_s
         # a coordinator that hangs must leave us the time to find its successor
         response = await self._coordinator.ask(heartbeat_request(self.group, me), time.monotonic() + session_s / 3)
-        if self._joining_at not in (None, self._coordinator.node):
-            self._stop_joining()
+        if self._slow.waiting_at not in (None, self._coordinator.node):
+            log.info("%s: the coordinator moved while it was to answer us", self.group)
+            self._stop.set()
         code = response.error_code
         if me != self._me or not self._keeps_alive():
             return  # about a generation that is over
@@ -418,7 +358,7 @@ class GroupCoordinator:
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
         if self.phase in (Phase.STABLE, Phase.PREPARING):
-            self._loss = _Loss(why, Phase.AWAY, forget_id=True)
+            self._loss = Loss(why, Phase.AWAY, forget_id=True)
             self._poke()
             self._lost.set()
         else:
@@ -428,15 +368,15 @@ class GroupCoordinator:
         log.warning("%s: the coordinator was silent for a whole session timeout", self.group)
         self._coordinator.forget()
 
-    def _stop_joining(self) -> None:
-        log.info("%s: the coordinator moved while we were joining", self.group)
-        self._stop.set()
-
     # -- helpers --------------------------------------------------------------------------------------------------
 
     @property
     def _me(self) -> Identity:
         return Identity(self._generation, self._member_id, self._settings.instance_id)
+
+    def _back_to_joining(self) -> None:
+        if self.phase is Phase.SYNCING:
+            self._move(Phase.JOINING, "not synced")
 
     def _move(self, to: Phase, why: str) -> None:
         if to not in MOVES[self.phase]:
@@ -458,28 +398,3 @@ class GroupCoordinator:
         else:
             log.error("%s: %s", self.group, error)
             self._participant.failed(error)
-
-    async def _unless(self, work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
-        """The result of `work`, unless one of the events comes first: then `work` is cancelled and has ended."""
-        task = asyncio.ensure_future(work)
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        try:
-            await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise _Interrupted
-        finally:
-            pending = [each for each in (task, *waits) if not each.done()]
-            for each in pending:
-                each.cancel()
-            if pending:
-                await asyncio.wait(pending)
-            if not task.cancelled():
-                task.exception()  # seen: an interruption counts for more
-            if not self._closing:
-                self._stop.clear()
-
-
-async def _result(future: asyncio.Future[T]) -> T:
-    """Waits for `future` without ending it when cancelled."""
-    return await asyncio.shield(future)

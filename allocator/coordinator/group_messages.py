@@ -19,6 +19,7 @@ from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGro
 from allocator.coordinator.identity import Identity
 
 __all__ = [
+    "MEMBER_ID_FIRST",
     "STATIC_MEMBERS",
     "Joined",
     "JoinedMember",

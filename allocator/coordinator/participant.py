@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from allocator.coordinator.group_messages import JoinedMember
+from allocator.coordinator.group_messages import STATIC_MEMBERS, JoinedMember
 from allocator.errors import ConfigError
 
 __all__ = ["GroupSettings", "Participant"]
@@ -37,6 +37,13 @@ class GroupSettings:
             )
         if self.max_poll_interval_s is not None and not self.max_poll_interval_s > 0:
             raise ConfigError(f"max_poll_interval_s must be positive or None, not {self.max_poll_interval_s!r}")
+
+    def check(self, group: str, join_version: int | None) -> None:
+        """Raises `ConfigError` for what brokers with this version of JoinGroup cannot do."""
+        if join_version is None:
+            raise ConfigError(f"group {group!r}: the brokers are older than 0.9 and have no group protocol")
+        if self.instance_id is not None and join_version < STATIC_MEMBERS:
+            raise ConfigError(f"group {group!r}: static members (an instance id) need brokers from 2.3 on")
 
 
 class Participant(Protocol):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
-__all__ = ["MOVES", "Phase"]
+__all__ = ["MOVES", "Loss", "Phase"]
 
 
 class Phase(enum.Enum):
@@ -27,3 +28,12 @@ MOVES = {
     Phase.AWAY: {Phase.OUT, Phase.CLOSED},
     Phase.CLOSED: set(),
 }
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The end of a membership that this member did not choose."""
+
+    why: str
+    to: Phase
+    forget_id: bool

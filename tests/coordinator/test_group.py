@@ -279,6 +279,26 @@ async def test_a_join_that_a_dead_coordinator_holds_is_given_up() -> None:
         assert ids(new) == ["member-1"]
 
 
+async def test_a_sync_that_a_dead_coordinator_holds_is_given_up() -> None:
+    async with GroupBroker() as old, GroupBroker() as new, Member(old, session_timeout_s=0.6) as member:
+        await member.recorder.called("joined")
+        find = old.handlers[FIND]
+        new.generation = 5
+
+        def moved(request: object) -> FindCoordinatorResponse:
+            answer = find(request)
+            answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.gates[SYNC] = asyncio.Event()
+        member.group.request_rejoin("a test")
+        await wait_until_async(lambda: len(old.requests(SYNC)) == 2, 20, "the sync that nobody answers")
+        old.handlers[FIND] = moved
+        old.silent = {HEARTBEAT}
+        await member.recorder.called("joined 6")
+        assert "lost" not in member.recorder.calls
+
+
 # -- the user's silence -----------------------------------------------------------------------------------------------
 
 

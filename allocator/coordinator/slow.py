@@ -1,0 +1,124 @@
+"""Requests that the coordinator holds back until other members have sent theirs, and giving up on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kafka.protocol.consumer import JoinGroupRequest
+
+from allocator.coordinator.find import Coordinator
+from allocator.coordinator.group_messages import MEMBER_ID_FIRST, join_request, sync_request
+from allocator.coordinator.identity import Identity
+from allocator.coordinator.leave import LEAVE_WITHIN_S
+from allocator.coordinator.participant import GroupSettings
+from allocator.errors import AllocatorError
+from allocator.tasks import within
+from allocator.wire.kafka import KafkaClient
+
+__all__ = ["Interrupted", "SlowRequests", "unless"]
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """What was waited for does not matter any more. Never leaves this room."""
+
+    def __init__(self, member_id: str = "") -> None:
+        super().__init__(member_id)
+        self.member_id = member_id
+        """Of the member that the coordinator made meanwhile."""
+
+
+async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
+    """The result of `work`; raises `Interrupted` if one of the events comes first, and then `work` has ended."""
+    task = asyncio.ensure_future(work)
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Interrupted
+    finally:
+        pending = [each for each in (task, *waits) if not each.done()]
+        for each in pending:
+            each.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        if not task.cancelled():
+            task.exception()  # seen: an interruption counts for more
+
+
+class SlowRequests:
+    """Sends JoinGroup and SyncGroup, which go over a connection of their own, one at a time."""
+
+    def __init__(
+        self, client: KafkaClient, coordinator: Coordinator, group: str, protocol_type: str, settings: GroupSettings
+    ) -> None:
+        self.waiting_at: int | None = None
+        """The node whose answer is awaited."""
+        self._client = client
+        self._coordinator = coordinator
+        self._group = group
+        self._protocol_type = protocol_type
+        self._settings = settings
+
+    @property
+    def _patience_s(self) -> float:
+        return max(self._client.request_timeout_s, self._settings.rebalance_timeout_s + 5)
+
+    async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
+        """The answer to a JoinGroup. Raises as `ask`."""
+        request = join_request(
+            self._group,
+            Identity(-1, member_id, self._settings.instance_id),
+            self._protocol_type,
+            offers,
+            session_timeout_s=self._settings.session_timeout_s,
+            rebalance_timeout_s=self._settings.rebalance_timeout_s,
+            reason=why,
+        )
+        return await self.ask(request, self._patience_s, *events, nameless=not member_id)
+
+    async def sync(self, who: Identity, protocol: str, given: Mapping[str, bytes], *events: asyncio.Event) -> Any:
+        """The answer to a SyncGroup: the others wait for the leader, who computes. Raises as `ask`."""
+        request = sync_request(self._group, who, self._protocol_type, protocol, given)
+        return await self.ask(request, self._patience_s, *events)
+
+    async def ready(self, *events: asyncio.Event) -> None:
+        """Until the coordinator is known: what it answers proves nothing of the time before it was asked."""
+        await unless(self._coordinator.find(time.monotonic() + self._patience_s), *events)
+
+    async def ask(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
+        """The coordinator's answer. Raises `BrokerError`, or `Interrupted` when one of the events comes first.
+
+        `nameless`: a JoinGroup without a member id.
+        """
+        deadline = time.monotonic() + patience_s
+        self.waiting_at = node = await unless(self._coordinator.find(deadline), *events)
+        ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
+        try:
+            return await unless(_result(ask), *events)
+        except Interrupted:
+            if nameless and (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST:
+                # such brokers have a member by now whose name we do not know, and the group would wait for it
+                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                    raise Interrupted((await within(_result(ask), LEAVE_WITHIN_S)).member_id) from None
+            raise
+        finally:
+            self.waiting_at = None
+            if not ask.done():
+                ask.cancel()
+                await asyncio.wait({ask})
+                if node is not None:
+                    self._client.hang_up(node, JoinGroupRequest)  # or the next one waits for this one's answer
+            if not ask.cancelled():
+                ask.exception()
+
+
+async def _result(future: asyncio.Future[T]) -> T:
+    """Waits for `future` without ending it when cancelled."""
+    return await asyncio.shield(future)

@@ -68,9 +68,9 @@ HEADINGS = (
     "stopped without moving",
     "used by others",
     "times ours",
-    "times ours-keep",
+    "times ours-sticky",
 )
-OURS = ("ours", "ours-keep")
+OURS = ("ours", "ours-sticky")
 
 
 def table(cases: Sequence[Case], runs: int) -> Table:

@@ -1,17 +1,14 @@
-"""The arithmetic of the rebalance bench, and that its own allocator function is one; nothing here is timed."""
+"""The arithmetic of the rebalance bench; nothing here is timed."""
 
 from __future__ import annotations
 
 import pytest
 
-from allocator.assign import GroupView, Member, compute, resolve
-from allocator.types import TopicPartition
 from bench.rebalance.__main__ import options_of
 from bench.rebalance.arithmetic import Outcome, balanced, measure, owners_at, quietest, ratio, summarize
 from bench.rebalance.journal import Journal
 from bench.rebalance.load import Load
 from bench.rebalance.peers import PEERS, members_of
-from bench.rebalance.peers.ours import keep
 from bench.rebalance.report import HEADINGS, Case, as_json, markdown, rows
 from bench.rebalance.settings import Settings
 
@@ -113,18 +110,6 @@ def test_a_journal_knows_what_is_owned() -> None:
     journal.drop([1])
     assert journal.owned == {0, 2}
     assert [kind for _, kind, _ in journal.entries] == ["own", "got", "drop"]
-
-
-@pytest.mark.parametrize(
-    ("held", "moves"),
-    [({}, 0), ({"m0": range(10)}, 7), ({"m0": range(4), "m1": range(4, 7), "m2": range(7, 10)}, 2)],
-)
-def test_what_is_kept_is_an_even_assignment_that_moves_no_more_than_it_must(held: dict[str, range], moves: int) -> None:
-    owned = {name: frozenset(TopicPartition("t", number) for number in numbers) for name, numbers in held.items()}
-    members = tuple(Member(id=f"m{n}", name=f"m{n}", topics=frozenset({"t"})) for n in range(4))
-    assignment = compute(resolve(keep), GroupView(members=members, partitions={"t": 10}, owned=owned))
-    assert sorted(map(len, assignment.values())) == [2, 2, 3, 3]
-    assert sum(len(parts - assignment[name]) for name, parts in owned.items()) == moves
 
 
 def test_every_peer_can_be_made() -> None:

@@ -18,7 +18,7 @@ __all__ = ["PEERS", "Members", "members_of"]
 # what is imported in a worker is only what its peer needs
 PEERS = {
     "ours": "ours:Ours",
-    "ours-keep": "ours:Keeping",
+    "ours-sticky": "ours:Sticky",
     "kazoo": "set_partitioner:Partitioners",
     "kafka-python": "kafka_python:Eager",
     "kafka-python-coop": "kafka_python:Cooperative",

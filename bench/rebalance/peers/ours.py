@@ -1,18 +1,15 @@
-"""This library's Consumer: with the `naive` allocator function, and with one that moves no more than it must."""
+"""This library's Consumer: with `naive`, which moves nearly everything, and with `sticky`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Union
 
 from allocator import Consumer, RebalanceListener, TopicPartition
-from allocator.assign import GroupView
 
 from ..journal import Journal
 from .base import Tasks
 
-__all__ = ["Keeping", "Ours", "keep"]
+__all__ = ["Ours", "Sticky"]
 
 
 class _Listener(RebalanceListener):
@@ -34,7 +31,7 @@ class _Listener(RebalanceListener):
 
 
 class Ours(Tasks):
-    assignor: Union[str, Callable[..., Any]] = "naive"
+    assignor = "naive"
 
     async def member(self, name: str, journal: Journal, stop: asyncio.Event) -> None:
         settings = self.settings
@@ -62,26 +59,5 @@ class Ours(Tasks):
                 journal.got(record.partition)
 
 
-def keep(view: GroupView) -> dict[str, list[TopicPartition]]:
-    """Leaves partitions where they are as far as shares stay even; for one topic to which all subscribe."""
-    everything = {TopicPartition(topic, n) for topic, count in view.partitions.items() for n in range(count)}
-    least, rest = divmod(len(everything), len(view.members))
-    shares: dict[str, list[TopicPartition]] = {}
-    # those who hold most may be the ones with one more than the others
-    for member in sorted(view.members, key=lambda member: -len(view.owned.get(member.id, ()))):
-        mine = sorted(view.owned.get(member.id, frozenset()) & everything)
-        shares[member.id] = mine[: least + (rest > 0)]
-        rest -= len(shares[member.id]) > least
-        everything.difference_update(shares[member.id])
-    free = sorted(everything)
-    for share in sorted(shares.values(), key=len):
-        while free and len(share) < least:
-            share.append(free.pop())
-    for share in sorted(shares.values(), key=len):
-        if free and len(share) == least:
-            share.append(free.pop())
-    return shares
-
-
-class Keeping(Ours):
-    assignor = staticmethod(keep)
+class Sticky(Ours):
+    assignor = "sticky"

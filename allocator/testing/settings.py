@@ -71,6 +71,8 @@ def broker_settings(
         # the default takes a third of our small heap
         "log.cleaner.dedupe.buffer.size": 4 << 20,
         "log.index.size.max.bytes": 1 << 20,
+        # records with timestamps of long ago are not to vanish in the middle of a test
+        "log.retention.hours": 1_000_000,
         "controlled.shutdown.retry.backoff.ms": 500,
     }
     if release.number >= (0, 10):

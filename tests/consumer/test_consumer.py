@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, RebalanceListener, TopicPartition
-from allocator.errors import BrokersUnavailable, Closed, CommitFailed, DeserializationError, NoOffsetsError, NotOwned
+from allocator.errors import (
+    AllocatorError,
+    BrokersUnavailable,
+    Closed,
+    CommitFailed,
+    DeserializationError,
+    NoOffsetsError,
+    NotOwned,
+)
 from allocator.testing import LocalCluster, wait_until_async
 
 
@@ -278,6 +286,25 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
     with pytest.raises(Closed, match="is closed"):
         await consumer.getbatch(0)
     await consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"group": "a/b"}, "group name 'a/b' cannot be a znode"),
+        ({"assignor": "navie"}, "naive"),
+        ({"assignor": []}, "at least one"),
+        ({"weight": 0}, "weight must be positive"),
+        ({"auto_commit_interval_s": 0}, "auto_commit_interval_s"),
+        ({"auto_offset_reset": "erliest"}, "earliest"),
+        ({"zookeeper_options": {"use_sll": True}}, "use_ssl"),
+        ({"security": {"sasl_mechansim": "PLAIN"}}, "sasl_mechanism"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_is_touched(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(AllocatorError, match=says):
+        Consumer("t", **{"brokers": "b:1", "group": "g", "zookeeper": "z:1", **settings})
 
 
 async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) -> None:

@@ -237,3 +237,24 @@ async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_comes_
         assert b.membership.identity is not None
         assert b.membership.identity.generation > stale.generation
     assert history.overlaps() == []
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_what_was_done_is_committed_before_others_begin(
+    kafka: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    counts = await topic_with(cluster, unique_name(), 4)
+    async with Ours(cluster.bootstrap, group, counts, name="a") as a:
+        await shared([a], counts)
+        everything, revoked = a.held, a.owner.revoked
+
+        async def commits(parts: frozenset[TopicPartition]) -> None:
+            await a.offsets.commit({p: OffsetAndMetadata(7, "", -1) for p in parts})
+            await revoked(parts)
+
+        a.owner.revoked = commits  # type: ignore[method-assign]
+        async with Ours(cluster.bootstrap, group, counts, name="b") as b:
+            await shared([a, b], counts)
+            found = await b.offsets.fetch(everything)
+            assert {p: value.offset for p, value in found.items()} == dict.fromkeys(everything, 7)

@@ -66,7 +66,7 @@ class GroupCoordinator:
         self._generation = -1
         self._rejoin: str | None = "first join"
         self._loss: Loss | None = None
-        self._closing = False
+        self.closing = False  # `leave` was called
         self._slow = SlowRequests(client, self._coordinator, group, participant.protocol_type, settings)
         self._timing = Heartbeat(
             clock,
@@ -123,7 +123,7 @@ class GroupCoordinator:
 
     def leave(self) -> None:
         """Have `run` give everything up, leave and end."""
-        self._closing = True
+        self.closing = True
         self._poke(stop=True)
 
     def refused(self, code: int, sent: Identity) -> None:
@@ -144,7 +144,7 @@ class GroupCoordinator:
         self._stop = asyncio.Event()
         self._joined = joined
         self._timing.polled()
-        if self._closing:
+        if self.closing:
             self._stop.set()
         try:
             self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
@@ -169,12 +169,12 @@ class GroupCoordinator:
         """One turn for each thing to do."""
         while self.phase is not Phase.CLOSED:
             self._news.clear()
-            if not self._closing:
+            if not self.closing:
                 self._stop.clear()
             try:
                 if self._loss is not None:
                     await self._tell_loss(self._loss)
-                elif self._closing:
+                elif self.closing:
                     await self._depart()
                 elif self.phase is Phase.AWAY:
                     if self._timing.idle_too_long:
@@ -220,7 +220,7 @@ class GroupCoordinator:
 
     async def _join(self) -> Joined | None:
         """One JoinGroup; None when it is to be tried again."""
-        if self._closing:
+        if self.closing:
             raise Interrupted
         why, self._rejoin = self._rejoin or "", None  # what is requested from here on asks for yet another one
         offers = self._participant.offers()

@@ -81,6 +81,8 @@ class KafkaMembership:
             raise ConfigError("a member of a group offers at least one allocator function, e.g. 'range'")
         self.member_id = ""
         self.generation = 0
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
         self._client = client
         self._group_name = group
         self._owner = owner
@@ -97,6 +99,7 @@ class KafkaMembership:
         self._target: Mapping[str, Parts] = {}
         self._lease = KafkaLease(group, owner, clock)
         self._group = GroupCoordinator(client, group, self, settings.group, clock=clock)
+        self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
     # -- the surface ----------------------------------------------------------------------------------------------
@@ -179,6 +182,12 @@ class KafkaMembership:
             async with Scope() as scope:
                 scope.start(self._poll_topics(), "topics")
                 await scope.run(self._group.run(joined), "group")
+                if not self._group.closing:
+                    self.ended = self._last_error
+        except Exception as error:
+            log.exception("%s: the membership of %s ended", self._group_name, self.member_id)
+            self.ended = error
+            self._owner.failed(error)
         finally:
             remove()
             await self.lost("the membership ended")
@@ -277,6 +286,7 @@ class KafkaMembership:
         self._lease.renew(started, session_s, self._group.rebalance_timeout_s, rebalancing=rebalancing)
 
     def failed(self, error: BaseException) -> None:
+        self._last_error = error
         self._owner.failed(error)
 
     # -------------------------------------------------------------------------------------------------------------

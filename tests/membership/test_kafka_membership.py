@@ -237,7 +237,32 @@ async def test_a_fenced_instance_loses_everything_and_stops() -> None:
         await wait_until_async(lambda: ours.owner.errors, 20, "the error")
         assert ours.owner.lost_partitions == ALL
         assert not ours.membership.may_act()
+        await wait_until_async(lambda: ours.membership.ended is ours.owner.errors[0], 20, "the end")
         await ours.membership.leave()
+
+
+async def test_leaving_is_no_end_that_anybody_has_to_hear_of() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        broker.codes[HEARTBEAT] = [30]
+        await wait_until_async(lambda: ours.owner.errors, 20, "an error that passes")
+        await ours.membership.leave()
+        assert ours.membership.ended is None
+
+
+async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:
+    async with broker_with_topic() as broker:
+        ours = member(broker)
+
+        async def raises(partitions: object) -> None:
+            raise ValueError("a bug")
+
+        ours.owner.assigned = raises  # type: ignore[method-assign, assignment]
+        async with ours:
+            await wait_until_async(lambda: ours.membership.ended is not None, 20, "the end")
+            assert "a bug" in str(ours.membership.ended)
+            assert ours.owner.lost_partitions == ALL
+            assert not ours.membership.may_act()
 
 
 def test_a_member_without_functions_or_with_a_bad_pattern_is_refused() -> None:

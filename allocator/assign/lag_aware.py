@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from allocator.assign.holdings import Holdings, balanced
 from allocator.assign.space import Share
@@ -22,7 +22,8 @@ class _LagAware:
     Guarantee: the busiest member has at most a tenth more than it would have if all partitions were dealt anew, the
     largest first, each to the member with least so far; with equal subscriptions that deal is at most 4/3 of the
     best possible (Graham 1969; finding the best itself is NP-hard). As long as that tenth allows, members keep what
-    they have, so that lag that comes and goes moves little. No KIP.
+    they have, so that lag that comes and goes moves little. Who has a tenth less than that deal would give it, as a
+    newcomer has, takes single partitions from the busiest that keep as much themselves. No KIP.
 
     Not guaranteed: even counts (one busy partition may be all that a member has), nor the fewest moves.
 
@@ -42,11 +43,13 @@ class _LagAware:
             return balanced(view)
         deal = _Deal(holdings, work)
         limit = (1 + SLACK) * deal.anew()
+        fair = deal.loads
         # keeping less and less leads to the deal itself, which is below the limit
         for part in _KEEP:
             busiest = deal.keeping(limit * part)
             if busiest <= limit:
                 break
+        deal.top_up([(1 - SLACK) * load for load in fair], fair)
         return deal.shares()
 
     def __repr__(self) -> str:
@@ -76,6 +79,8 @@ class _Deal:
             for number in pile.numbers:
                 self._pile[number] = place
         self._hands: list[list[int]] = []
+        self.loads: list[float] = []
+        """What each member has after the last deal."""
 
     def anew(self) -> float:
         """All of it; returns what the busiest member has."""
@@ -114,7 +119,39 @@ class _Deal:
             hands[member].append(number)
             heapreplace(heap, has[member])
         self._hands = hands
-        return max((load for load, _, _ in has), default=0.0)
+        self.loads = [load for load, _, _ in has]
+        return max(self.loads, default=0.0)
+
+    def top_up(self, least: Sequence[float], most: Sequence[float]) -> None:
+        """Brings members that have too little above `least`, though not above `most`, at the cost of the busiest.
+
+        Without it a newcomer would go idle as long as nobody else is far above the mean.
+        """
+        for member, load in enumerate(self.loads):
+            if load < least[member]:
+                self._fill(member, least, most[member])
+
+    def _fill(self, member: int, least: Sequence[float], most: float) -> None:
+        space, loads, work = self._holdings.space, self.loads, self._work
+        topics = self._holdings.members[member].topics
+        donors = [(-load, donor) for donor, load in enumerate(loads) if donor != member and self._hands[donor]]
+        heapify(donors)
+        while donors and loads[member] < least[member]:
+            donor = heappop(donors)[1]
+            # whoever gives keeps enough, so that nobody needs anything back
+            room = min(most - loads[member], loads[donor] - least[donor])
+            fitting = [
+                number
+                for number in self._hands[donor]
+                if work[number] < room and space.topics[space.topic_of[number]] in topics
+            ]
+            if fitting:
+                given = max(fitting, key=lambda number: (work[number], -number))
+                self._hands[donor].remove(given)
+                self._hands[member].append(given)
+                loads[donor] -= work[given]
+                loads[member] += work[given]
+                heappush(donors, (-loads[donor], donor))
 
     def shares(self) -> dict[str, Share]:
         members = self._holdings.members

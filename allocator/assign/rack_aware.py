@@ -12,6 +12,9 @@ from allocator.types import TopicPartition
 
 __all__ = ["rack_aware"]
 
+PAIRS = (
+    50_000  # beyond, leaders make no difference: with so many ways to trade them, the best one takes minutes to find
+)
 _NOWHERE: tuple[str | None, frozenset[str]] = (None, frozenset())
 
 
@@ -21,7 +24,8 @@ class _RackAware:
     Guarantee, each among the best of those before: no chain of hand-overs makes the counts more even; the fewest
     partitions have no replica in their member's rack; the fewest move; the most are with their leader's rack. Each is
     the exact optimum. So a new leader moves nothing as long as a replica stays nearby, but partitions do move when
-    that saves reading across racks.
+    that saves reading across racks. The last is left out where subscriptions times arrangements of racks are more than
+    50 000 (as with a thousand members that all subscribe to other topics).
 
     `GroupView.racks` says where replicas are. Where consumers cannot read from followers (brokers before 2.4), it
     should name the leader's rack alone. A partition of which it says nothing is at home nowhere, a member without a
@@ -39,13 +43,15 @@ class _RackAware:
         if not view.racks or not known:
             return balanced(view)
         racks = view.racks
+        pairs = len(set(racks.values())) * sum(len(takers) for takers, _ in view.classes())
+        by_leader = pairs <= PAIRS
 
         def signature(partition: TopicPartition) -> object:
             found = racks.get(partition)
             if not found:
                 return _NOWHERE
             # racks that no member is in make no difference
-            leader = found[0] if found[0] in known else None
+            leader = found[0] if by_leader and found[0] in known else None
             return leader, frozenset(rack for rack in found if rack is not None and rack in known)
 
         # a chain or ring of hand-overs has fewer steps than this, so each cost outweighs any number of the next lower
@@ -56,7 +62,7 @@ class _RackAware:
             leader, replicas = where
             if member.rack is None or member.rack not in replicas:
                 return remote
-            return 0 if member.rack == leader else 1
+            return 0 if member.rack == leader or not by_leader else 1
 
         return balanced(view, signature=signature, cost=cost, move=move)
 

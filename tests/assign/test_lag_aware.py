@@ -83,3 +83,14 @@ def test_what_is_no_number_of_anything_does_no_harm() -> None:
     result = compute(lag_aware, group(2, [float("nan"), float("inf"), -1.0, 3.0]))
     assert sum(map(len, result.values())) == 4
     assert {TopicPartition("t", 1)} in result.values()
+
+
+def test_a_newcomer_gets_its_share_though_nobody_was_too_busy() -> None:
+    lags = [1.0 + number % 5 for number in range(400)]
+    before = compute(lag_aware, group(40, lags))
+    view = group(41, lags, before)
+    after = compute(lag_aware, view)
+    fair = busiest(lags, compute(lag_aware, group(41, lags)))
+    idle = IDLE * sum(lags) / len(lags)
+    assert sum(lags[p.partition] + idle for p in after["m-40"]) >= (1 - SLACK) * 0.95 * fair
+    assert moves(view, after) == len(after["m-40"])

@@ -65,6 +65,7 @@ class Leader:
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._document: tuple[Document | None, int] | None = None
         self._last: Document | None = None
+        self._restarts = 0
         self._computed_from: object = None
         self._counts: dict[str, int] = {}
         self._missing: set[str] = set()
@@ -85,6 +86,7 @@ class Leader:
         """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
         self._document = None
         self._computed_from = None
+        self._restarts += 1
         self._poke_group()
 
     async def _lead(self) -> None:
@@ -250,8 +252,10 @@ class Leader:
 
     async def _write(self, document: Document, version: int) -> int:
         self._document = None
+        restarts = self._restarts
         new_version = await self._store.write_document(document, version)
-        self._document = document, new_version
+        if restarts == self._restarts:  # else somebody overwrote it before we heard that it was written
+            self._document = document, new_version
         self._last = document
         log.info(
             "%s: generation %d revision %d (%s): %d members own %d partitions, %d on the move%s",

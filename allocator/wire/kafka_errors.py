@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import kafka.errors as kafka_errors
 
-from allocator.errors import AllocatorError, BrokerError, Closed
+from allocator.errors import AllocatorError, BrokerError
 
 __all__ = ["broker_error", "describe", "for_code"]
 
@@ -23,7 +23,8 @@ def broker_error(exc: BaseException, where: str) -> AllocatorError:
     if isinstance(exc, AllocatorError):
         return exc
     if isinstance(exc, kafka_errors.Cancelled):
-        return Closed(f"{where}: this Kafka client is closed")
+        # we hung up ourselves: on a bootstrap address whose broker is known by now, or on one that moved
+        return BrokerError(f"{where}: the connection was closed under this request", retriable=True)
     # kafka-python uses the broker's code 7 for its own timer as well; no answer arrived, so there is no code
     timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
     code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from group_views import group_views, improvement, move_cost, moves, unevenness
@@ -68,17 +68,25 @@ def test_with_equal_subscriptions_exactly_what_exceeds_a_fair_count_moves(view: 
     assert moves(view, result) == sum(max(0, held[member] - fair[member]) for member in held)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quiet_kafka_python() -> Iterator[None]:
+    """It warns about each group in which nobody may take a topic."""
+    log = logging.getLogger("kafka")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(before)
+
+
 @given(group_views())
 @settings(max_examples=300)
 def test_never_worse_than_kafka_pythons(view: GroupView) -> None:
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     ours, theirs = compute(sticky, view), kafka_pythons(view)
     assert (unevenness(ours), moves(view, ours)) <= (unevenness(theirs), moves(view, theirs))
 
 
 @given(group_views(equal=True))
 def test_never_more_moves_than_kafka_pythons_with_equal_subscriptions(view: GroupView) -> None:
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     assert moves(view, compute(sticky, view)) <= moves(view, kafka_pythons(view))
 
 

@@ -215,23 +215,33 @@ class ZooKeeper:
             hosts=self._servers, timeout=self.requested_timeout_s, connection_retry=retry, **self._options
         )
         self._client = client
-        self._capture_negotiated_timeout(client)
+        self._adjust_timeouts(client)
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 
-    def _capture_negotiated_timeout(self, client: KazooClient) -> None:
+    def _adjust_timeouts(self, client: KazooClient) -> None:
         # kazoo keeps the granted timeout to itself. It is noted before kazoo tells anyone that it is connected: a lease
         # that counted with the longer one we asked for could outlive the session
         connection = client._connection
         invoke = connection._invoke
 
         def invoke_and_note(timeout: float, request: Any, xid: Any = None) -> Any:
-            answer = invoke(timeout, request, xid)
-            if isinstance(request, Connect) and answer[0].time_out > 0:
+            if not isinstance(request, Connect):
+                return invoke(timeout, request, xid)
+            answer = invoke(min(timeout, attempt_s), request, xid)
+            if answer[0].time_out > 0:
                 self.session_timeout_s = answer[0].time_out / 1000.0
             return answer
 
         connection._invoke = invoke_and_note
+        # kazoo waits for one silent server as long as the session lasts, and it ends meanwhile: let it try three
+        attempt_s = self.requested_timeout_s / 3
+        connect = client.handler.create_connection
+
+        def connect_sooner(*args: Any, timeout: float, **options: Any) -> Any:
+            return connect(*args, timeout=min(timeout, attempt_s), **options)
+
+        client.handler.create_connection = connect_sooner
 
     def _from_kazoo(self, client: KazooClient, state: str) -> None:
         self._post(self._changed, client, STATES[state], client.client_state)

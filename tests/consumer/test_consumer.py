@@ -384,7 +384,7 @@ async def test_zookeeper_killed_and_restarted_under_load(
                 batch = await consumer.getbatch(0.2)
                 seen.extend(int(record.value) for record in batch or ())
 
-        async with setting.consumer(session_timeout_s=6.0) as a, setting.consumer(session_timeout_s=6.0) as b:
+        async with setting.consumer(session_timeout_s=9.0) as a, setting.consumer(session_timeout_s=9.0) as b:
             await owns(b, 2)
             workers = [asyncio.ensure_future(work(consumer)) for consumer in (a, b)]
             await setting.produce(1000)

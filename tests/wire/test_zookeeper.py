@@ -133,6 +133,27 @@ async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
         assert zk.session_timeout_s == pytest.approx(7.0)
 
 
+async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(zookeeper: LocalCluster) -> None:
+    """As one that has just started, or is half dead: the others are tried while the session lives."""
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    zk = ZooKeeper(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=3.0)
+    try:
+        await zk.connect(15.0)
+        for _ in range(3):
+            session_id = zk.session_id
+            states: list[SessionState] = []
+            remove = zk.on_state(states.append)
+            zk._client._connection._socket.shutdown(2)
+            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 10, lambda: str(states))  # noqa: B023
+            remove()
+            assert zk.session_id == session_id
+            assert SessionState.LOST not in states
+    finally:
+        silent.close()
+        await zk.close()
+
+
 async def test_ephemeral_znodes_belong_to_the_session_and_go_with_it(zk_chroot: str) -> None:
     async with session(zk_chroot) as zk:
         async with session(zk_chroot) as other:
@@ -176,6 +197,7 @@ def test_the_insides_of_kazoo_that_we_use() -> None:
     # the granted timeout is read from the answer to the request that opens a session
     assert list(inspect.signature(ConnectionHandler._invoke).parameters) == ["self", "timeout", "request", "xid"]
     assert "time_out" in Connect._fields
+    assert "timeout=client._session_timeout / 1000.0" in inspect.getsource(ConnectionHandler._connect)
     source = inspect.getsource(ConnectionHandler._connect)
     assert source.index("zxid = self._invoke(") < source.index("_session_callback(KeeperState.CONNECTED)")
     for name in ("get_async", "exists_async", "get_children_async", "create_async", "set_async", "delete_async"):

@@ -69,7 +69,7 @@ def run_peer(
                 outcomes.setdefault(event, []).append(outcome)
             if number >= options.repeat and all(enough(found, options) for found in outcomes.values()):
                 break
-    return {event: summarize(quietest(found, options.repeat)) for event, found in outcomes.items()}
+    return {event: summarize(quietest(found, options.quiet, options.repeat)) for event, found in outcomes.items()}
 
 
 def enough(found: list[Outcome], options: argparse.Namespace) -> bool:

@@ -96,9 +96,11 @@ def measure(journals: Journals, event: float, end: float) -> Outcome:
     return Outcome(max(times), statistics.median(times), len(moved), len(stopped))
 
 
-def quietest(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
-    """Those during which others used least of the machine: chosen by that, never by the result."""
-    return sorted(outcomes, key=lambda outcome: outcome.foreign)[:count]
+def quietest(outcomes: Sequence[Outcome], limit: float, least: int) -> list[Outcome]:
+    """Those during which others used no more of the machine than `limit`, at least `least`: never chosen by result."""
+    by_load = sorted(outcomes, key=lambda outcome: outcome.foreign)
+    quiet = sum(outcome.foreign <= limit for outcome in outcomes)
+    return by_load[: max(quiet, least)]
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:

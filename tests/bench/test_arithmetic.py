@@ -79,7 +79,9 @@ def test_medians_and_ratios() -> None:
 
 def test_what_others_disturbed_is_left_out_whatever_came_of_it() -> None:
     outcomes = [Outcome(0.1, 0.1, 8, 0, foreign=0.5), Outcome(0.9, 0.9, 8, 0, foreign=0.1), Outcome(0.2, 0.2, 8, 0)]
-    assert [outcome.last_s for outcome in quietest(outcomes, 2)] == [0.2, 0.9]
+    assert [outcome.last_s for outcome in quietest(outcomes, 0.2, 1)] == [0.2, 0.9]
+    assert [outcome.last_s for outcome in quietest(outcomes, 0.0, 2)] == [0.2, 0.9]
+    assert len(quietest(outcomes, 1.0, 1)) == 3
 
 
 def test_the_load_of_others_is_a_share_of_the_machine() -> None:

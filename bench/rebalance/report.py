@@ -74,9 +74,7 @@ OURS = ("ours", "ours-sticky")
 
 
 def table(cases: Sequence[Case], runs: int) -> Table:
-    shown = Table(
-        title=f"from the event to the moved partitions being read by their new owner; medians of {runs} or more"
-    )
+    shown = Table(title=f"from the event until the new owners read what moved; medians of {runs} or more")
     for number, heading in enumerate(HEADINGS):
         shown.add_column(heading, justify="left" if number in (2, 3) else "right")
     before: list[str] = []

@@ -56,21 +56,24 @@ class _LagAware:
         return self.name
 
 
-def _work(view: GroupView, holdings: Holdings) -> list[float] | None:
-    """What each partition counts, by number; None when nothing is known of any."""
+def _work(view: GroupView, holdings: Holdings) -> list[int] | None:
+    """What each partition counts, by number; None when nothing is known of any.
+
+    Whole numbers, a millionth of the mean: their sums do not depend on the order in which they are added.
+    """
     known = [view.load.get(partition) for partition in holdings.space.partitions] if view.load else []
     clean = [None if load is None else min(load, 1e30) if load > 0 else 0.0 for load in known]
     given = [load for load in clean if load is not None]
     mean = sum(given) / len(given) if given else 0.0
     if not mean:
         return None
-    return [(mean if load is None else load) + IDLE * mean for load in clean]
+    return [round(((mean if load is None else load) / mean + IDLE) * 1e6) for load in clean]
 
 
 class _Deal:
     """Longest processing time first, among the subscribers of each partition."""
 
-    def __init__(self, holdings: Holdings, work: Sequence[float]) -> None:
+    def __init__(self, holdings: Holdings, work: Sequence[int]) -> None:
         self._holdings = holdings
         self._work = work
         self._order = sorted(range(len(work)), key=lambda number: (-work[number], number))
@@ -125,17 +128,23 @@ class _Deal:
     def top_up(self, least: Sequence[float], most: Sequence[float]) -> None:
         """Brings members that have too little above `least`, though not above `most`, at the cost of the busiest.
 
-        Without it a newcomer would go idle as long as nobody else is far above the mean.
+        Without it a newcomer would go idle as long as nobody else is far above the mean. Who was filled may have some
+        to give to those that were looked at before, so this goes on until nothing moves: else the next call would
+        move it. It ends, since what all lack together gets less with each partition.
         """
-        for member, load in enumerate(self.loads):
-            if load < least[member]:
-                self._fill(member, least, most[member])
+        moved = True
+        while moved:
+            moved = False
+            for member, load in enumerate(self.loads):
+                if load < least[member] and self._fill(member, least, most[member]):
+                    moved = True
 
-    def _fill(self, member: int, least: Sequence[float], most: float) -> None:
+    def _fill(self, member: int, least: Sequence[float], most: float) -> bool:
         space, loads, work = self._holdings.space, self.loads, self._work
         topics = self._holdings.members[member].topics
         donors = [(-load, donor) for donor, load in enumerate(loads) if donor != member and self._hands[donor]]
         heapify(donors)
+        moved = False
         while donors and loads[member] < least[member]:
             donor = heappop(donors)[1]
             # whoever gives keeps enough, so that nobody needs anything back
@@ -152,6 +161,8 @@ class _Deal:
                 loads[donor] -= work[given]
                 loads[member] += work[given]
                 heappush(donors, (-loads[donor], donor))
+                moved = True
+        return moved
 
     def shares(self) -> dict[str, Share]:
         members = self._holdings.members

@@ -94,3 +94,13 @@ def test_a_newcomer_gets_its_share_though_nobody_was_too_busy() -> None:
     idle = IDLE * sum(lags) / len(lags)
     assert sum(lags[p.partition] + idle for p in after["m-40"]) >= (1 - SLACK) * 0.95 * fair
     assert moves(view, after) == len(after["m-40"])
+
+
+def test_who_was_filled_passes_on_what_it_can_spare_in_the_same_call() -> None:
+    """Else the next call, of which nothing has changed, would move a partition again."""
+    lags = {("a", 0): 1.0, ("a", 1): 1.0, ("a", 2): 2.0, ("b", 0): 1.0, ("b", 1): 5.0, ("b", 2): 0.0}
+    load = {TopicPartition(*partition): lag for partition, lag in lags.items()}
+    owned = {"m-3": frozenset(TopicPartition(*partition) for partition in [("a", 0), ("a", 1), ("a", 2), ("b", 1)])}
+    members = tuple(Member(f"m-{index}", "", frozenset({"a", "b"})) for index in range(4))
+    first = compute(lag_aware, GroupView(members, {"a": 3, "b": 3}, owned, {}, load))
+    assert compute(lag_aware, GroupView(members, {"a": 3, "b": 3}, first, {}, load)) == first

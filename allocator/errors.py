@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "CorruptRecordError",
     "DeserializationError",
+    "Fenced",
     "GroupNameError",
     "HandlerFailed",
     "IllegalState",
@@ -112,6 +113,14 @@ class NotOwned(AllocatorError):
 
 class CommitFailed(AllocatorError):
     """Offsets were not committed: the partition moved, the lease lapsed, or the coordinator refused them."""
+
+
+class Fenced(CommitFailed):
+    """Offsets were not committed because the group went on without this member, or gave the partition to another.
+
+    Whoever owns the partitions now reads what was not committed once more. Drop what was read of them and do not
+    repeat the commit: the member joins again by itself, and its listener hears what it lost and what it is given.
+    """
 
 
 class NoOffsetsError(AllocatorError):

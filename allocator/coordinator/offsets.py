@@ -21,7 +21,7 @@ from allocator.coordinator.messages import (
     fetch_results,
 )
 from allocator.coordinator.reactions import COMMIT, FETCH, MEMBER_COMMIT, Reaction, react
-from allocator.errors import AllocatorError, BrokerError, CommitFailed, NoOffsetsError
+from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -31,6 +31,9 @@ __all__ = ["GroupOffsets"]
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
+
+NO_MEMBER = 25  # as the coordinator says of a member that it does not know (any more)
+FENCING = (Reaction.LOST, Reaction.RESET, Reaction.FENCED)  # no member, or not of this generation
 
 
 class _Commit:
@@ -190,6 +193,7 @@ class GroupOffsets:
 
         Retries what may succeed later, alone for the partitions concerned; metadata that is too large is left out
         with a warning. Raises `CommitFailed` naming the partitions that were not committed and why; the others are.
+        It is `Fenced` if the group took one of them from the `committer`.
         A cancelled call may or may not have committed.
         """
         if not offsets:
@@ -270,7 +274,7 @@ class GroupOffsets:
         for call in callers:
             foreign = [tp for tp in call.left if identity is None or not self.committer.may_commit(tp)]
             why = "this process is no member of the group" if identity is None else "this member does not hold it"
-            _note(call, foreign, BrokerError(f"{why} (any more)", code=25), final=True)
+            _note(call, foreign, BrokerError(f"{why} (any more)", code=NO_MEMBER), final=True)
         return OUTSIDE if identity is None else identity
 
     def _reaction(self, code: int, sent: Identity) -> Reaction | None:
@@ -280,7 +284,7 @@ class GroupOffsets:
         if self.committer is None:
             return react(COMMIT, code)
         reaction = react(MEMBER_COMMIT, code)
-        if reaction not in (Reaction.LOST, Reaction.RESET, Reaction.FENCED, Reaction.REJOIN):
+        if reaction not in (*FENCING, Reaction.REJOIN):
             return reaction
         self.committer.refused(code, sent)
         # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
@@ -301,7 +305,10 @@ class GroupOffsets:
             reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
             reasons.setdefault(reason, []).append(f"{tp.topic}:{tp.partition}")
         what = "; ".join(f"{', '.join(sorted(names))} ({reason})" for reason, names in reasons.items())
-        error = CommitFailed(f"group {self.group!r}: not committed: {what}")
+        fenced = self.committer is not None and any(
+            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
+        )
+        error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
         error.retriable = not call.failed
         return error
 

@@ -9,7 +9,7 @@ from test_offsets import A, B, Coordinator, at
 
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import CommitFailed
+from allocator.errors import CommitFailed, Fenced
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 
@@ -51,7 +51,7 @@ async def test_without_a_membership_nothing_is_sent() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         member = Member()
         member.identity = None
-        with pytest.raises(CommitFailed, match="no member"):
+        with pytest.raises(Fenced, match="no member"):
             await offsets(client, member).commit({A: at(1)})
         assert said(broker) == []
 
@@ -60,7 +60,7 @@ async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         member = Member()
         member.holds = {A}
-        with pytest.raises(CommitFailed, match=r"t:1 \(this member does not hold it"):
+        with pytest.raises(Fenced, match=r"t:1 \(this member does not hold it"):
             await offsets(client, member).commit({A: at(1), B: at(2)})
         assert broker.stored == {A: at(1)}
 
@@ -70,11 +70,19 @@ async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.codes[A] = [code]
         member = Member(None)
-        with pytest.raises(CommitFailed) as failure:
+        with pytest.raises(Fenced) as failure:
             await offsets(client, member).commit({A: at(1)})
         assert not failure.value.retriable
         assert member.refusals == [(code, Identity(5, "me", "one"))]
         assert len(said(broker)) == 1
+
+
+async def test_a_refusal_that_says_nothing_of_the_membership_is_no_fence() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [29]
+        with pytest.raises(CommitFailed) as failure:
+            await offsets(client, Member()).commit({A: at(1)})
+        assert not isinstance(failure.value, Fenced)
 
 
 async def test_a_commit_refused_during_a_rebalance_is_made_in_the_next_generation() -> None:
@@ -96,6 +104,6 @@ async def test_a_commit_that_met_the_end_of_its_generation_is_repeated_only_for_
             member.holds = {B}
 
         member.refused = rebalanced  # type: ignore[method-assign]
-        with pytest.raises(CommitFailed, match="t:0"):
+        with pytest.raises(Fenced, match="t:0"):
             await offsets(client, member).commit({A: at(1), B: at(2)})
         assert broker.stored == {B: at(2)}

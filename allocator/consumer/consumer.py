@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
-from allocator.consumer.engine import Assignors, Engine
+from allocator.consumer.engine import CommitCallback, Engine
+from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.errors import Closed, ConfigError, DeserializationError
 from allocator.fetch.batch import Batch
@@ -24,7 +25,7 @@ class Consumer:
     """Reads the partitions that its group's allocator function gives to it, and no others.
 
     Guarantee: a record is delivered, and an offset committed, only while this member owns the partition and its
-    lease on the ZooKeeper session is valid. What was delivered is committed once more is asked for; after a crash
+    lease is valid. What was delivered is committed once more is asked for; after a crash
     the last uncommitted records come again, none is skipped.
 
         async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
@@ -37,9 +38,19 @@ class Consumer:
     the rebalance of the partitions it works on, and of no others.
 
     brokers, zookeeper     "host:port,host:port"; ZooKeeper's may end in a chroot "/path"
+    membership             who says what is ours: "zookeeper"; "kafka", Kafka's own group protocol (brokers from 0.9),
+                           which needs no ZooKeeper and can be shared with other clients; or "fixed": all partitions
+                           of the topics, or `partitions`, whoever else reads them. Offsets stay where they are
+    group                  whose offsets are committed; may be None with "fixed", then nothing is
     topics or pattern      what to subscribe to; a pattern is matched at the start of a topic's name
-    assignor               a name, "package.module:function", a callable, or several of them in order of preference
+    assignor               a name, "package.module:function", a callable, or several of them in order of preference;
+                           "naive" if none is given. "range", "roundrobin", "sticky" and "cooperative-sticky" are
+                           the names under which members of other clients can share a group over "kafka"
     session_timeout_s      more: a crashed member's partitions wait longer; less: a pause costs the session sooner
+    rebalance_timeout_s    "kafka": how long a rebalance waits for a member that drains and commits
+    heartbeat_interval_s   "kafka": at most a third of the session timeout
+    max_poll_interval_s    who does not ask for records for so long leaves the group, until he asks again; None: never
+    instance_id            "kafka": a static member (KIP-345), whose partitions wait for its return
     auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash
     auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
                            timestamp in milliseconds
@@ -52,10 +63,12 @@ class Consumer:
         self,
         *topics: str,
         brokers: str | Sequence[str],
-        group: str,
-        zookeeper: str,
+        group: str | None,
+        zookeeper: str | None = None,
+        membership: str = "zookeeper",
         pattern: str | None = None,
-        assignor: Assignors = "naive",
+        partitions: Sequence[TopicPartition] = (),
+        assignor: Assignors | None = None,
         client_id: str | None = None,
         session_timeout_s: float = 10.0,
         root: str = "/allocator",
@@ -75,28 +88,40 @@ class Consumer:
         rack: str | None = None,
         listener: RebalanceListener | None = None,
         connect_timeout_s: float = 30.0,
+        rebalance_timeout_s: float = 60.0,
+        heartbeat_interval_s: float = 3.0,
+        max_poll_interval_s: float | None = None,
+        instance_id: str | None = None,
     ) -> None:
         self.group = group
         self.client_id = client_id or f"allocator-{socket.gethostname()}"
         self._engine = Engine(
+            Joining(
+                membership=membership,
+                group=group,
+                client_id=self.client_id,
+                topics=topics,
+                pattern=pattern,
+                partitions=partitions,
+                assignor=assignor,
+                weight=weight,
+                rack=rack,
+                session_timeout_s=session_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                zookeeper=zookeeper,
+                root=root,
+                zookeeper_options=zookeeper_options,
+                heartbeat_interval_s=heartbeat_interval_s,
+                rebalance_timeout_s=rebalance_timeout_s,
+                max_poll_interval_s=max_poll_interval_s,
+                instance_id=instance_id,
+            ),
             brokers=brokers,
-            group=group,
-            zookeeper=zookeeper,
-            topics=topics,
-            pattern=pattern,
-            assignor=assignor,
-            client_id=self.client_id,
             listener=listener or RebalanceListener(),
-            session_timeout_s=session_timeout_s,
-            connect_timeout_s=connect_timeout_s,
             auto_commit_interval_s=auto_commit_interval_s,
             commit_on_revoke=auto_commit_interval_s is not None,
             auto_offset_reset=auto_offset_reset,
-            root=root,
-            zookeeper_options=zookeeper_options,
             security=security,
-            weight=weight,
-            rack=rack,
             max_wait_s=max_wait_s,
             min_bytes=min_bytes,
             max_bytes=max_bytes,
@@ -265,7 +290,7 @@ class Consumer:
             if left is not None and left <= 0:
                 return None
             # whatever opens the gate, or has something to say, wakes the fetcher
-            await self._engine.fetcher.news(left)
+            await self._engine.news(left)
 
     def _still_wanted(self, batch: Batch) -> bool:
         """False when a seek or a revocation came after it was taken from the fetcher."""
@@ -294,6 +319,7 @@ class Consumer:
         self._reading = True
         self._reader = asyncio.current_task()
         self._engine.progress.finish()
+        self._engine.polled()
         try:
             yield
         finally:
@@ -310,9 +336,19 @@ class Consumer:
         if offsets is None:
             await self._engine.commit_progress(in_hand=True)
             return
-        await self._engine.commit(
-            {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}
-        )
+        await self._engine.commit(_with_metadata(offsets))
+
+    def commit_soon(
+        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: CommitCallback | None = None
+    ) -> None:
+        """As `commit`, without waiting: takes effect in the order of the calls, and `close` waits for it.
+
+        `callback(offsets, error)` is called once it is decided, with None for no error; without a callback an error is
+        logged. Raises NotOwned.
+        """
+        if offsets is None:
+            offsets = self._engine.progress.uncommitted(in_hand=True)
+        self._engine.commit_soon(_with_metadata(offsets), callback)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """What the group has committed, asked of the coordinator; None if nothing. Need not be owned."""
@@ -370,6 +406,14 @@ class Consumer:
         """Returns once `may_act` is true; at once if it is."""
         await self._engine.until_may_act()
 
+    def subscribe(self, *topics: str, pattern: str | None = None) -> None:
+        """Reads these topics from now on, instead of what was subscribed (or chosen by hand) before.
+
+        Partitions of topics that are not subscribed any more are released in good order with the rebalance that this
+        causes. Raises ConfigError, and leaves everything as it was.
+        """
+        self._engine.subscribe(topics, pattern)
+
     # -- what is so ----------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -390,3 +434,7 @@ class Consumer:
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
         return self._engine.membership.member_id
+
+
+def _with_metadata(offsets: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}

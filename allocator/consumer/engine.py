@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
-from allocator.assign import Assignor, resolve
+from allocator.consumer.joining import Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.coordinator.old_offsets import fetch_old_offsets
-from allocator.errors import AllocatorError, CommitFailed, ConfigError, NotOwned
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
-from allocator.membership.leader import LeaderSettings
-from allocator.membership.znodes import Paths
-from allocator.membership.zookeeper import Settings, ZooKeeperMembership
+from allocator.membership.kafka import KafkaMembership
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import Scope
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["Assignors", "Engine"]
+__all__ = ["CommitCallback", "Engine"]
 
 log = logging.getLogger(__name__)
 
-Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+CommitCallback = Callable[[Offsets, "AllocatorError | None"], Any]
+
+COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
 class Engine:
@@ -43,43 +44,31 @@ class Engine:
 
     def __init__(
         self,
+        joining: Joining,
         *,
         brokers: str | Sequence[str],
-        group: str,
-        zookeeper: str,
-        topics: Sequence[str],
-        pattern: str | None,
-        assignor: Assignors,
-        client_id: str,
         listener: RebalanceListener,
-        session_timeout_s: float,
-        connect_timeout_s: float,
         auto_commit_interval_s: float | None,
         commit_on_revoke: bool,
         auto_offset_reset: str | int,
-        root: str = "/allocator",
-        zookeeper_options: Mapping[str, Any] | None = None,
         security: Mapping[str, Any] | None = None,
-        weight: float = 1.0,
-        rack: str | None = None,
-        leader_settings: LeaderSettings | None = None,
         old_offsets: bool = False,
         **fetch: Any,
     ) -> None:
-        if not topics and pattern is None:
-            raise ConfigError("a consumer needs topics or a pattern to subscribe to")
+        joining.check()
         if auto_commit_interval_s is not None and not auto_commit_interval_s > 0:
             raise ConfigError(f"auto_commit_interval_s must be positive or None, not {auto_commit_interval_s!r}")
-        if not weight > 0:
-            raise ConfigError(f"weight must be positive, not {weight!r}")
-        self.group = group
+        self.group = joining.group
+        self._joining = joining
         self._old_offsets = old_offsets
+        self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
-        self.state.subscribe(list(topics), pattern)
+        topics = list(joining.topics) or list(dict.fromkeys(p.topic for p in joining.partitions))
+        self.state.subscribe(topics, joining.pattern)
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
-        self.client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", client_id), security=security)
-        self.offsets = GroupOffsets(self.client, group)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
+        self.client = KafkaClient(brokers, client_id=name, security=security)
         self.fetcher = Fetcher(self.client, self.state, auto_offset_reset=auto_offset_reset, **fetch)
         self._ownership = Ownership(
             self.state,
@@ -88,50 +77,39 @@ class Engine:
             self.fetcher,
             self.commit_progress,
             listener,
-            auto_commit=commit_on_revoke,
+            auto_commit=commit_on_revoke and self.group is not None,
         )
-        self.membership = ZooKeeperMembership(
-            ZooKeeper(zookeeper, session_timeout_s=session_timeout_s, options=zookeeper_options),
-            Paths(root, group),
-            self._ownership,
-            self.client,
-            _by_name(assignor),
-            Settings(
-                name=client_id,
-                topics=frozenset(topics),
-                pattern=pattern,
-                weight=weight,
-                rack=rack,
-                connect_timeout_s=connect_timeout_s,
-                leader=leader_settings or LeaderSettings(),
-            ),
-        )
-        self._topics, self._pattern = tuple(topics), pattern
-        self._connect_timeout_s = connect_timeout_s
-        self._auto_commit_interval_s = auto_commit_interval_s
+        self.membership = joining.make(self.client, self._ownership)
+        self._offsets = None if self.group is None else GroupOffsets(self.client, self.group)
+        if self._offsets is not None and isinstance(self.membership, KafkaMembership):
+            self._offsets.committer = self.membership
+        self._commits: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
+        self._scope: Scope
         self._one_commit: asyncio.Lock
 
     async def start(self) -> None:
-        """Connects to Kafka and ZooKeeper and joins the group; undoes all of it when a step fails."""
+        """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
         self._one_commit = asyncio.Lock()
+        joining, topics = self._joining, self.state.group_subscription()
         try:
             self._exits.push_async_callback(self.client.close)
-            await self.client.connect(self._connect_timeout_s)
-            self.client.follow(self._topics)
-            if self._pattern is not None:
+            await self.client.connect(joining.connect_timeout_s)
+            self.client.follow(topics)
+            if joining.pattern is not None:
                 self.client.follow_all()
             await self.client.refresh()
-            for topic in self._topics:
+            for topic in topics:
                 if self.client.partitions(topic) is None:
-                    log.warning("%s: topic %r does not exist (yet); waiting for it", self.group, topic)
-            self._exits.push_async_callback(self.offsets.close)
-            scope = await self._exits.enter_async_context(Scope())
-            self._ownership.start(scope)
+                    log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)
+            if self._offsets is not None:
+                self._exits.push_async_callback(self._offsets.close)
+            self._scope = await self._exits.enter_async_context(Scope())
+            self._ownership.start(self._scope)
             self._exits.push_async_callback(self.fetcher.close)
             await self.fetcher.start()
             if self._auto_commit_interval_s is not None:
-                scope.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
+                self._scope.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
@@ -140,6 +118,8 @@ class Engine:
     async def close(self) -> None:
         """Drains, commits what is done, leaves, and closes every connection."""
         try:
+            if self._commits:
+                await asyncio.wait(set(self._commits))
             await self.membership.leave()
         finally:
             await self._exits.aclose()
@@ -156,6 +136,28 @@ class Engine:
         while not self.membership.may_act():
             await self.fetcher.news()  # `resumed` wakes it
 
+    def polled(self) -> None:
+        """The user asks for records."""
+        self.membership.polled()
+
+    async def news(self, timeout_s: float | None) -> None:
+        """Waits until something may have come for a user who waits for records, at most `timeout_s` seconds."""
+        limit_s = self._joining.max_poll_interval_s
+        if limit_s is not None:
+            # whoever waits is alive, and says so in time
+            timeout_s = limit_s / 3 if timeout_s is None else min(timeout_s, limit_s / 3)
+        await self.fetcher.news(timeout_s)
+        self.polled()
+
+    def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
+        """Replaces the subscription. Raises ConfigError and changes nothing."""
+        joining = dataclasses.replace(self._joining, topics=topics, pattern=pattern, partitions=())
+        joining.check()
+        # what is still to be released belongs to a subscription that is gone: it stays assigned until then
+        self.state.subscribe(list(topics), pattern)
+        self._joining = joining
+        self.membership.subscribe(topics, pattern)
+
     def take(self, topic: str | None = None) -> Batch | None:
         """The next batch if there is one that may be delivered; raises what the user has to know."""
         error, self._ownership.error = self._ownership.error or self.membership.ended, None
@@ -171,29 +173,45 @@ class Engine:
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
+    @property
+    def offsets(self) -> GroupOffsets:
+        """Raises IllegalState when there is no group to commit for."""
+        if self._offsets is None:
+            raise IllegalState(
+                "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
+                "the offsets yourself and `seek`"
+            )
+        return self._offsets
+
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed in Kafka; with `old_offsets`, else what older clients left in ZooKeeper."""
+        """What the group has committed in Kafka; with `old_offsets`, else what older clients left in ZooKeeper.
+
+        Nothing when there is no group.
+        """
+        if self._offsets is None or self.group is None:
+            return {}
         wanted = set(partitions)
-        found = await self.offsets.fetch(wanted)
+        found = await self._offsets.fetch(wanted)
         rest = wanted - set(found)
         if rest and self._old_offsets:
             found = {**await fetch_old_offsets(self.client, self.group, rest), **found}
         return found
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: Offsets) -> None:
         """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""
+        group = self.offsets
         if not offsets:
             return
         self.must_own(offsets)
         if not self.membership.may_act():
             error = CommitFailed(
-                f"{self.group}: offsets of {len(offsets)} partitions are not committed: ZooKeeper has not confirmed "
-                "that this member still owns them; they are committed once it has, or read again by the next owner"
+                f"{self.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed that this "
+                "member still owns them; they are committed once it is, or read again by the next owner"
             )
             error.retriable = True
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
-        await self.offsets.commit(
+        await group.commit(
             {p: OffsetAndMetadata(o.offset, o.metadata or stamp, o.leader_epoch) for p, o in offsets.items()}
         )
         self.progress.note_committed({p: o.offset for p, o in offsets.items()})
@@ -218,14 +236,43 @@ class Engine:
             # only now: a partition that is to move is released when it is done, and the commit comes before
             self.progress.finish_up_to(offsets)
 
+    def commit_soon(self, offsets: Offsets, callback: CommitCallback | None = None) -> None:
+        """Commits without waiting, after what was to be committed before; `close` waits for it.
+
+        `callback` is given the offsets and the error, or None; without one an error is logged.
+        """
+        self.must_own(offsets)
+        task = self._scope.start(self._commit_and_tell(offsets, callback), "commit")
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+
+    async def _commit_and_tell(self, offsets: Offsets, callback: CommitCallback | None) -> None:
+        failure: AllocatorError | None = None
+        try:
+            await self.commit(offsets)
+        except AllocatorError as error:
+            failure = error
+        if callback is None:
+            if failure is not None:
+                log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), failure)
+            return
+        try:
+            callback(offsets, failure)
+        except Exception:  # the user's bug must not end the consumer's tasks
+            log.exception("%s: the callback of a commit failed", self.group)
+
     async def _auto_commit(self, interval_s: float) -> None:
+        wait_s = interval_s
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(wait_s)
+            wait_s = interval_s
             try:
                 await self.commit_progress()
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
                 log.warning("%s: auto-commit put off: %s", self.group, error)
+                if error.retriable:
+                    wait_s = min(interval_s, COMMIT_BACKOFF_S)
 
     # -- what is owned -------------------------------------------------------------------------------------------
 
@@ -237,9 +284,3 @@ class Engine:
             more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
             raise NotOwned(f"{self.group}: this member does not own {names}{more}")
 
-
-def _by_name(assignor: Assignors) -> dict[str, Assignor]:
-    offered = [assignor] if isinstance(assignor, str) or callable(assignor) else list(assignor)
-    if not offered:
-        raise ConfigError("assignor is an empty list; name at least one, e.g. 'naive'")
-    return {found.name: found for found in map(resolve, offered)}

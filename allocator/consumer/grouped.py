@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from allocator.consumer.engine import Assignors, Engine
+from allocator.consumer.engine import Engine
+from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
 from allocator.types import TopicPartition
@@ -42,14 +43,15 @@ class GroupedConsumer:
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
     the next `consume` of that topic, or `close`.
 
-    `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
+    `membership`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional. With
+    `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
     """
 
     def __init__(
         self,
         brokers: str | Sequence[str],
         group: str,
-        zk_hosts: str | Sequence[str],
+        zk_hosts: str | Sequence[str] | None,
         deserializer: Callable[[bytes], Any] | None = None,
         partition_allocator: Assignors | None = None,
         autocommit: bool = True,
@@ -57,6 +59,7 @@ class GroupedConsumer:
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
+        membership: str = "zookeeper",
         session_timeout_s: float = 10.0,
         root: str = "/allocator",
         zookeeper_options: Mapping[str, Any] | None = None,
@@ -74,22 +77,25 @@ class GroupedConsumer:
         self.synced_offsets: set[str] = set()
         self.topics_to_commit: set[str] = set()
         self._engine = Engine(
+            Joining(
+                membership=membership,
+                group=group,
+                client_id=self.name,
+                topics=(),
+                pattern=ANY_TOPIC,
+                assignor=partition_allocator,
+                session_timeout_s=session_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                zookeeper=zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ()),
+                root=root,
+                zookeeper_options=zookeeper_options,
+            ),
             brokers=brokers,
-            group=group,
-            zookeeper=zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts),
-            topics=(),
-            pattern=ANY_TOPIC,
-            assignor=partition_allocator or "naive",
-            client_id=self.name,
             listener=_PauseUnasked(self),
-            session_timeout_s=session_timeout_s,
-            connect_timeout_s=connect_timeout_s,
             auto_commit_interval_s=None,
             commit_on_revoke=False,
             old_offsets=True,
             auto_offset_reset="earliest",
-            root=root,
-            zookeeper_options=zookeeper_options,
             security=security,
             max_wait_s=max_wait_time / 1000.0,
             min_bytes=min_bytes,
@@ -174,6 +180,7 @@ class GroupedConsumer:
         if self.closing:
             return None
         self._engine.progress.finish(topic)
+        self._engine.polled()
         self._ask(topic)
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_wait_time / 1000.0
@@ -194,7 +201,7 @@ class GroupedConsumer:
                     continue
             if values or loop.time() >= end:
                 break
-            await self._engine.fetcher.news(end - loop.time())
+            await self._engine.news(end - loop.time())
         if self.autocommit and starts and not await self._committed_first(starts):
             return []
         return values

@@ -67,6 +67,12 @@ class Membership(Protocol):
     def may_act(self) -> bool:
         """Whether records may be delivered and commits sent at this instant."""
 
+    def polled(self) -> None:
+        """The user asks for records. With a `max_poll_interval_s`, who does not do so in time leaves until he does."""
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
+
     @property
     def held(self) -> Parts:
         """The partitions that this member owns now."""

@@ -19,8 +19,8 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from allocator.assign import Assignor
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
@@ -28,6 +28,7 @@ from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
 from allocator.membership.lease import boot_clock
+from allocator.membership.polls import Polls
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
@@ -48,6 +49,10 @@ __all__ = ["Settings", "ZooKeeperMembership"]
 log = logging.getLogger(__name__)
 
 
+class _Silence(Exception):
+    """The user shows no sign of life. Never leaves this room."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a member takes part. Times in seconds."""
@@ -58,6 +63,7 @@ class Settings:
     weight: float = 1.0
     rack: str | None = None
     connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
     leader: LeaderSettings = field(default_factory=LeaderSettings)
 
 
@@ -106,6 +112,8 @@ class ZooKeeperMembership:
         self._claim = Claim(0)
         self._refused: str | None = None
         self._leaving = False
+        self._renewing = False  # leaving, to come back with another subscription
+        self._polls = Polls(settings.max_poll_interval_s, clock)
         self._task: asyncio.Task[None] | None = None
         self._keeper = Keeper(zk, paths.group, owner, clock)
 
@@ -123,6 +131,19 @@ class ZooKeeperMembership:
     def may_act(self) -> bool:
         return self._keeper.may_act
 
+    def polled(self) -> None:
+        """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
+        self._polls.polled()
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription: the member releases what it holds in good order, and joins again as a new one."""
+        info = replace(self._info, topics=frozenset(topics), pattern=pattern)
+        info.encode()  # refuses what does not fit before anything is touched
+        self._info = info
+        if self._task is not None:
+            self._renewing = True
+            self._changed.set()
+
     async def join(self) -> None:
         """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
         if self._task is not None:
@@ -131,6 +152,7 @@ class ZooKeeperMembership:
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         self._session_lost = asyncio.Event()
+        self._polls.polled()
         self._keeper.begin()  # the connection may be lost before the first session has a member
         await self._zk.connect(self._settings.connect_timeout_s)
         self._connected.set()
@@ -183,6 +205,9 @@ class ZooKeeperMembership:
                 self._session_lost.clear()
                 try:
                     await self._session(joined)
+                except _Silence as error:
+                    log.warning("%s: %s left: %s", self._paths.group, self.member_id, error)
+                    await self._until_polled()
                 except (MembershipLost, ConnectionLost) as error:
                     log.warning("%s: %s lost its session: %s", self._paths.group, self.member_id, error)
                 except ZooKeeperError as error:
@@ -212,6 +237,7 @@ class ZooKeeperMembership:
                 self._keeper.begin()
                 scope.start(self._keeper.keep(self._paths.member(self.member_id), self._info.encode()), "lease")
                 scope.start(self._wait_for_loss(), "loss")
+                scope.start(self._wait_for_silence(), "silence")
                 await scope.run(self._keeper.granted(), "first lease")
                 if not joined.done():
                     joined.set_result(None)
@@ -223,6 +249,7 @@ class ZooKeeperMembership:
             await self._end_session()
 
     async def _register(self) -> None:
+        self._renewing = False
         await self._store.prepare()
         # what an earlier turn of this very session left because a reply was lost: nobody acts for such a member, and
         # such a claim keeps its partitions from everyone
@@ -272,6 +299,20 @@ class ZooKeeperMembership:
         await self._session_lost.wait()
         raise MembershipLost("it expired")
 
+    async def _wait_for_silence(self) -> None:
+        await self._polls.silence()
+        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+
+    async def _until_polled(self) -> None:
+        async with Scope() as scope:
+            heard, left = scope.start(self._polls.heard()), scope.start(self._until_leaving())
+            await asyncio.wait({heard, left}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _until_leaving(self) -> None:
+        while not self._leaving:
+            await self._changed.wait()
+            self._changed.clear()
+
     # -- leading -------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
@@ -308,7 +349,7 @@ class ZooKeeperMembership:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if self._leaving:
+            if self._leaving or self._renewing:
                 # needs nothing of ZooKeeper, which may be silent: the end of the session is our release
                 self._release(self._held, scope)
                 if not self._draining:

@@ -1,0 +1,162 @@
+"""Which membership a consumer takes part in, and how: one setting and what belongs to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+from allocator.assign import Assignor, resolve
+from allocator.coordinator.participant import GroupSettings
+from allocator.errors import ConfigError
+from allocator.membership.base import Membership, Owner
+from allocator.membership.fixed import FixedMembership
+from allocator.membership.kafka import KafkaMembership, KafkaSettings
+from allocator.membership.leader import LeaderSettings
+from allocator.membership.znodes import Paths
+from allocator.membership.zookeeper import Settings, ZooKeeperMembership
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["MEMBERSHIPS", "Assignors", "Joining"]
+
+MEMBERSHIPS = ("zookeeper", "kafka", "fixed")
+
+Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a consumer says when it joins. Times in seconds. `check` raises one ConfigError that lists every fault.
+
+    What belongs to another membership than the chosen one is not looked at: `membership` alone is changed to move a
+    service.
+    """
+
+    membership: str
+    group: Optional[str]
+    client_id: str
+    topics: Sequence[str]
+    pattern: Optional[str] = None
+    partitions: Sequence[TopicPartition] = ()
+    assignor: Optional[Assignors] = None
+    weight: float = 1.0
+    rack: Optional[str] = None
+    session_timeout_s: float = 10.0
+    connect_timeout_s: float = 30.0
+    max_poll_interval_s: Optional[float] = None
+    # zookeeper
+    zookeeper: Optional[str] = None
+    root: str = "/allocator"
+    zookeeper_options: Optional[Mapping[str, Any]] = None
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+    # kafka
+    heartbeat_interval_s: float = 3.0
+    rebalance_timeout_s: float = 60.0
+    instance_id: Optional[str] = None
+
+    def check(self) -> None:
+        """Everything that can be found out without connecting."""
+        faults = list(self._faults())
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    def _faults(self) -> list[str]:
+        faults = []
+        if self.membership not in MEMBERSHIPS:
+            faults.append(f"membership is {self.membership!r}, not one of {', '.join(MEMBERSHIPS)}")
+        chosen = [name for name in ("topics", "pattern", "partitions") if getattr(self, name)]
+        if not chosen:
+            faults.append("a consumer needs topics or a pattern to subscribe to")
+        elif len(chosen) > 1:
+            faults.append(f"{' and '.join(chosen)} exclude each other; give one of them")
+        if self.partitions and self.membership != "fixed":
+            faults.append(f'partitions are chosen by hand only with membership="fixed", not {self.membership!r}')
+        if self.max_poll_interval_s is not None and not self.max_poll_interval_s > 0:
+            faults.append(f"max_poll_interval_s must be positive or None, not {self.max_poll_interval_s!r}")
+        if not self.weight > 0:
+            faults.append(f"weight must be positive, not {self.weight!r}")
+        if self.group is None and self.membership != "fixed":
+            faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
+        if self.membership == "zookeeper" and not self.zookeeper:
+            faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
+        attempts: list[Callable[[], Any]] = [self._compiled]
+        if self.membership != "fixed":
+            attempts.append(self._assignors)
+        if self.membership == "kafka":
+            attempts.append(self._group_settings)
+        if self.membership == "zookeeper":
+            attempts.append(lambda: Paths(self.root, self.group or ""))
+        for attempt in attempts:
+            try:
+                attempt()
+            except ConfigError as error:
+                faults.append(str(error))
+        return faults
+
+    def make(self, client: KafkaClient, owner: Owner) -> Membership:
+        """The membership itself, which has touched nothing yet."""
+        topics = frozenset(self.topics)
+        if self.membership == "fixed":
+            return FixedMembership(
+                client, owner, name=self.client_id, topics=topics, pattern=self.pattern, partitions=self.partitions
+            )
+        assert self.group is not None
+        if self.membership == "kafka":
+            return KafkaMembership(
+                client,
+                self.group,
+                owner,
+                self._assignors(),
+                KafkaSettings(
+                    name=self.client_id,
+                    topics=topics,
+                    pattern=self.pattern,
+                    weight=self.weight,
+                    rack=self.rack,
+                    connect_timeout_s=self.connect_timeout_s,
+                    group=self._group_settings(),
+                ),
+            )
+        assert self.zookeeper is not None
+        return ZooKeeperMembership(
+            ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options),
+            Paths(self.root, self.group),
+            owner,
+            client,
+            self._assignors(),
+            Settings(
+                name=self.client_id,
+                topics=topics,
+                pattern=self.pattern,
+                weight=self.weight,
+                rack=self.rack,
+                connect_timeout_s=self.connect_timeout_s,
+                max_poll_interval_s=self.max_poll_interval_s,
+                leader=self.leader,
+            ),
+        )
+
+    def _assignors(self) -> dict[str, Assignor]:
+        given = "naive" if self.assignor is None else self.assignor
+        offered = [given] if isinstance(given, str) or callable(given) else list(given)
+        if not offered:
+            raise ConfigError("assignor is an empty list; name at least one, e.g. 'naive'")
+        return {found.name: found for found in map(resolve, offered)}
+
+    def _group_settings(self) -> GroupSettings:
+        return GroupSettings(
+            session_timeout_s=self.session_timeout_s,
+            heartbeat_interval_s=min(self.heartbeat_interval_s, self.session_timeout_s / 3),
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=self.max_poll_interval_s,
+            instance_id=self.instance_id,
+        )
+
+    def _compiled(self) -> None:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ConfigError(f"pattern {self.pattern!r} is not a regular expression: {error}") from None

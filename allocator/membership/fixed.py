@@ -1,0 +1,168 @@
+"""Partitions that are this process's by decision: those named by hand, or all of the topics it reads.
+
+Guarantee: none about other processes. Whoever chooses it says that nobody else reads these partitions, or that it does
+not matter. What is read starts and stops as in any other membership, so a service can be tried without a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Iterable
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.membership.base import Owner, Topics
+from allocator.membership.znodes import NONE, Parts
+from allocator.tasks import Scope, happens
+from allocator.types import TopicPartition
+
+__all__ = ["FixedMembership"]
+
+log = logging.getLogger(__name__)
+
+
+class FixedMembership:
+    """A member of nothing that owns what it was told to.
+
+    `partitions` are taken as they are; else it takes every partition of `topics`, or of those whose name begins with
+    what `pattern` matches, new ones too, at most `topic_poll_s` seconds after they appear. A topic that is unknown
+    for the moment keeps what is held of it: brokers that start say so of topics that exist.
+    """
+
+    def __init__(
+        self,
+        client: Topics,
+        owner: Owner,
+        *,
+        name: str = "",
+        topics: frozenset[str] = frozenset(),
+        pattern: str | None = None,
+        partitions: Iterable[TopicPartition] = (),
+        topic_poll_s: float = 10.0,
+    ) -> None:
+        self.member_id = name
+        self.generation = 0
+        """Grows with each change of what is held."""
+        self.ended: BaseException | None = None
+        self._client = client
+        self._owner = owner
+        self._topics, self._pattern = topics, re.compile(pattern) if pattern is not None else None
+        self._partitions = frozenset(partitions)
+        self._topic_poll_s = topic_poll_s
+        self._held: Parts = NONE
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    def may_act(self) -> bool:
+        return self._task is not None and self.ended is None
+
+    def polled(self) -> None:
+        """Nobody watches whether the user is alive."""
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces what was chosen, partitions by hand included."""
+        self._topics, self._pattern = frozenset(topics), re.compile(pattern) if pattern is not None else None
+        self._partitions = frozenset()
+        if self._task is not None:
+            self._follow()
+            self._changed.set()
+
+    async def join(self) -> None:
+        """Begins with what the client's metadata says. Raises ConfigError for a partition that its topic has not."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._changed, self._stop = asyncio.Event(), asyncio.Event()
+        self._check_partitions()
+        self._follow()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._stop.set()
+        self._changed.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            raise
+        finally:
+            self._task = None
+
+    async def _run(self) -> None:
+        remove = self._client.on_metadata(self._changed.set)
+        try:
+            async with Scope() as scope:
+                scope.start(self._poll_topics(), "topics")
+                await scope.run(self._keep_up(), "partitions")
+        except Exception as error:
+            log.exception("reading the chosen partitions ended")
+            self.ended = error
+            self._owner.failed(error)
+        finally:
+            remove()
+            if self._held:
+                held, self._held = self._held, NONE
+                await self._owner.lost(held)
+
+    async def _keep_up(self) -> None:
+        while not self._stop.is_set():
+            self._changed.clear()
+            await self._take(self._wanted())
+            await self._changed.wait()
+        await self._take(NONE)
+
+    async def _take(self, wanted: Parts) -> None:
+        gone, gained = self._held - wanted, wanted - self._held
+        if gone or gained:
+            self.generation += 1
+        if gone:
+            self._held -= gone
+            await self._owner.revoked(gone)
+        if gained:
+            log.info("%d partitions are read from now on", len(gained))
+            self._held |= gained
+            await self._owner.assigned(gained)
+
+    def _wanted(self) -> Parts:
+        if self._partitions:
+            return self._partitions
+        found = set()
+        for topic in self._chosen():
+            partitions = self._client.partitions(topic)
+            if partitions is None:
+                found |= {p for p in self._held if p.topic == topic}
+            else:
+                found |= {TopicPartition(topic, number) for number in partitions}
+        return frozenset(found)
+
+    def _chosen(self) -> frozenset[str]:
+        if self._pattern is None:
+            return self._topics
+        known = self._client.topics() | {p.topic for p in self._held}
+        return frozenset(topic for topic in known if self._pattern.match(topic))
+
+    def _check_partitions(self) -> None:
+        for topic, number in sorted(self._partitions):
+            known = self._client.partitions(topic)
+            if known is not None and number not in known:
+                raise ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
+
+    def _follow(self) -> None:
+        if self._pattern is not None:
+            self._client.follow_all()
+        else:
+            self._client.follow(self._topics | {p.topic for p in self._partitions})
+
+    async def _poll_topics(self) -> None:
+        """What no message announces: new topics and partitions."""
+        while not await happens(self._stop, self._topic_poll_s):
+            if not self._partitions:
+                with contextlib.suppress(AllocatorError):  # the next turn asks again
+                    await self._client.refresh()

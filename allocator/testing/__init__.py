@@ -1,7 +1,8 @@
 """Real ZooKeeper and Kafka for anyone's tests.
 
 In comes a version and some numbers; out goes a running cluster whose nodes can be stopped, killed, paused and
-resumed, a pytest plugin with fixtures of it, and helpers to fill topics and to wait for conditions. It needs Python
+resumed, proxies that make their connections fail, a pytest plugin with fixtures of all that, and helpers to fill
+topics and to wait for conditions. It needs Python
 and a way to the Maven registry; Docker, root and system packages are not needed. It may touch nothing but its cache
 directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
 
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     )
     from .node import Node
     from .producing import produce
+    from .proxy import FaultProxy
     from .waiting import wait_until, wait_until_async
 
 _HOME = {
     "LocalCluster": "cluster",
     "Node": "node",
     "ProducedRecord": "batches",
+    "FaultProxy": "proxy",
     "produce": "producing",
     "wait_until": "waiting",
     "wait_until_async": "waiting",
@@ -50,6 +53,7 @@ _HOME = {
 
 __all__ = [
     "ClusterError",
+    "FaultProxy",
     "JarsUnavailable",
     "JavaNotFound",
     "LocalCluster",

@@ -73,6 +73,11 @@ class Cluster(ABC):
         return ",".join(node.address for node in self.zookeepers)
 
     @property
+    def _zookeeper(self) -> str:
+        """The same past the proxies, for the brokers and for us."""
+        return ",".join(f"127.0.0.1:{node.port}" for node in self.zookeepers)
+
+    @property
     def nodes(self) -> list[Node]:
         return self.zookeepers + self.brokers
 
@@ -105,7 +110,10 @@ class Cluster(ABC):
         await asyncio.to_thread(self.stop)
 
     def heal(self) -> None:
-        """Start what is down and resume what is paused, and wait until the cluster is whole again."""
+        """Start what is down, resume what is paused, end all faults of proxies, and wait until the cluster is whole."""
+        for node in self.nodes:
+            if node.proxy is not None:
+                node.proxy.heal()
         broken = [node for node in self.nodes if node.paused or not node.alive]
         if broken:
             for kind in (self.zookeepers, self.brokers):  # a broker gives up when it finds no ZooKeeper
@@ -203,7 +211,7 @@ class Cluster(ABC):
         return self.release is not None and self.release.number < (0, 10)
 
     def _registered(self, controller: bool = False) -> set[int]:
-        with contextlib.suppress(ClusterError), zookeeper_client(self.zookeeper, 5.0) as zk:
+        with contextlib.suppress(ClusterError), zookeeper_client(self._zookeeper, 5.0) as zk:
             if zk.exists("/brokers/ids") and (not controller or zk.exists("/controller")):
                 return {int(name) for name in zk.get_children("/brokers/ids")}
         return set()
@@ -214,7 +222,7 @@ class Cluster(ABC):
     def _topics(self) -> Topics:
         if self.release is None or not self.brokers:
             raise ClusterError("no topics without brokers: the cluster has none, or was not started")
-        return KraftTopics(self.bootstrap) if self.release.kraft else ZooKeeperTopics(self.zookeeper)
+        return KraftTopics(self.bootstrap) if self.release.kraft else ZooKeeperTopics(self._zookeeper)
 
     def _wait_leaders(self, name: str, partitions: int, timeout_s: float) -> None:
         def led() -> bool:

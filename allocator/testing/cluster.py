@@ -17,7 +17,8 @@ from .java import OLDEST, find_java
 from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
-from .settings import broker_settings, kraft_settings, zookeeper_settings
+from .proxy import FaultProxy
+from .settings import advertised, broker_settings, kraft_settings, zookeeper_settings
 from .versions import ZOOKEEPER, Release, kafka_release
 
 __all__ = ["LocalCluster"]
@@ -32,7 +33,9 @@ class LocalCluster(Cluster):
     and `{directory}` in a value are filled in. zookeeper_config: likewise for zoo.cfg. directory: where data and
     logs go, kept afterwards; by default a temporary one that is removed. heap, zookeeper_heap: -Xmx of each
     process. jvm_options: further options of all of them. tick_ms: ZooKeeper's tick; sessions may be as short as
-    two. start_timeout_s: seconds until all servers must answer.
+    two. start_timeout_s: seconds until all servers must answer. proxied: each node stands behind a `FaultProxy` of
+    its own, `node.proxy`; `bootstrap`, `zookeeper` and what brokers advertise lead there. Brokers reach ZooKeeper, and
+    ZooKeeper nodes one another, without; brokers reach one another through theirs. Not for KRaft.
 
     Guarantee: after `stop`, or when this process ends in any way, SIGKILL included, no server is left running.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
@@ -52,6 +55,7 @@ class LocalCluster(Cluster):
         jvm_options: Sequence[str] = (),
         tick_ms: int = 500,
         start_timeout_s: float = 120.0,
+        proxied: bool = False,
     ) -> None:
         super().__init__(None if kafka is None else kafka_release(kafka), brokers, zookeepers)
         self.start_timeout_s = start_timeout_s
@@ -61,6 +65,9 @@ class LocalCluster(Cluster):
         self._heap, self._zookeeper_heap = heap, zookeeper_heap
         self._jvm_options = tuple(jvm_options)
         self._tick_ms = tick_ms
+        self._proxied = proxied
+        if proxied and self.release is not None and self.release.kraft:
+            raise ClusterError(f"proxied=True is for brokers with ZooKeeper; Kafka {self.version} is KRaft")
         self._ports = PortLease()
         self._directory: Path | None = None
 
@@ -92,6 +99,8 @@ class LocalCluster(Cluster):
         """Kill all servers and remove their data. Twice is safe. For an orderly end stop each node before."""
         for node in self.nodes:
             node.close()
+            if node.proxy is not None:
+                node.proxy.stop()
         self._ports.release()
         if self._directory is not None and self._keep is None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -106,7 +115,9 @@ class LocalCluster(Cluster):
             place = directory / f"zookeeper-{number}"
             settings = zookeeper_settings(number, place, port, quorum, self._tick_ms)
             settings.update(layout.filled(self._zookeeper_config, port=port, id=number, directory=place))
-            self.zookeepers.append(self._zookeeper_node(number, port, place, settings))
+            node = self._zookeeper_node(number, port, place, settings)
+            node.proxy = self._proxy(port)
+            self.zookeepers.append(node)
 
     def _lay_out_brokers(self, release: Release, directory: Path) -> None:
         count, _ = self._count
@@ -115,12 +126,24 @@ class LocalCluster(Cluster):
         voters = [(number, ports[number][2]) for number in range(3 if count >= 3 else 1)]
         for number, (port, second, controller) in ports.items():
             place = directory / f"kafka-{number}"
-            settings = broker_settings(release, number, place, port, count, self.zookeeper)
+            settings = broker_settings(release, number, place, port, count, self._zookeeper)
             if release.kraft:
                 settings.update(kraft_settings(number, port, controller, voters))
+            proxy = self._proxy(port)
+            if proxy is not None:
+                settings.update(advertised(release, proxy.port))
             mine = {"port": port, "port2": second, "id": number, "directory": place}
             settings.update(layout.filled(self._broker_config, **mine))
-            self.brokers.append(self._broker_node(release, number, port, place, settings))
+            node = self._broker_node(release, number, port, place, settings)
+            node.proxy = proxy
+            self.brokers.append(node)
+
+    def _proxy(self, port: int) -> FaultProxy | None:
+        if not self._proxied:
+            return None
+        proxy = FaultProxy(port, port=self._ports.take())
+        proxy.start()
+        return proxy
 
     # -- how its servers run: what another backend does otherwise --------------------------------------------------
 
@@ -152,7 +175,7 @@ class LocalCluster(Cluster):
         if release.kraft:
             prepare = layout.kraft_files(place, settings, partial(layout.format_data, self._java, jars))
         else:
-            prepare = layout.kafka_files(place, number, settings, self.zookeeper)
+            prepare = layout.kafka_files(place, number, settings, self._zookeeper)
         return Node(
             "Kafka broker",
             number,

@@ -70,7 +70,7 @@ class ContainerCluster(LocalCluster):
             format_data = f"{_BIN}/kafka-storage.sh format --ignore-formatted -t {layout.CLUSTER_ID} -c {file}"
             start = f"{format_data} && {start}"
         else:
-            prepare = layout.kafka_files(place, number, settings, self.zookeeper)
+            prepare = layout.kafka_files(place, number, settings, self._zookeeper)
         return ContainerNode(
             "Kafka broker",
             number,

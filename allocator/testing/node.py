@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .errors import ClusterError, ServerStartFailed
 from .process import ServerProcess
+from .proxy import FaultProxy
 
 __all__ = ["Node"]
 
@@ -15,7 +16,8 @@ __all__ = ["Node"]
 class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
-    `port` stays the same over restarts. All methods block; from a coroutine call them with `asyncio.to_thread`.
+    `port` stays the same over restarts. `proxy` is what clients are led through in a cluster with `proxied=True`, else
+    None. All methods block; from a coroutine call them with `asyncio.to_thread`.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Node:
         self.port = port
         self.directory = directory
         self.paused = False
+        self.proxy: FaultProxy | None = None
         self._command = command
         self._prepare = prepare
         self._ready = ready
@@ -47,7 +50,8 @@ class Node:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        """Where clients find it: its proxy if it has one."""
+        return f"127.0.0.1:{self.port}" if self.proxy is None else self.proxy.address
 
     @property
     def pid(self) -> int | None:

@@ -20,6 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .cluster import LocalCluster
+    from .proxy import FaultProxy
 
 __all__ = ["ClusterFactory"]
 
@@ -159,6 +160,15 @@ def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]
         # the test may have broken its cluster, or the version cannot: nobody else uses the name
         with contextlib.suppress(TestingError):
             where.delete_topic(name, timeout_s=0)
+
+
+@pytest.fixture
+def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
+    """`fault_proxy(port)` -> a running `FaultProxy` before that port of 127.0.0.1; stopped after the test."""
+    from .proxy import FaultProxy
+
+    with contextlib.ExitStack() as proxies:
+        yield lambda port: proxies.enter_context(FaultProxy(port))
 
 
 def _frozen(value: Any) -> Any:

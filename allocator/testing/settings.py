@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .versions import Release
 
-__all__ = ["broker_settings", "log4j_settings", "properties", "zookeeper_settings"]
+__all__ = ["advertised", "broker_settings", "log4j_settings", "properties", "zookeeper_settings"]
 
 
 def properties(settings: Mapping[str, object]) -> str:
@@ -92,6 +92,13 @@ def broker_settings(
     else:
         settings.update({"host.name": "127.0.0.1", "port": port})
     return settings
+
+
+def advertised(release: Release, port: int) -> dict[str, object]:
+    """What makes clients of a broker with ZooKeeper come by another port."""
+    if release.listeners:
+        return {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    return {"advertised.host.name": "127.0.0.1", "advertised.port": port}
 
 
 def kraft_settings(

@@ -1,0 +1,378 @@
+"""A TCP proxy that does to connections what networks do, switched at run time.
+
+It stands between clients and one server of this machine. Bytes are never altered, reordered or lost within a
+connection that lives on: TCP does not do that either.
+
+    with FaultProxy(9092) as proxy:
+        consumer = Consumer("orders", brokers=proxy.address, ...)
+        proxy.drop()                              # nothing gets through, no connection closes
+        proxy.heal()                              # what was held arrives, as TCP sends again
+        proxy.latency(0.2, direction="to_client")
+        proxy.drop(client=worker.pid)             # only what that process opened; Linux
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from .errors import ClusterError
+
+__all__ = ["FaultProxy"]
+
+Direction = Literal["to_server", "to_client", "both"]
+WAYS: tuple[Literal["to_server", "to_client"], ...] = ("to_server", "to_client")
+
+_CHUNK = 16_384
+_HELD_CHUNKS = 64  # about what the kernel's buffers of a connection hold: then the sender is made to wait
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What happens to bytes that go one way."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
+    dropped: bool = False
+
+
+@dataclass(eq=False)
+class _Link:
+    """One connection of a client and the one to the server that belongs to it."""
+
+    client: asyncio.StreamWriter
+    port: int
+    server: asyncio.StreamWriter | None = None
+    pid: int | None = None
+    """The process that opened it, if there are faults for that process."""
+    kept: str | None = None
+    """The end that was left behind when the other one was closed: what it sends is swallowed."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class FaultProxy:
+    """Listens on 127.0.0.1 and passes on to `server_port` of the same host.
+
+    Works the same from a thread and from a coroutine: every method returns at once, but for `start` and `stop`, which
+    take milliseconds. It runs on a thread of its own, so a busy event loop does not slow it down.
+
+    `direction` is "to_server", "to_client" or "both". `client` limits a fault to the connections that the process
+    with that id has or will open; it takes /proc, so Linux, and raises ClusterError elsewhere. A process with faults
+    of its own is not touched by those for all.
+    """
+
+    def __init__(self, server_port: int, *, port: int = 0) -> None:
+        self.server_port = server_port
+        self.port = port
+        """Where it listens; chosen by `start` when 0."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._links: set[_Link] = set()
+        self._faults: dict[int | None, dict[str, _Way]] = {None: dict.fromkeys(WAYS, _Way())}
+        self._changed: asyncio.Event
+
+    def __repr__(self) -> str:
+        return f"<FaultProxy 127.0.0.1:{self.port} to {self.server_port}, {self.connections} connections>"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._links)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listens. Raises OSError when the port is taken."""
+        if self._loop is not None:
+            raise ClusterError("the proxy was started already")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._listen)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Closes every connection. Twice is safe."""
+        loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result(10.0)
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    def __enter__(self) -> FaultProxy:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> FaultProxy:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def latency(self, seconds: float, *, direction: Direction = "both", client: int | None = None) -> None:
+        """What is sent from now on arrives that much later; 0 ends it."""
+        if not 0 <= seconds < float("inf"):
+            raise ClusterError(f"latency must be seconds, at least 0, not {seconds!r}")
+        self._set(direction, client, latency_s=seconds)
+
+    def bandwidth(self, bytes_per_s: float | None, *, direction: Direction = "both", client: int | None = None) -> None:
+        """Each connection passes on no more than that; None ends it."""
+        if bytes_per_s is not None and not bytes_per_s > 0:
+            raise ClusterError(f"bandwidth must be bytes a second, more than 0, or None, not {bytes_per_s!r}")
+        self._set(direction, client, bytes_per_s=bytes_per_s)
+
+    def drop(self, *, direction: Direction = "both", client: int | None = None) -> None:
+        """A black hole until `heal`: nothing arrives, not even that the other side has closed.
+
+        New connections are accepted, for the kernel does that, and hang.
+        """
+        self._set(direction, client, dropped=True)
+
+    def half_open(self, *, kept: Literal["client", "server"] = "client", client: int | None = None) -> None:
+        """Closes one side of every connection there is, and leaves the `kept` side to believe that it stands.
+
+        As when a machine loses power, or a firewall forgets a connection. New connections are not touched.
+        """
+        if kept not in ("client", "server"):
+            raise ClusterError(f"kept must be 'client' or 'server', not {kept!r}")
+        self._run(lambda: self._half_open(kept, client))
+
+    def reset(self, *, client: int | None = None) -> None:
+        """Both sides of every connection there is get a RST. New connections are not touched."""
+
+        def reset() -> None:
+            for link in self._links_of(client):
+                self._abort(link)
+
+        self._run(reset)
+
+    def heal(self, *, client: int | None = None) -> None:
+        """Ends all faults, or those of one process; what a black hole has held goes on its way.
+
+        Sides left behind by `half_open` are reset: the first packet after the fault would tell them.
+        """
+
+        def heal() -> None:
+            if client is None:
+                self._faults = {None: dict.fromkeys(WAYS, _Way())}
+            else:
+                self._faults.pop(client, None)
+            for link in self._links_of(client):
+                if link.kept is not None:
+                    self._abort(link)
+            self._wake()
+
+        if self._loop is not None:
+            self._run(heal)
+
+    # -- on its own thread ---------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        """Do it on the proxy's thread and return when it is done; raises what it raised."""
+        loop = self._loop
+        if loop is None:
+            raise ClusterError("the proxy does not run; start() it first")
+
+        async def run() -> None:
+            answer = work()
+            if asyncio.iscoroutine(answer):
+                await answer
+
+        asyncio.run_coroutine_threadsafe(run(), loop).result(10.0)
+
+    async def _listen(self) -> None:
+        self._changed = asyncio.Event()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_CHUNK)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        tasks = [task for link in self._links for task in link.tasks]
+        for link in tuple(self._links):
+            self._abort(link)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _set(self, direction: Direction, client: int | None, **change: Any) -> None:
+        if direction != "both" and direction not in WAYS:
+            raise ClusterError(f"direction must be 'to_server', 'to_client' or 'both', not {direction!r}")
+
+        def change_it() -> None:
+            ways = self._faults.setdefault(client, dict.fromkeys(WAYS, _Way()))
+            for way in WAYS if direction == "both" else (direction,):
+                ways[way] = replace(ways[way], **change)
+            if client is not None:
+                self._links_of(client)  # marks those that are open already
+            self._wake()
+
+        self._run(change_it)
+
+    def _links_of(self, client: int | None) -> list[_Link]:
+        if client is not None:
+            ports = _ports_of(client, self.port)
+            for link in self._links:
+                if link.port in ports:
+                    link.pid = client
+        return [link for link in self._links if client is None or link.pid == client]
+
+    def _way(self, link: _Link, way: str) -> _Way:
+        return self._faults.get(link.pid, self._faults[None])[way]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(writer, writer.get_extra_info("peername")[1])
+        task = asyncio.current_task()
+        assert task is not None
+        link.tasks.append(task)
+        self._links.add(link)
+        for pid in [pid for pid in self._faults if pid is not None]:
+            if link.port in _ports_of(pid, self.port):
+                link.pid = pid
+        try:
+            await self._serve(link, reader)
+        except (OSError, asyncio.CancelledError):
+            pass  # refused by the server, or a side has reset it, or `_abort`: the other side gets a RST as well
+        finally:
+            self._abort(link)
+
+    async def _serve(self, link: _Link, reader: asyncio.StreamReader) -> None:
+        while self._way(link, "to_server").dropped:
+            await self._changed.wait()
+        onward, link.server = await asyncio.open_connection("127.0.0.1", self.server_port, limit=_CHUNK)
+        for each in (link.client, link.server):
+            each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await _all(
+            self._pump(link, "to_server", reader, link.server), self._pump(link, "to_client", onward, link.client)
+        )
+
+    async def _pump(
+        self, link: _Link, way: Literal["to_server", "to_client"], reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:  # fmt: skip
+        # what is under way: a queue, so that latency does not limit the bandwidth
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_HELD_CHUNKS)
+        loop = asyncio.get_running_loop()
+        source = "client" if way == "to_server" else "server"
+
+        async def read() -> None:
+            while True:
+                data = await reader.read(_CHUNK)
+                if link.kept != source:
+                    await queue.put((loop.time() + self._way(link, way).latency_s, data))
+                elif not data:
+                    self._abort(link)  # it has given up on a side that has long gone
+                if not data:
+                    return
+
+        async def send() -> None:
+            while True:
+                due, data = await queue.get()
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                while self._way(link, way).dropped:
+                    await self._changed.wait()
+                if link.kept is not None:
+                    await asyncio.Event().wait()  # nobody is there any more, or nobody is to know; `_abort` ends it
+                if not data:
+                    with contextlib.suppress(OSError):
+                        writer.write_eof()
+                    return
+                speed = self._way(link, way).bytes_per_s
+                writer.write(data)
+                await writer.drain()
+                if speed is not None:
+                    await asyncio.sleep(len(data) / speed)
+
+        await _all(read(), send())
+
+    def _half_open(self, kept: str, client: int | None) -> None:
+        for link in self._links_of(client):
+            gone = link.server if kept == "client" else link.client
+            link.kept = kept
+            if gone is not None:
+                gone.close()
+
+    def _abort(self, link: _Link) -> None:
+        self._links.discard(link)
+        for writer in (link.client, link.server):
+            if writer is not None:
+                transport = writer.transport
+                with contextlib.suppress(OSError):
+                    writer.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                transport.abort()
+        for task in link.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+
+async def _all(*works: Any) -> None:
+    """Until both have ended; the first failure ends the other one, and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _ports_of(pid: int, server_port: int) -> set[int]:
+    """Local ports of the connections that a process has to `server_port`. Empty when there is no such process."""
+    if not (_PROC / "self" / "fd").is_dir():
+        raise ClusterError("a fault for one process takes /proc, which this system has not; leave `client` out")
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(_PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError):
+                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
+                if found:
+                    inodes.add(found[1])
+    return {local for local, remote, inode in _connections() if remote == server_port and inode in inodes}
+
+
+def _connections() -> Iterable[tuple[int, int, str]]:
+    """(local port, remote port, inode) of the TCP connections of this machine."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            yield int(words[1].rsplit(":", 1)[1], 16), int(words[2].rsplit(":", 1)[1], 16), words[9]

@@ -1,0 +1,321 @@
+"""Connections that are slow, cut, left half open and reset, each way by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from allocator.testing import ClusterError, FaultProxy, LocalCluster, wait_until
+from allocator.testing.probe import metadata, zookeeper_mode
+from allocator.testing.topics import zookeeper_client
+
+Proxies = Callable[[int], FaultProxy]
+linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="takes /proc")
+
+
+class Echo:
+    """Answers what it hears, in threads; knows its connections."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.connections: list[socket.socket] = []
+        self.heard: list[bytes] = []
+        self.ends: list[str] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.connections.append(connection)
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            while data := connection.recv(65536):
+                self.heard.append(data)
+                connection.sendall(data)
+            self.ends.append("closed")
+        except ConnectionResetError:
+            self.ends.append("reset")
+        connection.close()
+
+    def close(self) -> None:
+        self.listener.close()
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+@contextlib.contextmanager
+def client(proxy: FaultProxy) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", proxy.port), 10) as connection:
+        connection.settimeout(10)
+        yield connection
+
+
+def ask(connection: socket.socket, data: bytes = b"hello") -> bytes:
+    connection.sendall(data)
+    answer = b""
+    while len(answer) < len(data):
+        chunk = connection.recv(65536)
+        if not chunk:
+            raise ConnectionError("closed")
+        answer += chunk
+    return answer
+
+
+def silent(connection: socket.socket, seconds: float = 0.3) -> bool:
+    """Neither data nor an end comes within that time."""
+    return not select.select([connection], [], [], seconds)[0]
+
+
+def test_without_faults_bytes_and_ends_pass_both_ways(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    data = bytes(range(256)) * 4000
+    with client(proxy) as connection:
+        answer: list[bytes] = []
+        asking = threading.Thread(target=lambda: answer.append(ask(connection, data)))
+        asking.start()
+        asking.join(20)
+        assert answer == [data]
+        assert proxy.connections == 1
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+    assert echo.ends == ["closed"]
+    wait_until(lambda: proxy.connections == 0, 5, "the connection to be forgotten")
+
+
+@pytest.mark.parametrize(("direction", "seconds"), [("to_server", 0.2), ("to_client", 0.2), ("both", 0.4)])
+def test_latency_adds_up_over_the_ways_it_holds_for(
+    echo: Echo, fault_proxy: Proxies, direction: str, seconds: float
+) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.latency(0.2, direction=direction)  # type: ignore[arg-type]
+        began = time.monotonic()
+        ask(connection)
+        took = time.monotonic() - began
+        assert seconds <= took < seconds + 0.19
+        proxy.heal()
+        began = time.monotonic()
+        ask(connection)
+        assert time.monotonic() - began < 0.19
+
+
+def test_latency_does_not_limit_the_bandwidth(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    proxy.latency(0.2)
+    with client(proxy) as connection:
+        began = time.monotonic()
+        ask(connection, bytes(400_000))  # 25 chunks: one after the other they would take 10 s
+        assert time.monotonic() - began < 3
+
+
+def test_bandwidth_is_a_bound(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    proxy.bandwidth(100_000, direction="to_client")
+    with client(proxy) as connection:
+        began = time.monotonic()
+        ask(connection, bytes(66_000))
+        # the last chunk has arrived before its time is up
+        assert 0.45 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client", "both"])
+def test_a_black_hole_holds_what_is_sent_and_closes_nothing(echo: Echo, fault_proxy: Proxies, direction: str) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.drop(direction=direction)  # type: ignore[arg-type]
+        connection.sendall(b"held")
+        assert silent(connection)
+        assert (b"held" in echo.heard) == (direction == "to_client")
+        proxy.heal()
+        assert connection.recv(10) == b"held"
+
+
+def test_an_end_does_not_leave_a_black_hole_either(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.drop()
+        echo.connections[0].shutdown(socket.SHUT_WR)
+        assert silent(connection)
+        proxy.heal()
+        assert connection.recv(1) == b""
+
+
+def test_a_new_connection_into_a_black_hole_hangs_and_lives_on(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    proxy.drop()
+    with client(proxy) as connection:
+        connection.sendall(b"hello")
+        assert silent(connection)
+        assert not echo.connections
+        proxy.heal()
+        assert connection.recv(10) == b"hello"
+
+
+def test_half_open_the_client_believes_that_it_stands(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.half_open()
+        wait_until(lambda: echo.ends, 5, "the server to see the end")
+        for _ in range(3):
+            connection.sendall(b"into the void")
+            assert silent(connection, 0.1)
+        with client(proxy) as another:
+            assert ask(another) == b"hello"
+        assert b"into the void" not in echo.heard
+    wait_until(lambda: proxy.connections == 0, 5, "the connection to be forgotten when its client has given up")
+
+
+def test_half_open_the_server_believes_that_it_stands(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.half_open(kept="server")
+        assert connection.recv(1) == b""
+        echo.connections[0].sendall(b"into the void")
+        assert not echo.ends
+        proxy.heal()
+        wait_until(lambda: echo.ends == ["reset"], 5, "the server to be told by a reset")
+
+
+def test_reset_reaches_both_sides(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        ask(connection)
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+        wait_until(lambda: echo.ends == ["reset"], 5, "the server to be reset")
+    with client(proxy) as connection:
+        assert ask(connection) == b"hello"
+
+
+def test_a_server_that_is_down_refuses_through_the_proxy(fault_proxy: Proxies) -> None:
+    with client(fault_proxy(1)) as connection, pytest.raises(ConnectionResetError):
+        connection.recv(1)
+
+
+@linux
+def test_a_fault_for_one_process_leaves_the_others_alone(echo: Echo, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(echo.port)
+    code = """if True:
+        import socket, sys
+        for _ in range(2):
+            connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+            while line := sys.stdin.readline().strip():
+                if line == "again":
+                    break
+                connection.sendall(line.encode())
+                print(connection.recv(100).decode(), flush=True)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(proxy.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+
+        def tell(word: str) -> None:
+            assert other.stdin is not None
+            other.stdin.write(word + "\n")
+            other.stdin.flush()
+
+        def nothing() -> bool:
+            return not select.select([other.stdout], [], [], 0.3)[0]
+
+        tell("one")
+        assert other.stdout.readline() == "one\n"
+        with client(proxy) as connection:
+            proxy.drop(client=other.pid)
+            tell("two")
+            assert nothing()
+            assert ask(connection) == b"hello"
+            proxy.heal(client=other.pid)
+            assert other.stdout.readline() == "two\n"
+            proxy.drop(client=other.pid)
+            tell("again")  # a connection that it opens only now
+            tell("three")
+            assert nothing()
+            assert ask(connection) == b"hello"
+            proxy.heal()
+            assert other.stdout.readline() == "three\n"
+            proxy.reset(client=other.pid)
+            assert ask(connection) == b"hello"
+        other.kill()
+
+
+async def test_from_a_coroutine(echo: Echo) -> None:
+    async with FaultProxy(echo.port) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        proxy.drop()
+        writer.write(b"held")
+        done, _ = await asyncio.wait({asyncio.ensure_future(reader.readexactly(4))}, timeout=0.2)
+        assert not done
+        proxy.heal()
+        proxy.stop()
+        writer.close()
+
+
+def test_what_makes_no_sense_is_refused(fault_proxy: Proxies) -> None:
+    with pytest.raises(ClusterError, match="start"):
+        FaultProxy(1).drop()
+    proxy = fault_proxy(1)
+    with pytest.raises(ClusterError, match="latency"):
+        proxy.latency(-1)
+    with pytest.raises(ClusterError, match="bandwidth"):
+        proxy.bandwidth(0)
+    with pytest.raises(ClusterError, match="direction"):
+        proxy.drop(direction="up")  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="kept"):
+        proxy.half_open(kept="both")  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="KRaft"):
+        LocalCluster("4.1.1", proxied=True)
+    proxy.stop()
+    proxy.stop()
+
+
+@pytest.mark.parametrize("version", ["3.9.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+def test_a_proxied_cluster_leads_clients_through_its_proxies(version: str) -> None:
+    with LocalCluster(version, proxied=True) as cluster:
+        broker, keeper = cluster.brokers[0], cluster.zookeepers[0]
+        assert broker.proxy is not None
+        assert keeper.proxy is not None
+        cluster.create_topic("t", 1)
+        assert cluster.bootstrap == broker.proxy.address != f"127.0.0.1:{broker.port}"
+        assert cluster.produce("t", [b"x"] * 10) == {0: 10}
+        known = metadata(broker.port)
+        assert known is not None
+        assert known.brokers == {0: ("127.0.0.1", broker.proxy.port)}
+        with zookeeper_client(cluster.zookeeper) as zk:
+            assert keeper.proxy.connections == 1, "the broker goes past it"
+            assert zk.exists("/brokers/ids/0")
+        keeper.proxy.drop()
+        assert zookeeper_mode(keeper.proxy.port, 0.3) is None
+        assert zookeeper_mode(keeper.port) == "standalone"
+        cluster.heal()
+        assert zookeeper_mode(keeper.proxy.port) == "standalone"

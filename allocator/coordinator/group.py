@@ -14,11 +14,7 @@ from collections.abc import Callable, Mapping
 from kafka.protocol.consumer import JoinGroupRequest
 
 from allocator.coordinator.find import Coordinator
-from allocator.coordinator.group_messages import (
-    Joined,
-    heartbeat_request,
-    join_result,
-)
+from allocator.coordinator.group_messages import Joined, heartbeat_request, join_result
 from allocator.coordinator.heartbeat import Heart, Heartbeat
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.leave import leave_group
@@ -67,7 +63,9 @@ class GroupCoordinator:
         self._rejoin: str | None = "first join"
         self._loss: Loss | None = None
         self.closing = False  # `leave` was called
-        self._slow = SlowRequests(client, self._coordinator, group, participant.protocol_type, settings)
+        self._slow = SlowRequests(
+            client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
+        )
         self._timing = Heartbeat(
             clock,
             session_timeout_s=settings.session_timeout_s,
@@ -78,9 +76,9 @@ class GroupCoordinator:
             self._timing,
             wanted=self._keeps_alive,
             beat=self._beat,
+            failed=self._beat_failed,
             idle=self._idle,
             silent=self._silent,
-            retry_backoff_s=settings.retry_backoff_s,
         )
 
     # -- the surface ----------------------------------------------------------------------------------------------
@@ -166,7 +164,6 @@ class GroupCoordinator:
     # -- rebalances -----------------------------------------------------------------------------------------------
 
     async def _take_part(self) -> None:
-        """One turn for each thing to do."""
         while self.phase is not Phase.CLOSED:
             self._news.clear()
             if not self.closing:
@@ -188,17 +185,12 @@ class GroupCoordinator:
             except Interrupted:
                 self._back_to_joining()
             except AllocatorError as error:
-                retriable = error.retriable and isinstance(error, BrokerError)
-                if retriable:
+                if error.retriable and isinstance(error, BrokerError):
                     log.info("%s: %s; trying again", self.group, error)
-                else:
-                    first = not self._joined.done()
-                    self._report(error)
-                    if first:
-                        return
+                elif self._report(error):
+                    return
                 self._back_to_joining()
-                s = self._settings
-                await happens(self._stop, s.retry_backoff_s if retriable else s.failure_pause_s)
+                await happens(self._stop, self._pause_s(error))
 
     async def _rebalance(self) -> None:
         if self.phase is not Phase.JOINING:
@@ -329,9 +321,6 @@ class GroupCoordinator:
         me, started, session_s = self._me, self._timing.last_sent, self._settings.session_timeout_s
         # a coordinator that hangs must leave us the time to find its successor
         response = await self._coordinator.ask(heartbeat_request(self.group, me), time.monotonic() + session_s / 3)
-        if self._slow.waiting_at not in (None, self._coordinator.node):
-            log.info("%s: the coordinator moved while it was to answer us", self.group)
-            self._stop.set()
         code = response.error_code
         if me != self._me or not self._keeps_alive():
             return  # about a generation that is over
@@ -347,13 +336,18 @@ class GroupCoordinator:
             pass  # the new generation has begun, and our JoinGroup's answer is on its way
         elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
             self._lose(reaction, str(for_code(code, "the coordinator")))
-        elif reaction is Reaction.FAIL:
-            self._participant.failed(for_code(code, f"group {self.group!r}: heartbeat refused"))
-            await asyncio.sleep(self._settings.failure_pause_s)
         else:
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()
-            raise for_code(code, f"group {self.group!r}")
+            error = for_code(code, f"group {self.group!r}: heartbeat refused")
+            error.retriable = reaction is not Reaction.FAIL
+            raise error
+
+    def _beat_failed(self, error: BrokerError) -> float:
+        log.warning("%s: %s", self.group, error)
+        if not error.retriable:
+            self._participant.failed(error)
+        return self._pause_s(error)
 
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
@@ -365,7 +359,7 @@ class GroupCoordinator:
             self._timing.polled()  # no user could have done anything meanwhile
 
     def _silent(self) -> None:
-        log.warning("%s: the coordinator was silent for a whole session timeout", self.group)
+        log.warning("%s: the coordinator has not acknowledged us for a whole session timeout", self.group)
         self._coordinator.forget()
 
     # -- helpers --------------------------------------------------------------------------------------------------
@@ -392,9 +386,15 @@ class GroupCoordinator:
             if stop:
                 self._stop.set()
 
-    def _report(self, error: Exception) -> None:
+    def _pause_s(self, error: AllocatorError) -> float:
+        passes = error.retriable and isinstance(error, BrokerError)
+        return self._settings.retry_backoff_s if passes else self._settings.failure_pause_s
+
+    def _report(self, error: Exception) -> bool:
+        """Whether it prevented the first assignment, which ends the membership."""
         if not self._joined.done():
             self._joined.set_exception(error)
-        else:
-            log.error("%s: %s", self.group, error)
-            self._participant.failed(error)
+            return True
+        log.error("%s: %s", self.group, error)
+        self._participant.failed(error)
+        return False

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from allocator.errors import BrokerError
 from allocator.tasks import happens
 
 __all__ = ["Heart", "Heartbeat"]
-
-log = logging.getLogger(__name__)
 
 
 class Heartbeat:
@@ -90,8 +87,9 @@ class Heart:
     """Sends heartbeats for as long as they are wanted.
 
     `wanted` says whether there is a member to keep alive; `beat` sends one and awaits the answer (a `BrokerError` of
-    its means that the coordinator did not acknowledge us); `idle` is called when the user was silent for too long
-    and `silent` when the coordinator was. Set `changed` whenever one of them would answer otherwise.
+    its means that the coordinator did not acknowledge us); `failed` is told of that error and says for how many
+    seconds to pause; `idle` is called when the user was silent for too long and `silent` when the coordinator was.
+    Call `poke` whenever one of them would answer otherwise.
     """
 
     def __init__(
@@ -100,16 +98,16 @@ class Heart:
         *,
         wanted: Callable[[], bool],
         beat: Callable[[], Awaitable[None]],
+        failed: Callable[[BrokerError], float],
         idle: Callable[[], None],
         silent: Callable[[], None],
-        retry_backoff_s: float,
     ) -> None:
         self._timing = timing
         self._wanted = wanted
         self._beat = beat
+        self._failed = failed
         self._idle = idle
         self._silent = silent
-        self._retry_backoff_s = retry_backoff_s
         self._changed: asyncio.Event | None = None
 
     def poke(self) -> None:
@@ -140,7 +138,6 @@ class Heart:
             try:
                 await self._beat()
             except BrokerError as error:
-                log.warning("heartbeat failed: %s", error)
-                timing.failed_heartbeat(self._retry_backoff_s)
+                timing.failed_heartbeat(self._failed(error))
             else:
                 timing.received_heartbeat()

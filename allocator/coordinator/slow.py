@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
 
-from allocator.coordinator.find import Coordinator
+from allocator.coordinator.find import MAX_VERSION, Coordinator
 from allocator.coordinator.group_messages import MEMBER_ID_FIRST, join_request, sync_request
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.leave import LEAVE_WITHIN_S
 from allocator.coordinator.participant import GroupSettings
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, BrokerError
 from allocator.tasks import within
 from allocator.wire.kafka import KafkaClient
 
 __all__ = ["Interrupted", "SlowRequests", "unless"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -53,13 +57,24 @@ async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
 
 
 class SlowRequests:
-    """Sends JoinGroup and SyncGroup, which go over a connection of their own, one at a time."""
+    """Sends JoinGroup and SyncGroup, which go over a connection of their own, one at a time.
+
+    A coordinator may hold them back for the whole rebalance timeout, so that its silence there says nothing. On the
+    other connection it answers at once, or it hangs; then it is looked for anew, and what it holds back is given up as
+    soon as another broker coordinates the group. Heartbeats find that out, if they are sent meanwhile
+    (`heartbeats_go`); while there is no generation to send them for (a first join), small requests of ours do.
+    """
 
     def __init__(
-        self, client: KafkaClient, coordinator: Coordinator, group: str, protocol_type: str, settings: GroupSettings
+        self,
+        client: KafkaClient,
+        coordinator: Coordinator,
+        group: str,
+        protocol_type: str,
+        settings: GroupSettings,
+        heartbeats_go: Callable[[], bool],
     ) -> None:
-        self.waiting_at: int | None = None
-        """The node whose answer is awaited."""
+        self._heartbeats_go = heartbeats_go
         self._client = client
         self._coordinator = coordinator
         self._group = group
@@ -98,25 +113,44 @@ class SlowRequests:
         `nameless`: a JoinGroup without a member id.
         """
         deadline = time.monotonic() + patience_s
-        self.waiting_at = node = await unless(self._coordinator.find(deadline), *events)
+        node = await unless(self._coordinator.find(deadline), *events)
+        moved = asyncio.Event()
         ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
+        watch = asyncio.ensure_future(self._watch(node, moved))
         try:
-            return await unless(_result(ask), *events)
+            return await unless(_result(ask), *events, moved)
         except Interrupted:
-            if nameless and (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST:
+            old = (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
+            if nameless and old and not moved.is_set():
                 # such brokers have a member by now whose name we do not know, and the group would wait for it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                     raise Interrupted((await within(_result(ask), LEAVE_WITHIN_S)).member_id) from None
             raise
         finally:
-            self.waiting_at = None
-            if not ask.done():
-                ask.cancel()
-                await asyncio.wait({ask})
-                if node is not None:
-                    self._client.hang_up(node, JoinGroupRequest)  # or the next one waits for this one's answer
-            if not ask.cancelled():
-                ask.exception()
+            unanswered = not ask.done()
+            for task in (ask, watch):
+                task.cancel()
+            await asyncio.wait({ask, watch})
+            if unanswered and node is not None:
+                self._client.hang_up(node, JoinGroupRequest)  # or the next one waits for this one's answer
+            for task in (ask, watch):
+                if not task.cancelled():
+                    task.exception()  # seen: what was waited for counts for more
+
+    async def _watch(self, node: int | None, moved: asyncio.Event) -> None:
+        """Sets `moved` once the coordinator is another one than `node`, and ends."""
+        settings = self._settings
+        while True:
+            await asyncio.sleep(settings.heartbeat_interval_s)
+            if not self._heartbeats_go():
+                # what every version answers at once
+                question = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
+                with contextlib.suppress(BrokerError):  # by then the coordinator is forgotten
+                    await self._coordinator.ask(question, time.monotonic() + settings.session_timeout_s / 3)
+            if self._coordinator.node not in (None, node):
+                log.info("%s: the coordinator moved while it was to answer us", self._group)
+                moved.set()
+                return
 
 
 async def _result(future: asyncio.Future[T]) -> T:

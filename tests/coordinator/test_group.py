@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from fake_broker import SILENT
 from fake_group import GroupBroker, Member
 from kafka.protocol.metadata import FindCoordinatorResponse
 
@@ -243,6 +245,36 @@ async def test_a_refusal_that_retrying_does_not_help_is_told_and_heartbeats_go_o
         await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > beats, 20, "more heartbeats")
 
 
+async def test_a_group_that_may_not_be_used_any_more_is_told_though_its_coordinator_is_unknown() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        find = broker.handlers[FIND]
+
+        def refused(request: Any) -> Any:
+            answer = find(request)
+            answer.error_code = 30
+            return answer
+
+        broker.handlers[FIND] = refused
+        broker.codes[HEARTBEAT] = [16]
+        await wait_until_async(lambda: member.recorder.errors, 20, "the error")
+        assert "'g': cannot find its coordinator" in str(member.recorder.errors[0])
+        received = member.group.heartbeat.last_received
+        broker.handlers[FIND] = find
+        await wait_until_async(lambda: member.group.heartbeat.last_received > received, 20, "an acknowledgement")
+        assert "lost" not in member.recorder.calls
+
+
+async def test_a_heartbeat_that_was_refused_is_no_acknowledgement() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.codes[HEARTBEAT] = [30] * 100
+        await wait_until_async(lambda: member.recorder.errors, 20, "the error")
+        received = member.group.heartbeat.last_received
+        await wait_until_async(lambda: len(member.recorder.errors) > 2, 20, "more errors")
+        assert member.group.heartbeat.last_received == received
+
+
 async def test_a_coordinator_that_falls_silent_is_left_for_its_successor() -> None:
     async with GroupBroker() as old, GroupBroker() as new, Member(old, session_timeout_s=0.6) as member:
         await member.recorder.called("joined")
@@ -277,6 +309,57 @@ async def test_a_join_that_a_dead_coordinator_holds_is_given_up() -> None:
         old.handlers[FIND] = moved
         await member.recorder.called("joined 6")
         assert ids(new) == ["member-1"]
+
+
+@pytest.mark.parametrize("join", [0, 3, 9])
+async def test_a_first_join_that_a_hung_coordinator_holds_is_given_up(join: int) -> None:
+    """No heartbeats go then; nor do they once the members' ids come first, before the first generation."""
+    async with (
+        GroupBroker({JOIN: (0, join)}) as old,
+        GroupBroker({JOIN: (0, join)}) as new,
+        Member(old, wait=False, session_timeout_s=0.6) as member,
+    ):
+        find = old.handlers[FIND]
+        new.generation = 5
+        old.silent = {JOIN}
+        await wait_until_async(lambda: ids(old), 20, "the join that nobody answers")
+        asked = old.count(FIND)
+        await wait_until_async(lambda: old.count(FIND) > asked + 3, 20, "questions whether it lives")
+        assert len(ids(old)) == 1  # it does, so the join may take long
+
+        def moved(request: Any) -> Any:
+            answer = find(request)
+            answer.node_id, answer.port = 2, new.port
+            return answer
+
+        hung = asyncio.Event()
+
+        async def first_hangs(request: Any) -> Any:
+            if not hung.is_set():
+                hung.set()
+                return SILENT
+            return moved(request)
+
+        old.handlers[FIND] = first_hangs
+        await member.joined
+        assert len(ids(old)) == 1
+        assert ids(new)[0] == ""
+        assert member.group.coordinator == 2
+
+
+async def test_a_first_join_goes_on_while_a_silent_coordinator_has_no_successor() -> None:
+    async with GroupBroker() as broker, Member(broker, wait=False, session_timeout_s=0.3) as member:
+        broker.gates[JOIN] = asyncio.Event()
+        await wait_until_async(lambda: ids(broker), 20, "the join")
+        find = broker.handlers[FIND]
+        broker.handlers[FIND] = lambda request: SILENT
+        asked = broker.count(FIND)
+        await wait_until_async(lambda: broker.count(FIND) > asked + 2, 20, "questions that nobody answers")
+        broker.handlers[FIND] = find
+        await wait_until_async(lambda: member.group.coordinator is not None, 20, "an answer")
+        assert len(ids(broker)) == 1
+        broker.gates[JOIN].set()
+        await member.joined
 
 
 async def test_a_sync_that_a_dead_coordinator_holds_is_given_up() -> None:

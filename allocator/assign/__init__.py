@@ -15,7 +15,7 @@ from allocator.assign.kiel import naive_allocator
 from allocator.assign.naive import naive
 from allocator.assign.registry import known_names, resolve
 from allocator.assign.space import Share
-from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass
+from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass, wants
 from allocator.assign.validate import compute, validate
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "naive_allocator",
     "resolve",
     "validate",
+    "wants",
 ]

@@ -35,6 +35,7 @@ class _LagAware:
     """
 
     name = "lag-aware"
+    wants = frozenset({"load"})
 
     def __call__(self, view: GroupView) -> Mapping[str, Share]:
         holdings = Holdings(view)

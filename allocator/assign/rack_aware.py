@@ -37,6 +37,7 @@ class _RackAware:
     """
 
     name = "rack-aware"
+    wants = frozenset({"racks"})
 
     def __call__(self, view: GroupView) -> Mapping[str, Share]:
         known = {member.rack for member in view.members if member.rack is not None}

@@ -20,7 +20,7 @@ from allocator.assign.rack_aware import rack_aware
 from allocator.assign.range import range_
 from allocator.assign.roundrobin import roundrobin
 from allocator.assign.sticky import sticky
-from allocator.assign.types import Assignor, GroupView
+from allocator.assign.types import WANTABLE, Assignor, GroupView, wants
 from allocator.assign.weighted import weighted
 from allocator.errors import AssignorError
 from allocator.types import TopicPartition
@@ -44,6 +44,10 @@ class _Named:
 
     def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
         return self.function(view)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return wants(self.function)
 
 
 def known_names() -> list[str]:
@@ -139,6 +143,12 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
         )
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)):  # noqa: B004
         raise AssignorError(f"allocator function {shown} is a coroutine; it must be a plain function of its arguments")
+    asked = getattr(target, "wants", ())
+    if isinstance(asked, str) or not isinstance(asked, Iterable) or not WANTABLE.issuperset(asked):
+        raise AssignorError(
+            f"allocator function {shown}: its `wants` is {asked!r}; it must be a collection of some of "
+            f"{', '.join(map(repr, sorted(WANTABLE)))}"
+        )
     count = _positional(target, shown)
     if count == 2:
         return KielAssignor(name, target)

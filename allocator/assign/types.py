@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from allocator.types import TopicPartition
 
-__all__ = ["Assignor", "GroupView", "Member", "SubscriberClass"]
+__all__ = ["WANTABLE", "Assignor", "GroupView", "Member", "SubscriberClass", "wants"]
+
+WANTABLE = frozenset({"racks", "load"})
+"""What of a `GroupView` costs something to find out: filled for a function that asks for it, else empty."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,17 @@ class Assignor(Protocol):
     Returns member id -> partitions: every partition of every subscribed topic to exactly one member that
     subscribes to it; members that get nothing may be absent. It must be a plain function of the view: the
     leader alone calls it, and any member may be the next leader.
+
+    A function that looks at `GroupView.racks` or `GroupView.load` says so in an attribute `wants`, a collection of
+    "racks" and "load"; without it they are empty.
     """
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]: ...
+
+
+def wants(assignor: Any) -> frozenset[str]:
+    """What of `WANTABLE` an allocator function asks for."""
+    return frozenset(getattr(assignor, "wants", ()))

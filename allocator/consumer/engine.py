@@ -8,9 +8,11 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from allocator.consumer.joining import Joining
+from allocator.consumer.lag import lag
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
@@ -79,7 +81,9 @@ class Engine:
             listener,
             auto_commit=commit_on_revoke and self.group is not None,
         )
-        self.membership = joining.make(self.client, self._ownership)
+        self.membership = joining.make(
+            self.client, self._ownership, partial(lag, self.client, self.committed, auto_offset_reset)
+        )
         self._offsets = None if self.group is None else GroupOffsets(self.client, self.group)
         if self._offsets is not None and isinstance(self.membership, KafkaMembership):
             self._offsets.committer = self.membership

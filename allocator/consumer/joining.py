@@ -14,6 +14,7 @@ from allocator.membership.base import Membership, Owner
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.membership.leader import LeaderSettings
+from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
 from allocator.types import TopicPartition
@@ -96,8 +97,8 @@ class Joining:
                 faults.append(str(error))
         return faults
 
-    def make(self, client: KafkaClient, owner: Owner) -> Membership:
-        """The membership itself, which has touched nothing yet."""
+    def make(self, client: KafkaClient, owner: Owner, load: Load) -> Membership:
+        """The membership itself, which has touched nothing yet; `load` is for allocator functions that want it."""
         topics = frozenset(self.topics)
         if self.membership == "fixed":
             return FixedMembership(
@@ -137,6 +138,7 @@ class Joining:
                 max_poll_interval_s=self.max_poll_interval_s,
                 leader=self.leader,
             ),
+            load=load,
         )
 
     def _assignors(self) -> dict[str, Assignor]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from allocator.membership.znodes import Parts
+from allocator.types import TopicPartition
 
 __all__ = ["Membership", "Owner", "Topics"]
 
@@ -47,6 +48,8 @@ class Topics(Protocol):
     def partitions(self, topic: str) -> tuple[int, ...] | None: ...
 
     def topics(self, internal: bool = False) -> frozenset[str]: ...
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]: ...
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 

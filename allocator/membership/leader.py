@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from allocator.assign import Assignor, GroupView, Member, choose, compute
+from allocator.assign import Assignor, Member, choose, compute
 from allocator.errors import AllocatorError
 from allocator.membership.base import Topics
 from allocator.membership.plan import adopt, advance
 from allocator.membership.store import Store
+from allocator.membership.view import Load, Surroundings
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
 from allocator.tasks import Scope
@@ -50,13 +51,20 @@ class Leader:
     """
 
     def __init__(
-        self, store: Store, me: str, topics: Topics, assignors: Mapping[str, Assignor], settings: LeaderSettings
+        self,
+        store: Store,
+        me: str,
+        topics: Topics,
+        assignors: Mapping[str, Assignor],
+        settings: LeaderSettings,
+        load: Load | None = None,
     ) -> None:
         self._store = store
         self._me = me
         self._topics = topics
         self._assignors = assignors
         self._settings = settings
+        self._surroundings = Surroundings(store.paths.group, topics, load)
         self._changed = asyncio.Event()
         self._group_changed = True
         self._names = Watched(store.member_names, self._poke_group)
@@ -85,6 +93,10 @@ class Leader:
     def start_over(self) -> None:
         """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
         self._document = None
+        # kazoo tells answers and events in two threads: the document may come before the news of a member in it, and
+        # whoever is in a document but not among the names we know would be taken for gone
+        self._names.forget()
+        self._claim_names.forget()
         self._computed_from = None
         self._restarts += 1
         self._poke_group()
@@ -177,7 +189,7 @@ class Leader:
         if inputs == self._computed_from:
             return None, document, version
         try:
-            computed = self._compute(members, document)
+            computed = await self._compute(members, document)
         except AllocatorError as error:
             problem = str(error)
             log.error("%s: the assignment stays as it is: %s", self._store.paths.group, problem)
@@ -205,7 +217,7 @@ class Leader:
             and document.refused == computed.refused
         )
 
-    def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
+    async def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
         if not members:
             return None
         strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
@@ -215,22 +227,20 @@ class Leader:
         assignor = self._assignors.get(strategy)
         if assignor is None:
             raise AllocatorError(f"the group agreed on {strategy!r}, which this leader does not offer")
-        view = GroupView(
-            members=tuple(
-                Member(
-                    id=member,
-                    name=info.name,
-                    topics=self._subscription(info),
-                    weight=info.weight,
-                    rack=info.rack,
-                    host=info.host,
-                )
-                for member, info in members.items()
-                if member not in refused
-            ),
-            partitions=dict(self._counts),
-            owned={member: parts for member, parts in document.owners.items() if member in members},
+        taking_part = tuple(
+            Member(
+                id=member,
+                name=info.name,
+                topics=self._subscription(info),
+                weight=info.weight,
+                rack=info.rack,
+                host=info.host,
+            )
+            for member, info in members.items()
+            if member not in refused
         )
+        owned = {member: parts for member, parts in document.owners.items() if member in members}
+        view = await self._surroundings.view(assignor, taking_part, self._counts, owned)
         return Computed(compute(assignor, view), strategy, refused)
 
     # -- what is read --------------------------------------------------------------------------------------------

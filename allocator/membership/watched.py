@@ -34,6 +34,10 @@ class Watched(Generic[T]):
                 raise
         return self._value  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Read it again next time, whatever the watch says."""
+        self._fresh = False
+
     def _fired(self) -> None:
         self._fresh = False
         self._changed()

@@ -30,6 +30,7 @@ from allocator.membership.leader import Leader, LeaderSettings
 from allocator.membership.lease import boot_clock
 from allocator.membership.polls import Polls
 from allocator.membership.store import Store
+from allocator.membership.view import Load
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
 from allocator.tasks import Scope, within
@@ -71,7 +72,8 @@ class ZooKeeperMembership:
     """One member of one group; see the module for what it guarantees.
 
     `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
-    functions by name, the preferred one first. The constructor touches nothing.
+    functions by name, the preferred one first; `load` tells those that want it how much work each partition is. The
+    constructor touches nothing.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ZooKeeperMembership:
         assignors: Mapping[str, Assignor],
         settings: Settings,
         *,
+        load: Load | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self.member_id = ""
@@ -95,6 +98,7 @@ class ZooKeeperMembership:
         self._owner = owner
         self._topics = topics
         self._assignors = dict(assignors)
+        self._load = load
         self._settings = settings
         self._info = MemberInfo(
             name=settings.name,
@@ -336,7 +340,9 @@ class ZooKeeperMembership:
             await gone.wait()
 
     async def _lead(self) -> None:
-        self._leader = Leader(self._store, self.member_id, self._topics, self._assignors, self._settings.leader)
+        self._leader = Leader(
+            self._store, self.member_id, self._topics, self._assignors, self._settings.leader, self._load
+        )
         try:
             await self._leader.run()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -201,10 +202,24 @@ class KafkaClient:
         known = self._partition(tp)
         return None if known is None else known.leader_epoch
 
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """None if the topic is unknown, or the broker older than 2.8."""
+        known = self._metadata.topics.get(topic)
+        return None if known is None or known.topic_id is None or not known.topic_id.int else known.topic_id
+
     def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
         """Node ids, the preferred leader first; () if unknown."""
         known = self._partition(tp)
         return () if known is None else known.replicas
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        """The racks in which `tp` can be read: its leader's, since `fetch` asks leaders alone; () if unknown.
+
+        While it has no leader, that of the replica which Kafka prefers as the next.
+        """
+        known = self._partition(tp)
+        nodes = () if known is None else known.replicas[:1] if known.leader is None else (known.leader,)
+        return tuple(self._metadata.brokers[node].rack for node in nodes if node in self._metadata.brokers)
 
     def _partition(self, tp: TopicPartition) -> Any:
         topic = self._metadata.topics.get(tp.topic)

@@ -8,6 +8,7 @@ from typing import Any
 
 from allocator.assign import resolve
 from allocator.membership.leader import LeaderSettings
+from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
 from allocator.types import TopicPartition
@@ -20,7 +21,7 @@ class StaticTopics:
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = dict(counts)
         self.callbacks: list[Callable[[], None]] = []
-        self.silent = False
+        self.of_racks: dict[TopicPartition, tuple[str | None, ...]] = {}
 
     def change(self, **counts: int) -> None:
         self.counts.update(counts)
@@ -40,6 +41,9 @@ class StaticTopics:
 
     def topics(self, internal: bool = False) -> frozenset[str]:
         return frozenset(self.counts)
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        return self.of_racks.get(tp, ())
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.callbacks.append(callback)
@@ -142,6 +146,7 @@ class TestMember:
         pattern: str | None = None,
         options: dict[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
+        load: Load | None = None,
         topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
     ) -> None:
         self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
@@ -160,6 +165,7 @@ class TestMember:
                 pattern=pattern,
                 leader=LeaderSettings(topic_poll_s=topic_poll_s),
             ),
+            load=load,
             **extra,
         )
 

@@ -1,0 +1,147 @@
+"""What the leader shows to the functions that share out by rack or by load: asked for when wanted, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pytest
+from members import History, StaticTopics, TestMember
+
+from allocator import Consumer
+from allocator.assign import GroupView
+from allocator.errors import BrokerError
+from allocator.membership import view as view_module
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+
+@pytest.fixture
+def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
+    return cluster_factory(kafka="3.9.1", brokers=3, broker_config={"broker.rack": "rack-{id}"}, heap="256m")
+
+
+class Group:
+    """Consumers of one topic that nobody reads from, so that what is behind stays behind."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str) -> None:
+        self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
+
+    @contextlib.asynccontextmanager
+    async def consumers(self, **of: dict[str, Any]) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    Consumer(
+                        self.topic,
+                        brokers=self.cluster.bootstrap,
+                        zookeeper=f"{self.cluster.zookeeper}/{self.group}",
+                        group=self.group,
+                        client_id=name,
+                        assignor=self.assignor,
+                        session_timeout_s=6.0,
+                        auto_commit_interval_s=None,
+                        **options,
+                    )
+                )
+                for name, options in of.items()
+            ]
+
+
+def numbers(consumer: Consumer) -> set[int]:
+    return {partition.partition for partition in consumer.assignment()}
+
+
+@pytest.mark.deadline(120)
+async def test_members_get_what_is_led_in_their_rack(
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(9, 3, cluster=three_racks)
+    setting = Group(three_racks, topic, group, "rack-aware")
+    racks = {f"of-{broker.number}": {"rack": f"rack-{broker.number}"} for broker in three_racks.brokers}
+    async with setting.consumers(**racks) as consumers:
+
+        def at_home() -> bool:
+            client = consumers[0]._engine.client
+            return all(
+                len(consumer.assignment()) == 3
+                and {client.racks(partition) for partition in consumer.assignment()} == {(options["rack"],)}
+                for consumer, options in zip(consumers, racks.values())
+            )
+
+        await wait_until_async(at_home, 30, lambda: f"partitions at home: {[c.assignment() for c in consumers]}")
+
+
+@pytest.mark.deadline(120)
+async def test_a_partition_far_behind_is_all_that_a_member_gets(
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(4, cluster=three_racks)
+    counts = {0: 10, 1: 5000, 2: 10, 3: 10}
+    records = [(None, b"x", number) for number, count in counts.items() for _ in range(count)]
+    await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
+    setting = Group(three_racks, topic, group, "lag-aware")
+    async with setting.consumers(a={}, b={}) as (a, b):
+        await wait_until_async(
+            lambda: sorted([numbers(a), numbers(b)], key=len) == [{1}, {0, 2, 3}],
+            30,
+            lambda: f"the busy partition to be alone: {numbers(a)}, {numbers(b)}",
+        )
+
+
+class Asked:
+    """A `Load` that remembers what it was asked, and answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.partitions: list[TopicPartition] = []
+
+    async def __call__(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, float]:
+        self.partitions += partitions
+        if self.answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return dict.fromkeys(partitions, self.answer)
+
+
+seen: list[GroupView] = []
+
+
+def remembers(view: GroupView) -> dict[str, list[TopicPartition]]:
+    seen.append(view)
+    return {view.members[0].id: [TopicPartition("t", number) for number in range(view.partitions["t"])]}
+
+
+def member(hosts: str, group: str, load: Asked, function: Any) -> TestMember:
+    topics = StaticTopics({"t": 3000})
+    topics.of_racks = {TopicPartition("t", 7): ("here",)}
+    return TestMember(hosts, group, "a", topics, History(), assignors=[function], load=load)
+
+
+@pytest.mark.parametrize("answer", [2.0, BrokerError("nobody answers"), None], ids=["told", "refused", "silent"])
+async def test_load_is_told_within_a_bound_or_done_without(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr(view_module, "LOAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(remembers, "wants", ("load", "racks"), raising=False)
+    seen.clear()
+    load = Asked(answer)
+    async with member(zk_chroot, group, load, remembers) as a:
+        await wait_until_async(lambda: len(a.owned) == 3000, 15, "all partitions")
+    assert set(seen[0].load.values()) <= {2.0}
+    assert len(seen[0].load) == (3000 if answer == 2.0 else 0)
+    assert len(load.partitions) == (3000 if answer == 2.0 else 1000)  # the first failure is enough
+    assert seen[0].racks[TopicPartition("t", 7)] == ("here",)
+    assert seen[0].racks[TopicPartition("t", 8)] == ()
+
+
+async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: str, group: str) -> None:
+    seen.clear()
+    load = Asked(2.0)
+    async with member(zk_chroot, group, load, remembers) as a:
+        await wait_until_async(lambda: len(a.owned) == 3000, 15, "all partitions")
+    assert load.partitions == []
+    assert seen[0].load == seen[0].racks == {}

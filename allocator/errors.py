@@ -28,6 +28,7 @@ __all__ = [
     "HandlerFailed",
     "IllegalState",
     "InconsistentAssignor",
+    "LogTruncated",
     "NoOffsetsError",
     "NotAssigned",
     "NotOwned",
@@ -154,6 +155,26 @@ class _AtOffset(AllocatorError):
 
 class OffsetOutOfRange(_AtOffset):
     """The position is outside the partition's log and `auto_offset_reset` is "none"."""
+
+
+class LogTruncated(OffsetOutOfRange):
+    """After an unclean election the log does not hold what was read before the position; nothing says where to go on.
+
+    `divergent_offset` is where the log parted from what was read: what stands there now was not seen yet. None: the
+    leader knows nothing of that time, so that only a reset helps.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, divergent_offset: int | None) -> None:
+        where = "at an unknown offset" if divergent_offset is None else f"from offset {divergent_offset} on"
+        go_on = "to an end of the log" if divergent_offset is None else f"to {divergent_offset}"
+        super().__init__(
+            topic,
+            partition,
+            offset,
+            f"the log differs {where} from what was read, as a leader was elected that did not have it, and "
+            f"auto_offset_reset is 'none'; seek {go_on} to read what stands there now",
+        )
+        self.divergent_offset = divergent_offset
 
 
 class RecordTooLarge(_AtOffset):

@@ -19,6 +19,8 @@ __all__ = ["ALL_PARTITIONS", "OUTSIDE", "Answer", "commit_request", "commit_resu
 
 # v9 is v8 for who is no member; from v10 on topics go by id instead of by name
 MAX_COMMIT = 8
+# the last version in which a commit says for how long it is to be kept
+MAX_RETAINED_COMMIT = 4
 # from v8 on one request may ask for several groups
 MAX_FETCH = 7
 # from this version of OffsetFetch on a request can ask for whatever the group has committed
@@ -37,9 +39,15 @@ OUTSIDE = Identity(-1, "")
 
 
 def commit_request(
-    group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: Identity = OUTSIDE
+    group: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    identity: Identity = OUTSIDE,
+    retention_s: float | None = None,
 ) -> Any:
-    """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id."""
+    """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
+
+    `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
+    """
     request = OffsetCommitRequest
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, value in offsets.items():
@@ -58,9 +66,9 @@ def commit_request(
         generation_id_or_member_epoch=identity.generation,
         member_id=identity.member_id,
         group_instance_id=identity.instance_id,
-        retention_time_ms=-1,  # v2 to v4: as long as the broker is configured to keep them
+        retention_time_ms=-1 if retention_s is None else int(retention_s * 1000),
         topics=[request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
-        max_version=MAX_COMMIT,
+        max_version=MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT,
     )
 
 

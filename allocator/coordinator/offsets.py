@@ -60,6 +60,8 @@ class GroupOffsets:
     given up meanwhile is not committed any more. Without one they are nobody's, and Kafka takes them from anybody
     while the group has no members by its own protocol.
 
+    `retention_s` is how long commits are kept, None (and always on 0.8.2) for as long as the broker is configured to.
+
     `timeout_s` bounds each call, retries included. Use it from the loop of `client`, which stays the caller's to
     close; `close` waits for a request that a cancelled commit left under way.
     """
@@ -72,8 +74,10 @@ class GroupOffsets:
         retry_backoff_s: float = 0.1,
         timeout_s: float = 30.0,
         committer: Committer | None = None,
+        retention_s: float | None = None,
     ) -> None:
         self.group = group
+        self._retention_s = retention_s
         self.committer = committer
         self._client = client
         self._retry_backoff_s = retry_backoff_s
@@ -224,7 +228,7 @@ class GroupOffsets:
             merged.update(call.left)
         if not merged:
             return
-        request = commit_request(self.group, merged, identity)
+        request = commit_request(self.group, merged, identity, self._retention_s)
         try:
             self._under_way = asyncio.get_running_loop().create_task(self._coordinator.ask(request, deadline))
             self._under_way.add_done_callback(self._ended)

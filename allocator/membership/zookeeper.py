@@ -72,7 +72,8 @@ class ZooKeeperMembership:
     """One member of one group; see the module for what it guarantees.
 
     `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
-    functions by name, the preferred one first; `load` tells those that want it how much work each partition is. The
+    functions by name, the preferred one first; `load` tells those that want it how much work each partition is.
+    `followed` is called with each assignment once this member holds what that gives it, as far as it can. The
     constructor touches nothing.
     """
 
@@ -86,6 +87,7 @@ class ZooKeeperMembership:
         settings: Settings,
         *,
         load: Load | None = None,
+        followed: Callable[[Document], None] | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self.member_id = ""
@@ -99,6 +101,7 @@ class ZooKeeperMembership:
         self._topics = topics
         self._assignors = dict(assignors)
         self._load = load
+        self._followed = followed
         self._settings = settings
         self._info = MemberInfo(
             name=settings.name,
@@ -362,7 +365,10 @@ class ZooKeeperMembership:
                     return
                 continue
             try:
-                await self._apply(*await self._read_document(), scope)
+                document, version = await self._read_document()
+                await self._apply(document, version, scope)
+                if document is not None and self._followed is not None:
+                    self._followed(document)
             except ConnectionLost:
                 # nothing is known of a write that was under way: the next turn writes the claim again
                 self._claim = Claim(-1)

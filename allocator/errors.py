@@ -24,6 +24,8 @@ __all__ = [
     "CorruptRecordError",
     "DeserializationError",
     "Fenced",
+    "GenerationEnded",
+    "GroupClosed",
     "GroupNameError",
     "HandlerFailed",
     "IllegalState",
@@ -208,6 +210,18 @@ class DeserializationError(_AtOffset):
 
 class Closed(AllocatorError):
     """The object was closed, by its owner or after an error that ended it."""
+
+
+class GroupClosed(Closed):
+    """`ConsumerGroup.next` was called, or was waiting, and the group is closed: there is no next generation."""
+
+
+class GenerationEnded(AllocatorError):
+    """A generation is over: why its functions were told to stop, or why an offset is not committed under it any more.
+
+    Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. The
+    next generation comes from `ConsumerGroup.next`; what was not committed is read again there, or by another member.
+    """
 
 
 class HandlerFailed(AllocatorError):

@@ -157,8 +157,6 @@ class Engine:
         """Replaces the subscription. Raises ConfigError and changes nothing."""
         joining = dataclasses.replace(self._joining, topics=topics, pattern=pattern, partitions=())
         joining.check()
-        # what is still to be released belongs to a subscription that is gone: it stays assigned until then
-        self.state.subscribe(list(topics), pattern)
         self._joining = joining
         self.membership.subscribe(topics, pattern)
 

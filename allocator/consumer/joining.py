@@ -17,6 +17,7 @@ from allocator.membership.leader import LeaderSettings
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
+from allocator.subscription.topics import checked
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
@@ -83,7 +84,7 @@ class Joining:
             faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
-        attempts: list[Callable[[], Any]] = [self._compiled]
+        attempts: list[Callable[[], Any]] = [self._compiled, lambda: checked(self.topics)]
         if self.membership != "fixed":
             attempts.append(self._assignors)
         if self.membership == "kafka":

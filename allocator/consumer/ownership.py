@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import Protocol
 
 from allocator.consumer.listener import RebalanceListener, tell
@@ -78,8 +78,6 @@ class Ownership:
     async def assigned(self, partitions: Parts) -> None:
         assert self._scope is not None
         before = self._state.assigned_partitions()
-        # a pattern is resolved by the leader, which may know of a topic before we do
-        self._state.change_subscription(self._state.group_subscription() | {p.topic for p in partitions})
         self._assign(before | partitions)
         # begun before the listener is called: it may ask for positions
         self._scope.start(self._find_positions(partitions), "positions")
@@ -135,7 +133,10 @@ class Ownership:
         self._assign(self._state.assigned_partitions() - partitions)
         self._fetcher.wake()
 
-    def _assign(self, partitions: Iterable[TopicPartition]) -> None:
+    def _assign(self, partitions: Set[TopicPartition]) -> None:
+        # a pattern is resolved by the leader, which may know of a topic before we do; and topics that are not
+        # subscribed any more stay until they are released
+        self._state.change_subscription((self._state.subscription or set()) | {p.topic for p in partitions})
         self._state.assign_from_subscribed(partitions)
         # a new assignment makes them fetchable again, and those still draining must not be
         self._state.mark_pending_revocation(self._draining)

@@ -181,6 +181,10 @@ class ZooKeeperMembership:
         if self._task is None:
             return
         self._leaving = True
+        if not self._held | self._draining:
+            # nothing to release: whatever this member waits for need not come, ZooKeeper may be silent
+            await self._abandon()
+            return
         self._changed.set()
         self._connected.set()
         try:

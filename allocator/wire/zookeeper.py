@@ -118,6 +118,9 @@ class Op(NamedTuple):
 class ZooKeeper:
     """One session at a time with the ensemble; after a lost one kazoo opens the next by itself.
 
+    A request raises ConnectionLost at once when there is no connection, or when it is lost before the answer; what was
+    asked may have been done then, or be done still.
+
     `hosts` is "host:port,host:port" with an optional chroot "/path" at its end, made when missing. All times are
     seconds. The constructor touches nothing; `connect` does.
     """
@@ -154,6 +157,7 @@ class ZooKeeper:
         self._auth_failed = False
         self._reopening: asyncio.TimerHandle | None = None
         self._dead: list[asyncio.Future[None]] = []
+        self._asked: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<ZooKeeper {self.hosts} {self.state.value}>"
@@ -260,6 +264,11 @@ class ZooKeeper:
             self._reopening = self._loop.call_later(REOPEN_S, self._open)
         if state is SessionState.CONNECTED and self._connected is not None:
             self._connected.set()
+        if state is not SessionState.CONNECTED:
+            # kazoo keeps what it was asked meanwhile until it is connected again, which may never be
+            for future in self._asked:
+                if not future.done():
+                    future.set_exception(ConnectionLost(f"ZooKeeper {self.hosts}: the connection was lost"))
         for listener in tuple(self._listeners):
             listener(state)
 
@@ -343,6 +352,8 @@ class ZooKeeper:
     def _live(self) -> KazooClient:
         if self._client is None:
             raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected; call connect() first")
+        if self.state is not SessionState.CONNECTED:
+            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected at present")
         return self._client
 
     def _watch(self, watch: Watch | None) -> Callable[[Any], None] | None:
@@ -357,7 +368,7 @@ class ZooKeeper:
         future: asyncio.Future[Any] = loop.create_future()
 
         def finish() -> None:
-            if future.cancelled():
+            if future.done():
                 return
             error = result.exception
             if error is None:
@@ -367,7 +378,11 @@ class ZooKeeper:
 
         # rawlink, not link: the callback runs in kazoo's own thread at once, and only hops to the loop
         result.rawlink(lambda _: self._post(finish))
-        return await future
+        self._asked.add(future)
+        try:
+            return await future
+        finally:
+            self._asked.discard(future)
 
 
 async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:

@@ -438,7 +438,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         client.handler.create_connection = refused
         client._connection._socket.shutdown(2)
         await wait_until_async(lambda: not consumer.may_act(), 5, "the pause")
-        with pytest.raises(CommitFailed, match="ZooKeeper has not confirmed") as refusal:
+        with pytest.raises(CommitFailed, match="not confirmed that this member still owns") as refusal:
             await consumer.commit({partition: 10})
         assert refusal.value.retriable
         await setting.produce(4, first=40)
@@ -452,6 +452,24 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         # it had processed the first ten of each, and begins after them though nobody could commit that
         await owns(consumer, 4)
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10
+
+
+async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setting) -> None:
+    await setting.produce(40)
+    heard = Recording()
+    async with setting.consumer(session_timeout_s=2.0, listener=heard) as consumer:
+        assert len(await read(consumer, 40)) == 40
+        client = consumer._engine.membership._zk._client
+
+        def refused(*args: object, **options: object) -> None:
+            raise OSError("cut off")
+
+        client.handler.create_connection = refused
+        client._connection._socket.shutdown(2)
+        await wait_until_async(lambda: not consumer.may_act(), 5, "the pause")
+        started = time.monotonic()
+    assert time.monotonic() - started < 20
+    assert heard.calls[-1][0] in ("revoked", "lost")
 
 
 async def test_who_commits_by_hand_goes_on_from_what_was_committed(setting: Setting) -> None:

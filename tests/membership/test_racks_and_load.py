@@ -60,7 +60,7 @@ async def test_members_get_what_is_led_in_their_rack(
 ) -> None:
     topic = topic_factory(9, 3, cluster=three_racks)
     setting = Group(three_racks, topic, group, "rack-aware")
-    racks = {f"of-{broker.number}": {"rack": f"rack-{broker.number}"} for broker in three_racks.brokers}
+    racks = {f"of-{number}": {"rack": f"rack-{number}"} for number in range(3)}
     async with setting.consumers(**racks) as consumers:
 
         def at_home() -> bool:
@@ -75,19 +75,20 @@ async def test_members_get_what_is_led_in_their_rack(
 
 
 @pytest.mark.deadline(120)
-async def test_a_partition_far_behind_is_all_that_a_member_gets(
+async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
     three_racks: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    topic = topic_factory(4, cluster=three_racks)
-    counts = {0: 10, 1: 5000, 2: 10, 3: 10}
-    records = [(None, b"x", number) for number, count in counts.items() for _ in range(count)]
+    topic = topic_factory(8, cluster=three_racks)
+    records = [(None, b"x", number) for number in range(8) for _ in range(5000 if number == 1 else 10)]
     await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
     setting = Group(three_racks, topic, group, "lag-aware")
     async with setting.consumers(a={}, b={}) as (a, b):
+        # by count it would be four each
         await wait_until_async(
-            lambda: sorted([numbers(a), numbers(b)], key=len) == [{1}, {0, 2, 3}],
+            lambda: (1 in numbers(a) and len(numbers(a)) < 4 < len(numbers(b)))
+            or (1 in numbers(b) and len(numbers(b)) < 4 < len(numbers(a))),
             30,
-            lambda: f"the busy partition to be alone: {numbers(a)}, {numbers(b)}",
+            lambda: f"the busy partition to have few beside it: {numbers(a)}, {numbers(b)}",
         )
 
 

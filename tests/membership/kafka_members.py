@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,10 +21,11 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 from members import History, RecordingOwner
 
 from allocator.assign import resolve
+from allocator.coordinator.find import Coordinator
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.coordinator.participant import GroupSettings
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import LocalCluster, Node, wait_until_async
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 
@@ -55,8 +57,10 @@ class Ours:
         pattern: str | None = None,
         timing: Mapping[str, Any] | None = None,
         topic_poll_s: float = 0.5,
+        connect_timeout_s: float | None = 15.0,
+        security: Mapping[str, str] | None = None,
     ) -> None:
-        self.client = KafkaClient(bootstrap)
+        self.client = KafkaClient(bootstrap, security=security)
         self.owner = RecordingOwner(name, history or History())
         found = [resolve(each) for each in assignors]
         self.membership = KafkaMembership(
@@ -69,6 +73,7 @@ class Ours:
                 topics=frozenset(topics),
                 pattern=pattern,
                 topic_poll_s=topic_poll_s,
+                connect_timeout_s=connect_timeout_s,
                 group=GroupSettings(**{**FAST, **(timing or {})}),
             ),
         )
@@ -199,6 +204,13 @@ async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: f
     await wait_until_async(
         done, timeout_s, lambda: f"all partitions shared: {[sorted(m.held) for m in members]}", interval_s=0.05
     )
+
+
+async def coordinator_of(cluster: LocalCluster, group: str) -> Node:
+    """As the cluster sees it now."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        found = await Coordinator(client, group, 0.1).find(time.monotonic() + 30)
+    return next(broker for broker in cluster.brokers if broker.id == found)
 
 
 async def topic_with(cluster: LocalCluster, name: str, count: int) -> dict[str, int]:

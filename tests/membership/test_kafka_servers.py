@@ -175,38 +175,6 @@ async def test_the_sticky_assignors_of_kafka_python_and_ours_are_one_group(
 
 
 @pytest.mark.long
-@pytest.mark.deadline(240)
-@pytest.mark.parametrize("fault", ["kill", "pause"])
-async def test_the_group_outlives_its_coordinator(
-    fault: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1", brokers=3)
-    topic = unique_name()
-    await asyncio.to_thread(cluster.create_topic, topic, 6, 3)
-    counts = {topic: 6}
-    history = History()
-    async with (
-        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
-        Ours(cluster.bootstrap, group, counts, name="b", history=history) as b,
-    ):
-        await shared([a, b], counts)
-        (victim,) = (broker for broker in cluster.brokers if broker.id == a.membership.group.coordinator)
-        try:
-            await asyncio.to_thread(getattr(victim, fault))
-            await wait_until_async(
-                lambda: all(m.membership.group.coordinator not in (None, victim.id) for m in (a, b)), 90, "another one"
-            )
-            await shared([a, b], counts, 60)
-            await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 60, "both to act")
-            first = min(a.held)
-            await a.offsets.commit({first: OffsetAndMetadata(1, "", -1)})
-        finally:
-            await asyncio.to_thread(victim.resume if fault == "pause" else victim.start)
-        await shared([a, b], counts, 60)
-    assert history.overlaps() == []
-
-
-@pytest.mark.long
 async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_comes_back(
     cluster_factory: Any, unique_name: Any, group: str
 ) -> None:

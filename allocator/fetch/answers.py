@@ -12,7 +12,8 @@ from allocator.fetch.decode import RecordSet, scan
 from allocator.fetch.feed import Chunk, Failure, Feed, OutOfRange
 from allocator.fetch.reactions import Reaction, error_of, reaction_to
 from allocator.subscription import SubscriptionState
-from allocator.wire.fetch_request import BOUNDED, Part
+from allocator.wire.fetch_answer import Part
+from allocator.wire.fetch_request import BOUNDED
 
 if TYPE_CHECKING:
     from allocator.fetch.leaders import Leaders, Sink
@@ -23,6 +24,11 @@ log = logging.getLogger(__name__)
 
 # seconds until something that someone has to mend is tried again
 HOPELESS_S = 2.0
+# how long another replica is read before the leader is asked again which one it should be (KIP-392)
+REPLICA_LEASE_S = 300.0
+# how long the leader is read itself after that replica failed: it goes on naming a dead one until its session is over,
+# and sends no records to whoever it sends elsewhere
+REPLICA_SHUNNED_S = 20.0
 
 
 class Answers:
@@ -45,23 +51,37 @@ class Answers:
         self._max_bytes = max_bytes
         self._backoff = backoff
 
-    def take(self, feed: Feed, offset: int, size: int, part: Part, version: int) -> None:
-        """`part` answers a request of `size` bytes at `offset`, made for `feed`."""
+    def take(self, feed: Feed, offset: int, size: int, part: Part, version: int, node_id: int) -> None:
+        """`part` answers a request of `size` bytes at `offset`, made for `feed` to broker `node_id`.
+
+        That it brought records, the caller tells the sink, once the next request is on its way.
+        """
         if not self._leaders.is_current(feed) or feed.fetch_offset != offset:
             return  # void: sought, reset, reassigned, or given back meanwhile
+        state, tp = self._state, feed.tp
         reaction = reaction_to(part.code)
         if reaction is Reaction.TAKE:
             feed.succeeded()
-            self._state.update_high_watermark(feed.tp, part.high_watermark)
+            state.update_high_watermark(tp, part.high_watermark)
+            state.update_last_stable_offset(tp, part.last_stable_offset)
+            if part.preferred_replica >= 0:
+                expiry = time.monotonic() + REPLICA_LEASE_S
+                if state.update_preferred_read_replica(tp, part.preferred_replica, expiry):
+                    log.info("%s:%d is read from broker %d, which is nearer", *tp, part.preferred_replica)
             if part.records:
                 self._records(feed, offset, size, part, version)
             return
         if part.code and reaction is not Reaction.RESET:
-            log.info("%s:%d at offset %d: error %d, %s", *feed.tp, offset, part.code, reaction.value)
-        if reaction in (Reaction.RETRY, Reaction.REFRESH):
+            log.info("%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value)
+        if self._leave_replica(feed, node_id):
+            # what another replica lacks or refuses, the leader may have; it says what is really wrong
+            self._leaders.want_metadata(tp.topic)
+        elif reaction in (Reaction.RETRY, Reaction.REFRESH, Reaction.VALIDATE):
             feed.back_off(time.monotonic(), *self._backoff)
-            if reaction is Reaction.REFRESH:
-                self._leaders.want_metadata(feed.tp.topic)
+            if reaction is not Reaction.RETRY:
+                self._leaders.want_metadata(tp.topic)
+            if reaction is Reaction.VALIDATE:
+                state.request_position_validation(tp)
         elif reaction is Reaction.RESET:
             feed.halt(OutOfRange(offset))
             self._sink.arrived(feed)
@@ -70,16 +90,28 @@ class Answers:
         else:
             self._halt(feed, error_of(part.code, feed.tp, offset))
 
-    def lost(self, feeds: Iterable[Feed], error: BrokerError) -> None:
-        """No answer came for `feeds`."""
+    def lost(self, feeds: Iterable[Feed], error: BrokerError, node_id: int) -> None:
+        """No answer came for `feeds` from broker `node_id`."""
         now = time.monotonic()
         for feed in feeds:
-            feed.back_off(now, *self._backoff)
             if not self._leaders.is_current(feed):
+                feed.back_off(now, *self._backoff)
                 continue
             self._leaders.want_metadata(feed.tp.topic)
+            if self._leave_replica(feed, node_id):
+                continue
+            feed.back_off(now, *self._backoff)
             if not error.retriable:
                 self._tell_once(feed, error)
+
+    def _leave_replica(self, feed: Feed, node_id: int) -> bool:
+        """Back to the leader, if broker `node_id` is another replica. Returns whether it was."""
+        if self._state.preferred_read_replica(feed.tp) != node_id:
+            return False
+        self._state.clear_preferred_read_replica(feed.tp)
+        feed.near_after = time.monotonic() + REPLICA_SHUNNED_S
+        log.info("%s:%d is read from its leader again, not from broker %d", *feed.tp, node_id)
+        return True
 
     def _records(self, feed: Feed, offset: int, size: int, part: Part, version: int) -> None:
         found = scan(
@@ -101,7 +133,6 @@ class Answers:
         elif found.next_offset <= offset:
             why = "the broker sent only records from before this offset"
             feed.halt(Failure(CorruptRecordError(feed.tp.topic, feed.tp.partition, offset, why)))
-        self._sink.arrived(feed)
 
     def _cut_off(self, feed: Feed, offset: int, size: int, found: RecordSet, version: int) -> None:
         """Not even one record batch came whole."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from collections import deque
-from typing import Union
+from typing import Final, Union
 
 from allocator.errors import AllocatorError
 from allocator.fetch.decode import RecordSet
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Chunk", "Failure", "Feed", "OutOfRange"]
+
+# the front of a record batch, of any format: offset, length, epoch (in v2; a checksum before) and format
+_FRONT: Final = struct.Struct(">qiib")
+_BEFORE_LENGTH: Final = 12
 
 
 class Chunk:
@@ -50,12 +56,14 @@ class Feed:
     """
 
     __slots__ = (
+        "_epochs",
         "epoch",
         "failures",
         "fetch_offset",
         "halted",
         "held",
         "in_flight",
+        "near_after",
         "need",
         "next_try",
         "queue",
@@ -63,10 +71,12 @@ class Feed:
         "tp",
     )
 
-    def __init__(self, tp: TopicPartition, epoch: int, offset: int) -> None:
+    def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata) -> None:
         self.tp = tp
         self.epoch = epoch
-        self.fetch_offset = offset
+        self.fetch_offset = position.offset
+        # (offset, leader epoch) where another epoch than before begins; the first is of what precedes the position
+        self._epochs: list[tuple[int, int]] = [(position.offset - 1, position.leader_epoch)]
         self.queue: deque[Union[Chunk, OutOfRange, Failure]] = deque()
         self.held = 0
         self.in_flight = False
@@ -74,6 +84,8 @@ class Feed:
         self.halted = False
         self.failures = 0
         self.next_try = 0.0
+        # until then the leader itself is asked, as the replica that it named has failed
+        self.near_after = 0.0
         # bytes that the next record needs, where known: before 0.10.1 it cannot be had by asking for fewer
         self.need = 0
         # the kind of error the consumer knows of already
@@ -84,6 +96,31 @@ class Feed:
         self.queue.append(chunk)
         self.held += chunk.size
         self.fetch_offset = chunk.found.next_offset
+        self._note_epochs(chunk)
+
+    def leader_epoch(self, offset: int) -> int:
+        """The epoch of the last offset before `offset`, -1 if that was not read or its format has none (KIP-320)."""
+        if offset > self.fetch_offset:
+            return -1
+        at = bisect_left(self._epochs, (offset, -2)) - 1
+        return self._epochs[at][1] if at >= 0 else -1
+
+    def _note_epochs(self, chunk: Chunk) -> None:
+        segments, end = chunk.found.segments, chunk.found.next_offset
+        if segments:
+            last = self._epochs[-1][1]
+            if last == segments[0].leader_epoch == segments[-1].leader_epoch and segments[-1].next_offset == end:
+                return  # epochs only grow: all between the two have it as well
+            for segment in segments:
+                self._note_epoch(segment.base_offset, segment.leader_epoch)
+        if not segments or segments[-1].next_offset < end:
+            # markers and aborted records are not among the segments; the position passes over them all the same
+            self._note_epoch(end - 1, _last_epoch(chunk.found.data))
+
+    def _note_epoch(self, offset: int, epoch: int | None) -> None:
+        epoch = -1 if epoch is None else epoch
+        if self._epochs[-1][1] != epoch:
+            self._epochs.append((max(offset, self._epochs[-1][0] + 1), epoch))
 
     def pop(self) -> None:
         first = self.queue.popleft()
@@ -111,6 +148,20 @@ class Feed:
         self.next_try = now + min(max_s, base_s * (1 << min(self.failures, 10)))
         self.failures += 1
 
+    def shuns_replicas(self, now: float) -> bool:
+        return now < self.near_after
+
     def succeeded(self) -> None:
         self.failures = 0
         self.told = None
+
+
+def _last_epoch(data: bytes) -> int:
+    """Of the last whole record batch in `data`, -1 if it has none."""
+    pos, epoch = 0, -1
+    while pos + _FRONT.size <= len(data):
+        _, length, found, magic = _FRONT.unpack_from(data, pos)
+        pos += _BEFORE_LENGTH + max(0, length)
+        if pos <= len(data):
+            epoch = found if magic == 2 else -1
+    return epoch

@@ -57,6 +57,7 @@ class Fetcher:
         prefetch_bytes: int = 33_554_432,  # more: longer stalls are bridged; less: less memory
         auto_offset_reset: ResetStrategy = "earliest",
         isolation_level: str = "read_uncommitted",  # or "read_committed"
+        rack: str | None = None,  # of this machine: replicas in the same one are read, if brokers select them (KIP-392)
         check_crcs: bool = True,  # False saves a little CPU and hands out what disks and networks damaged
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
@@ -73,6 +74,8 @@ class Fetcher:
                 wrong.append(f"{name} is {seconds!r}, not a number of seconds")
         if isolation_level not in ISOLATION_LEVELS:
             wrong.append(f"isolation_level is {isolation_level!r}, not one of {', '.join(ISOLATION_LEVELS)}")
+        if rack is not None and not isinstance(rack, str):
+            wrong.append(f"rack is {rack!r}, not the name of a rack")
         for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None and not callable(given):
                 wrong.append(f"{name} is {given!r}, not a function of bytes")
@@ -96,6 +99,7 @@ class Fetcher:
             isolation_level=isolation_level,
             check_crcs=check_crcs,
             retry_backoff_s=retry_backoff_s,
+            rack=rack or "",
         )
         # partitions with something to hand out, the next one first; those that may not come out wait in _parked
         self._ready: OrderedDict[TopicPartition, Feed] = OrderedDict()
@@ -154,6 +158,14 @@ class Fetcher:
     async def news(self, timeout_s: float | None = None) -> bool:
         """Until `take` may have something to return or to raise, or `wake` was called; False when time is up."""
         return await self._wait(None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+
+    def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
+        """The epoch of the record before `offset`, which was read; -1 if it was not, or Kafka is older than 0.11.
+
+        To be stored with a position or a commit at `offset`: by it a log that was cut is told from one that grew
+        (KIP-320).
+        """
+        return self._leaders.leader_epoch(tp, offset)
 
     def wake(self) -> None:
         """Look at the state anew. Caller: the consumer, after changing assignment, positions or pauses."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
 from allocator.errors import AllocatorError, BrokerError, Closed
 from allocator.fetch.answers import Answers
 from allocator.fetch.budget import Budget
 from allocator.fetch.feed import Chunk, Feed
+from allocator.fetch.leader import Ask, Leader
 from allocator.fetch.lookups import BACKOFF_MAX_S, Lookups
 from allocator.fetch.resets import Resets
+from allocator.fetch.validations import Validations
 from allocator.subscription import SubscriptionState
 from allocator.types import TopicPartition
-from allocator.wire.fetch_request import BOUNDED, FetchRequest, compose, parts_of
+from allocator.wire.fetch_answer import FetchAnswer, Part
+from allocator.wire.fetch_request import BOUNDED, FetchRequest, Wanted
+from allocator.wire.fetch_session import FetchSession
 
 if TYPE_CHECKING:
     from allocator.wire.kafka import KafkaClient
@@ -28,7 +32,14 @@ log = logging.getLogger(__name__)
 # While a fetch waits at a broker for new records, partitions that come in between (assigned, resumed, drained) are
 # asked for on a second connection. Longer: fewer requests; shorter: the next newcomer waits less.
 URGENT_WAIT_S: Final = 0.05
-RESET_TIMEOUT_S: Final = 10.0
+POSITION_TIMEOUT_S: Final = 10.0
+# the lease of a replica ends without a word, so while there is one it is looked for this often
+LEASE_LOOK_S: Final = 5.0
+# headers and checksums of so many bytes, then others run
+BREATH_BYTES: Final = 1 << 20
+
+
+Chore = Union[Resets, Validations]
 
 
 class Sink(Protocol):
@@ -39,24 +50,6 @@ class Sink(Protocol):
     def tell(self, error: AllocatorError) -> None: ...
 
     def broke(self, error: BaseException) -> None: ...
-
-
-class _Leader:
-    """One broker: the fetchable partitions it leads, the one to ask for first at the front, and what is under way."""
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.feeds: dict[TopicPartition, Feed] = {}
-        self.main: asyncio.Task[None] | None = None
-        self.urgent: asyncio.Task[None] | None = None
-        # until when the broker may hold the main request back
-        self.main_until = 0.0
-
-    def to_the_end(self, tps: Iterable[TopicPartition]) -> None:
-        for tp in tps:
-            feed = self.feeds.pop(tp, None)
-            if feed is not None:
-                self.feeds[tp] = feed
 
 
 class Leaders:
@@ -78,14 +71,14 @@ class Leaders:
         isolation_level: str,
         check_crcs: bool,
         retry_backoff_s: float,
+        rack: str,
     ) -> None:
         self._client = client
         self._state = state
         self._sink = sink
         self._max_wait_s = max_wait_s
-        self._min_bytes = min_bytes
+        self._what = Ask(min_bytes, isolation_level == "read_committed", rack)
         self.budget = budget
-        self._committed_only = isolation_level == "read_committed"
         self._answers = Answers(
             self,
             state,
@@ -94,25 +87,27 @@ class Leaders:
             max_bytes=budget.max_bytes,
             backoff=(retry_backoff_s, BACKOFF_MAX_S),
         )
-        self._resets = Resets(
-            client,
-            state,
-            isolation_level=isolation_level,
-            backoff_s=retry_backoff_s,
-            timeout_s=RESET_TIMEOUT_S,
-            clock=time.monotonic,
-            tell=sink.tell,
-        )
+        chores: dict[str, Any] = {
+            "backoff_s": retry_backoff_s,
+            "timeout_s": POSITION_TIMEOUT_S,
+            "clock": time.monotonic,
+            "tell": sink.tell,
+        }
+        self._resets = Resets(client, state, isolation_level=isolation_level, **chores)
+        self._validations = Validations(client, state, **chores)
+        # when to look what is due; None: nothing is awaited
+        self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
         self._feeds: dict[TopicPartition, Feed] = {}
-        self._leaders: dict[int, _Leader] = {}
+        self._leaders: dict[int, Leader] = {}
         self._leader_of: dict[TopicPartition, int] = {}
         # partition -> the epoch under which nothing of it is wanted any more
         self._discarded: dict[TopicPartition, int] = {}
         self._seen_version = -1
+        self._new_metadata = True
         # something was not asked for want of room
         self._pressed = False
-        self._reset_at: float | None = None
+        self._lease_look_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._event: asyncio.Event | None = None
         self._forget_listener: Any = None
@@ -148,6 +143,7 @@ class Leaders:
 
     def metadata_changed(self) -> None:
         """Caller: the client. Leaders may have moved."""
+        self._new_metadata = True
         self._seen_version = -1
         self.wake()
 
@@ -179,6 +175,11 @@ class Leaders:
         self._seen_version = -1
         self.wake()
 
+    def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
+        """Of the last offset before `offset`, as it was read; -1 if unknown."""
+        feed = self._feeds.get(tp)
+        return -1 if feed is None else feed.leader_epoch(offset)
+
     def want_metadata(self, topic: str) -> None:
         """The leaders of `topic` may be others now."""
         self._lookups.doubted.add(topic)
@@ -205,15 +206,20 @@ class Leaders:
         """Send what can be sent. Returns when to look again even if nothing happens; None: no need."""
         now = time.monotonic()
         times: list[float] = []
+        if self._lease_look_at is not None and now >= self._lease_look_at:
+            self._seen_version = -1
         if self._state.version != self._seen_version:
-            self._sync()
-        if self._reset_at is not None and now >= self._reset_at:
-            due = self._resets.due()
-            if due:
-                self._spawn(self._reset(due))
-            self._reset_at = self._state.next_offset_reset_retry_time()
-        if self._reset_at is not None:
-            times.append(self._reset_at + 0.001)  # allowed strictly after it
+            self._sync(now)
+        if self._lease_look_at is not None:
+            times.append(self._lease_look_at)
+        for chore, at in self._due_at.items():
+            if at is not None and now >= at:
+                due = chore.due()
+                if due:
+                    self._spawn(self._do(chore, due))
+                at = self._due_at[chore] = chore.next_time()
+            if at is not None:
+                times.append(at + 0.001)  # allowed strictly after it
         topics = self._lookups.due(now, times)
         if topics:
             self._spawn(self._lookups.run(topics))
@@ -224,10 +230,14 @@ class Leaders:
                 self._leaders[leader.node_id] = self._leaders.pop(leader.node_id)
         return min(times, default=None)
 
-    def _sync(self) -> None:
+    def _sync(self, now: float) -> None:
         """Take over what changed in the state and the metadata."""
         state, client = self._state, self._client
+        if self._new_metadata:
+            self._new_metadata = False
+            self._validations.look(state.assignment)
         self._seen_version = state.version
+        self._lease_look_at = None
         for tp, feed in list(self._feeds.items()):
             if state.epoch(tp) != feed.epoch:
                 del self._feeds[tp]
@@ -239,15 +249,21 @@ class Leaders:
         count = 0
         for tp, partition in state.assignment.items():
             if partition.awaiting_reset:
-                self._reset_at = 0.0
+                self._due_at[self._resets] = 0.0
+            elif partition.awaiting_validation:
+                self._due_at[self._validations] = 0.0
             if partition.position is None or self._discarded.get(tp) == partition.epoch:
                 continue
             if tp not in self._feeds:
-                self._feeds[tp] = Feed(tp, partition.epoch, partition.position.offset)
+                self._feeds[tp] = Feed(tp, partition.epoch, partition.position)
             if not partition.is_fetchable():
                 continue
             count += 1
-            leader = client.leader(tp)
+            leader = partition.preferred_read_replica()
+            if leader is None:
+                leader = client.leader(tp)
+            else:
+                self._lease_look_at = now + LEASE_LOOK_S
             if leader is None:
                 self._lookups.lost.add(tp.topic)
                 if tp in self._leader_of:
@@ -260,7 +276,7 @@ class Leaders:
         self._leader_of = leader_of
         self.budget.divide(count)
         for node_id in fetchable.keys() - self._leaders.keys():
-            self._leaders[node_id] = _Leader(node_id)
+            self._leaders[node_id] = Leader(node_id)
         for node_id, leader_state in list(self._leaders.items()):
             mine = fetchable.get(node_id, set())
             # the order is kept: it says who had his turn
@@ -274,7 +290,7 @@ class Leaders:
         feed.queue.clear()
         feed.held = 0
 
-    def _plan_leader(self, leader: _Leader, now: float, times: list[float]) -> bool:
+    def _plan_leader(self, leader: Leader, now: float, times: list[float]) -> bool:
         """Send to one leader what can be sent, if anything. Adds to `times` when a back-off ends."""
         if leader.main is not None and (leader.urgent is not None or leader.main_until <= now):
             return False
@@ -304,13 +320,13 @@ class Leaders:
         reserved = sum(size for _, size in asked)
         if bounded:
             reserved = min(room, reserved)
-        if not bounded:
+        else:
             # whoever is asked for had his turn, with records or without: not all of them fit into one request
             leader.to_the_end([feed.tp for feed, _ in asked])
         wait = min(URGENT_WAIT_S, leader.main_until - now) if urgent else self._max_wait_s
         for feed, _ in asked:
             feed.in_flight = True
-        self.budget.reserved += reserved
+        self.budget.reserve(reserved)
         task = self._spawn(self._fetch(leader, urgent, asked, room, reserved, wait))
         if urgent:
             leader.urgent = task
@@ -333,7 +349,7 @@ class Leaders:
 
     async def _fetch(
         self,
-        leader: _Leader,
+        leader: Leader,
         urgent: bool,
         asked: list[tuple[Feed, int]],
         max_bytes: int,
@@ -343,36 +359,26 @@ class Leaders:
         """One request and its answer."""
         client = self._client
         sizes = {feed.tp: (feed, feed.fetch_offset, size) for feed, size in asked}
-        epochs = {tp: client.leader_epoch(tp) for tp in sizes}
+        with_records: list[TopicPartition] = []
         try:
-            request = compose(
-                {tp: (offset, size) for tp, (_, offset, size) in sizes.items()},
-                {tp: epoch for tp, epoch in epochs.items() if epoch is not None},
-                max_wait_s=wait_s,
-                min_bytes=self._min_bytes,
+            wanted = {tp: self._wanted(tp, offset, size) for tp, (_, offset, size) in sizes.items()}
+            shunned = self._what.rack and any(feed.shuns_replicas(time.monotonic()) for feed, _ in asked)
+            session, answer = await leader.ask(
+                client,
+                wanted,
+                self._what._replace(rack="") if shunned else self._what,
+                urgent=urgent,
                 max_bytes=max_bytes,
-                committed_only=self._committed_only,
+                wait_s=wait_s,
             )
-            # ("urgent", node) is a connection of its own to that node
-            where = cast(int, ("urgent", leader.node_id)) if urgent else leader.node_id
-            response = await client.send(where, request, client.request_timeout_s + wait_s)
-            with_records = []
-            for part in parts_of(response, list(sizes)):
-                if part.tp not in sizes:
-                    continue
-                if part.records:
-                    with_records.append(part.tp)
-                    # headers and checksums of megabytes: let others run in between
-                    await asyncio.sleep(0)
-                self._answers.take(*sizes[part.tp], part, response.API_VERSION)
-            leader.to_the_end(with_records)
+            with_records = await self._take(leader, sizes, session, answer)
         except Closed:
             return
         except BrokerError as error:
             log.info("fetching from broker %s: %s", leader.node_id, error)
-            self._answers.lost([feed for feed, _ in asked], error)
+            self._answers.lost([feed for feed, _ in asked], error, leader.node_id)
         finally:
-            self.budget.reserved -= reserved
+            self.budget.reserve(-reserved)
             for feed, _ in asked:
                 feed.in_flight = False
             if urgent:
@@ -380,15 +386,55 @@ class Leaders:
             else:
                 leader.main = None
             self.wake()
+        if self._state.version == self._seen_version and not self._pressed:
+            # The next request goes out first: the broker works while whoever hears of this answer decodes. Not when
+            # room is short, for then it may be another leader's turn.
+            self._plan_leader(leader, time.monotonic(), [])
+        for tp in with_records:
+            if self.is_current(sizes[tp][0]):
+                self._sink.arrived(sizes[tp][0])
 
-    async def _reset(self, due: set[TopicPartition]) -> None:
+    def _wanted(self, tp: TopicPartition, offset: int, size: int) -> Wanted:
+        epoch = self._client.leader_epoch(tp)
+        return Wanted(offset, size, -1 if epoch is None else epoch, self._client.topic_id(tp.topic))
+
+    async def _take(
+        self,
+        leader: Leader,
+        sizes: dict[TopicPartition, tuple[Feed, int, int]],
+        session: FetchSession,
+        answer: FetchAnswer,
+    ) -> list[TopicPartition]:
+        """Give each feed its part. Returns those that brought records."""
+        if answer.error_code:
+            for tp, (feed, offset, size) in sizes.items():
+                part = Part(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
+                self._answers.take(feed, offset, size, part, answer.API_VERSION, leader.node_id)
+            return []
+        with_records = []
+        breath = 0
+        # one by one: what a part brought is in its feed now, and the answer need not hold it any more
+        answer.parts, parts = [], session.parts(answer.parts)
+        for tp, part in parts:
+            if tp not in sizes:
+                continue
+            if part.records:
+                with_records.append(tp)
+                breath += len(part.records)
+                if breath > BREATH_BYTES:
+                    breath = 0
+                    await asyncio.sleep(0)
+            self._answers.take(*sizes[tp], part, answer.API_VERSION, leader.node_id)
+        leader.to_the_end(with_records)
+        return with_records
+
+    async def _do(self, chore: Chore, due: set[TopicPartition]) -> None:
         try:
-            if await self._resets.run(due):
-                self._lookups.doubted |= {tp.topic for tp in due if self._client.leader(tp) is None}
+            self._lookups.doubted |= {tp.topic for tp in await chore.run(due)}
         except Closed:
             return
         finally:
-            self._reset_at = self._state.next_offset_reset_retry_time()
+            self._due_at[chore] = chore.next_time()
             self.wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

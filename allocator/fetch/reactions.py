@@ -18,6 +18,7 @@ class Reaction(enum.Enum):
     TAKE = "use the records"
     RETRY = "ask again after the back-off"
     REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
+    VALIDATE = "read the metadata, and compare the position with the log of the new leader before asking again"
     RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
     RAISE = "tell the consumer once, and ask again now and then, as the cause may be mended meanwhile"
     HALT = "tell the consumer once, and leave the partition alone until it is sought or assigned anew"
@@ -42,15 +43,16 @@ REACTIONS: Final = {
     35: Reaction.HALT,  # UNSUPPORTED_VERSION
     43: Reaction.HALT,  # UNSUPPORTED_FOR_MESSAGE_FORMAT
     56: Reaction.REFRESH,  # KAFKA_STORAGE_ERROR: the disk is out, so another replica will lead
-    70: Reaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND
+    70: Reaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (and 71, 106): a new session was tried already
     71: Reaction.RETRY,  # INVALID_FETCH_SESSION_EPOCH
     72: Reaction.REFRESH,  # LISTENER_NOT_FOUND
-    74: Reaction.REFRESH,  # FENCED_LEADER_EPOCH: we know an older leader than the broker does
-    75: Reaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than we do
+    74: Reaction.VALIDATE,  # FENCED_LEADER_EPOCH: we know an older leader than the broker does
+    75: Reaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than we do, and will learn
     76: Reaction.HALT,  # UNSUPPORTED_COMPRESSION_TYPE
     78: Reaction.RETRY,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
     100: Reaction.REFRESH,  # UNKNOWN_TOPIC_ID
     103: Reaction.REFRESH,  # INCONSISTENT_TOPIC_ID
+    106: Reaction.RETRY,  # FETCH_SESSION_TOPIC_ID_ERROR
 }
 """Codes that are not here: REFRESH if kafka-python holds them for retriable, else HALT."""
 

@@ -53,25 +53,28 @@ class Resets:
         # topics whose error the consumer knows of
         self._told: set[str] = set()
 
+    def next_time(self) -> float | None:
+        return self._state.next_offset_reset_retry_time()
+
     def due(self) -> set[TopicPartition]:
         """Partitions to reset now; they are not due again before their attempt ended or timed out."""
         due = self._state.partitions_needing_reset()
         self._state.set_reset_pending(due, self._clock() + 2 * self._timeout_s)
         return due
 
-    async def run(self, due: Iterable[TopicPartition]) -> bool:
-        """Reset them. Returns whether the metadata should be read: some have no leader that is known."""
+    async def run(self, due: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Reset them. Returns those whose leader should be looked up, as none is known."""
         by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
-        lost = []
+        lost = set()
         for tp in due:
             leader = self._client.leader(tp)
             if leader is None:
-                lost.append(tp)
+                lost.add(tp)
             else:
                 by_leader[leader].append(tp)
         self._failed(lost)
         await asyncio.gather(*(self._ask(tps) for tps in by_leader.values()))
-        return bool(lost)
+        return lost
 
     async def _ask(self, tps: Iterable[TopicPartition]) -> None:
         state = self._state

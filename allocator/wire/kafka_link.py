@@ -1,13 +1,14 @@
 """One socket to a broker: asyncio's transport on one side, kafka-python's connection on the other.
 
-asyncio resolves the name off the loop, does TLS, and reads at most 256 KiB a wake-up, so that one busy broker cannot
-keep the loop from the others.
+asyncio resolves the name off the loop, does TLS, and reads once a wake-up, into memory of ours, what the kernel has;
+so one busy broker cannot keep the loop from the others, and a large answer is not put together from pieces.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import ssl
 import time
@@ -18,13 +19,14 @@ import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
 
 from allocator.tasks import within
+from allocator.wire.frames import Frames, answers_in
 
 __all__ = ["Link"]
 
 log = logging.getLogger(__name__)
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """What `kafka.net.connection.KafkaConnection` expects of its transport.
 
     `close` and `abort` tell the connection at once; the socket may take a moment longer (`gone`). `on_hang_up` is
@@ -39,6 +41,7 @@ class Link(asyncio.Protocol):
         self._on_hang_up = on_hang_up
         self._transport: asyncio.Transport | None = None
         self._connection: Any = None
+        self._frames = Frames()
         self._received = 0
         self._sent = 0
         self._closed = False
@@ -103,13 +106,22 @@ class Link(asyncio.Protocol):
         if self._closed:
             self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        self._received += len(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
         self.last_activity = time.monotonic()
         if self._connection is None:
             return
         try:
-            self._connection.data_received(data)
+            for frame in self._frames.arrived(nbytes, self._connection.config["receive_message_max_bytes"]):
+                connection = self._connection
+                if connection is None:
+                    return  # the frame before this one ended it
+                # it hands what came to its parser, which here gets whole frames
+                connection.parser.receive_bytes = functools.partial(answers_in, connection.parser)
+                connection.data_received(frame)
         except kafka_errors.KafkaError as exc:
             self.abort(exc)
         except Exception as exc:

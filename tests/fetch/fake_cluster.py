@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import uuid
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -11,22 +13,48 @@ from fetch_encode import R, batch
 
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
+from allocator.wire.fetch_answer import FetchAnswer, Part
+from allocator.wire.fetch_request import FetchRequest
 
 __all__ = ["FakeCluster", "Request"]
 
 
+Parts = dict[TopicPartition, tuple[int, int]]
+
+
 class Request(SimpleNamespace):
-    """One fetch that arrived: `node`, `urgent`, `parts` {partition: (offset, bytes)}, `max_bytes`, `max_wait_ms`."""
+    """One fetch that arrived.
+
+    `parts` {partition: (offset, bytes)} is what it asks for, session included, `said` what it says itself, and
+    `forgot` what it takes out of the session.
+    """
 
     node: int
     urgent: bool
-    parts: dict[TopicPartition, tuple[int, int]]
+    parts: Parts
+    said: Parts
+    forgot: set[TopicPartition]
+    session: tuple[int, int]
     max_bytes: int
     max_wait_ms: int
+    rack: str
+
+
+class Session:
+    """What one broker remembers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.epoch = 1
+        self.parts = parts
+        self.told: dict[TopicPartition, int] = {}
 
 
 class FakeCluster:
-    """Stands where `KafkaClient` does. `hold` stops a node's answers, `errors` replaces partitions' answers."""
+    """Stands where `KafkaClient` does. `hold` stops a node's answers, `errors` replaces partitions' answers.
+
+    `refusals` are errors of whole answers, by node. `epochs` {partition: [(leader epoch, its first offset)]} is what
+    leaders know of their elections, `replicas` {partition: node} where they send those of a rack.
+    """
 
     request_timeout_s = 5.0
     retry_backoff_s = 0.01
@@ -40,6 +68,17 @@ class FakeCluster:
         self.errors: dict[TopicPartition, list[int]] = {}
         self.aborted: dict[TopicPartition, list[tuple[int, int]]] = {}
         self.down: set[int] = set()
+        self.refusals: dict[int, list[int]] = {}
+        self.grants_sessions = True
+        self.sessions: dict[tuple[int, int], Session] = {}
+        self._session_ids = itertools.count(1)
+        self.ids: dict[str, uuid.UUID] = {}
+        self.epochs: dict[TopicPartition, list[tuple[int, int]]] = {}
+        self.asked_epochs: list[tuple[TopicPartition, int]] = []
+        self.epoch_errors: dict[TopicPartition, list[int]] = {}
+        self.replicas: dict[TopicPartition, int] = {}
+        # what a replica other than the leader has of the log, if not all of it
+        self.replica_ends: dict[TopicPartition, int] = {}
         self.held: dict[int, asyncio.Event] = {}
         self.requests: list[Request] = []
         self.refreshed: list[frozenset[str]] = []
@@ -60,7 +99,7 @@ class FakeCluster:
     def append(self, tp: TopicPartition, count: int = 1, size: int = 10, codec: str = "none") -> None:
         """One record batch of `count` records."""
         base = self.end(tp)
-        raw = batch([R(i, bytes(size)) for i in range(count)], base, codec)
+        raw = batch([R(i, bytes(size)) for i in range(count)], base, codec, epoch=self.leader_epoch(tp) or 0)
         self.logs[tp].append((base, base + count, raw))
         self._arrived()
 
@@ -71,6 +110,16 @@ class FakeCluster:
 
     def end(self, tp: TopicPartition) -> int:
         return self.logs[tp][-1][1] if self.logs[tp] else self.start.get(tp, 0)
+
+    def elect(self, tp: TopicPartition, node: int, cut: Optional[int] = None) -> None:
+        """A new leader; `cut`: it has the log only up to there."""
+        if cut is not None:
+            self.logs[tp] = [entry for entry in self.logs[tp] if entry[1] <= cut]
+            assert self.end(tp) == cut
+            self.epochs[tp] = [(epoch, first) for epoch, first in self.epochs[tp] if first < cut]
+        newest = (self.epochs.get(tp) or [(-1, 0)])[-1][0]
+        self.epochs.setdefault(tp, []).append((max(newest, self.leader_epoch(tp) or 0) + 1, self.end(tp)))
+        self.leaders[tp] = node
 
     def changed(self) -> None:
         for listener in self._listeners:
@@ -84,14 +133,17 @@ class FakeCluster:
 
     # -- what KafkaClient does
 
-    def api_version(self, _: Any) -> int:
-        return self.version
+    def api_version(self, request: Any) -> int:
+        return self.version if request is FetchRequest else 4
+
+    def topic_id(self, topic: str) -> Optional[uuid.UUID]:
+        return self.ids.get(topic)
 
     def leader(self, tp: TopicPartition) -> Optional[int]:
         return self.leaders.get(tp)
 
-    def leader_epoch(self, _: TopicPartition) -> Optional[int]:
-        return None
+    def leader_epoch(self, tp: TopicPartition) -> Optional[int]:
+        return self.epochs[tp][-1][0] if tp in self.epochs else None
 
     def partitions(self, topic: str) -> Optional[tuple[int, ...]]:
         return tuple(tp.partition for tp in self.leaders if tp.topic == topic) or None
@@ -108,17 +160,33 @@ class FakeCluster:
     async def send(self, where: Any, request: Any, timeout_s: float | None = None) -> Any:
         if type(request).__name__.startswith("ListOffsets"):
             return self._offsets(request)
+        if type(request).__name__.startswith("OffsetForLeaderEpoch"):
+            return self._epoch_ends(request)
         urgent = isinstance(where, tuple)
         node = where[1] if urgent else where
-        parts = {
+        said = {
             TopicPartition(t.topic, p.partition): (p.fetch_offset, p.partition_max_bytes)
             for t in request.topics
             for p in t.partitions
         }
+        forgot = {TopicPartition(t.topic, p) for t in request.forgotten_topics_data for p in t.partitions}
+        session, refusal = self._session(node, request, said, forgot)
+        parts = said if session is None else session.parts
         self.requests.append(
-            Request(node=node, urgent=urgent, parts=parts, max_bytes=request.max_bytes, max_wait_ms=request.max_wait_ms)
+            Request(
+                node=node,
+                urgent=urgent,
+                parts=dict(parts),
+                said=said,
+                forgot=forgot,
+                session=(request.session_id, request.session_epoch),
+                max_bytes=request.max_bytes,
+                max_wait_ms=request.max_wait_ms,
+                rack=request.rack_id,
+            )
         )
-        for tp in parts:
+        asked = list(parts)
+        for tp in asked:
             self.in_flight[tp] = self.in_flight.get(tp, 0) + 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight[tp])
         try:
@@ -127,21 +195,56 @@ class FakeCluster:
                 await self.held[node].wait()
             if node in self.down:
                 raise BrokerError(f"broker {node} is down", retriable=True)
-            return await self._answer(node, parts, request)
+            if refusal is None and self.refusals.get(node):
+                refusal = self.refusals[node].pop(0)
+            if refusal:
+                return FetchAnswer(self._spoken(request), [], refusal)
+            return await self._answer(node, parts, request, session)
         finally:
-            for tp in parts:
+            for tp in asked:
                 self.in_flight[tp] -= 1
 
-    async def _answer(self, node: int, parts: dict[TopicPartition, tuple[int, int]], request: Any) -> Any:
+    def _spoken(self, request: Any) -> int:
+        return min(self.version, request._max_version)
+
+    def _session(
+        self, node: int, request: Any, said: Parts, forgot: set[TopicPartition]
+    ) -> tuple[Optional[Session], Optional[int]]:
+        """The session of a request as brokers keep it (KIP-227), or the error."""
+        if self._spoken(request) < 7 or request.session_epoch == -1:
+            assert not forgot
+            return None, None
+        key = (node, request.session_id)
+        if request.session_epoch == 0:
+            assert not forgot
+            self.sessions.pop(key, None)
+            if not self.grants_sessions:
+                return None, None
+            made = self.sessions[node, next(self._session_ids)] = Session(dict(said))
+            return made, None
+        session = self.sessions.get(key)
+        if session is None:
+            return None, 70
+        if request.session_epoch != session.epoch:
+            return None, 71
+        session.epoch += 1
+        for tp in forgot:
+            del session.parts[tp]  # only what is there may be forgotten
+        session.parts.update(said)
+        for tp in {*said, *forgot}:
+            session.told.pop(tp, None)
+        return session, None
+
+    async def _answer(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
         deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         news = asyncio.Event()
         self._news.append(news)
         try:
             while True:
                 news.clear()
-                answers = self._read(node, parts, request.max_bytes)
+                answers = self._read(node, parts, request)
                 left = deadline - asyncio.get_running_loop().time()
-                if any(a.records or a.error_code for _, a in answers) or left <= 0:
+                if any(a.records or a.code or a.preferred_replica >= 0 for a in answers) or left <= 0:
                     break
                 try:
                     await asyncio.wait_for(news.wait(), left)
@@ -149,29 +252,46 @@ class FakeCluster:
                     continue
         finally:
             self._news.remove(news)
-        return SimpleNamespace(
-            API_VERSION=self.version,
-            error_code=0,
-            responses=[SimpleNamespace(topic=tp.topic, partitions=[answer]) for tp, answer in answers],
-        )
+        number = 0
+        if session is not None:
+            number = next(key[1] for key, each in self.sessions.items() if each is session)
+            for a in answers:
+                tp = TopicPartition(a.topic, a.partition)
+                if a.records:
+                    session.parts[tp] = session.parts.pop(tp)  # to the end
+            if request.session_epoch:
+                answers = [a for a in answers if a.records or a.code or session.told.get(_tp(a)) != a.high_watermark]
+            session.told.update((_tp(a), a.high_watermark) for a in answers)
+        version = self._spoken(request)
+        if version >= 13:
+            answers = [a._replace(topic=self.ids[str(a.topic)]) for a in answers]
+        return FetchAnswer(version, answers, 0, number)
 
-    def _read(self, node: int, parts: dict[TopicPartition, tuple[int, int]], max_bytes: int) -> list[Any]:
-        out: list[Any] = []
-        left = max_bytes
+    def _read(self, node: int, parts: Parts, request: Any) -> list[Part]:
+        out: list[Part] = []
+        max_bytes = left = request.max_bytes
         for tp, (offset, size) in parts.items():
-            code, data = 0, b""
+            code, data, elsewhere = 0, b"", -1
             script = self.errors.get(tp)
+            nearer = self.replicas.get(tp) if request.rack_id else None
+            end = self.end(tp) if tp in self.logs else -1
             if script:
                 code = script.pop(0)
             elif tp not in self.leaders:
                 code = 3
-            elif self.leaders[tp] != node:
+            elif self.leaders[tp] != node and self.replicas.get(tp) != node:
                 code = 6
-            elif not self.start.get(tp, 0) <= offset <= self.end(tp):
-                code = 1
-            if not code:
-                data = b"".join(raw for _, after, raw in self.logs[tp] if after > offset)
-                first = next((raw for _, after, raw in self.logs[tp] if after > offset), b"")
+            else:
+                if self.leaders[tp] != node:
+                    end = min(end, self.replica_ends.get(tp, end))
+                elif nearer is not None and nearer != node:
+                    elsewhere = nearer
+                if not self.start.get(tp, 0) <= offset <= end:
+                    code = 1
+            if not code and elsewhere < 0:
+                log = [entry for entry in self.logs[tp] if entry[1] > offset and entry[1] <= end]
+                data = b"".join(raw for _, _, raw in log)
+                first = log[0][2] if log else b""
                 if self.version >= 3:
                     # the first batch comes whole if nothing else did
                     most = max(min(size, left), len(first) if left == max_bytes else 0)
@@ -179,21 +299,29 @@ class FakeCluster:
                 else:
                     data = data[:size]
                 left = max(0, left - len(data))
-            out.append(
-                (
-                    tp,
-                    SimpleNamespace(
-                        partition_index=tp.partition,
-                        error_code=code,
-                        high_watermark=self.end(tp) if tp in self.logs else -1,
-                        records=data or None,
-                        aborted_transactions=[
-                            SimpleNamespace(producer_id=p, first_offset=o) for p, o in self.aborted.get(tp, [])
-                        ],
-                    ),
-                )
-            )
+            out.append(Part(tp.topic, tp.partition, code, end, -1, elsewhere, self.aborted.get(tp, []), data))
         return out
+
+    def _epoch_ends(self, request: Any) -> Any:
+        topics = []
+        for t in request.topics:
+            answers = []
+            for p in t.partitions:
+                tp = TopicPartition(t.topic, p.partition)
+                self.asked_epochs.append((tp, p.leader_epoch))
+                script = self.epoch_errors.get(tp)
+                code = script.pop(0) if script else 0
+                history = self.epochs.get(tp, [])
+                known = [at for at, (epoch, _) in enumerate(history) if epoch <= p.leader_epoch]
+                epoch, end = -1, -1
+                if known and not code:
+                    epoch = history[known[-1]][0]
+                    end = history[known[-1] + 1][1] if known[-1] + 1 < len(history) else self.end(tp)
+                answers.append(
+                    SimpleNamespace(partition=tp.partition, error_code=code, leader_epoch=epoch, end_offset=end)
+                )
+            topics.append(SimpleNamespace(topic=t.topic, partitions=answers))
+        return SimpleNamespace(API_VERSION=4, topics=topics)
 
     def _offsets(self, request: Any) -> Any:
         topics = []
@@ -213,3 +341,7 @@ class FakeCluster:
     def _arrived(self) -> None:
         for event in self._news:
             event.set()
+
+
+def _tp(part: Part) -> TopicPartition:
+    return TopicPartition(str(part.topic), part.partition)

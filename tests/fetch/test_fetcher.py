@@ -519,7 +519,7 @@ async def test_paused_partitions_give_their_room_back_when_others_need_it() -> N
             cluster.append(tp, 1, 5000)
     state = start_at(tps[:3])
     async with fetching(cluster, state, prefetch_bytes=100_000, max_partition_bytes=100_000) as fetcher:
-        await until(lambda: fetcher.buffered_bytes > 80_000, "the buffer filling up")
+        await until(lambda: fetcher.buffered_bytes > 70_000, "the buffer filling up")
         for tp in tps[:3]:
             state.pause(tp)
         state.assign_from_user(tps)

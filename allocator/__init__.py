@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allocator.consumer.consumer import Consumer
+    from allocator.consumer.consumer_group import ConsumerGroup
+    from allocator.consumer.generation import Generation
+    from allocator.consumer.group_config import ConsumerGroupConfig
     from allocator.consumer.grouped import GroupedConsumer
     from allocator.consumer.listener import RebalanceListener
-    from allocator.errors import AllocatorError
+    from allocator.errors import AllocatorError, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
     from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
@@ -23,6 +26,11 @@ _HOME = {
     "AllocatorError": "allocator.errors",
     "Batch": "allocator.fetch.batch",
     "Consumer": "allocator.consumer.consumer",
+    "ConsumerGroup": "allocator.consumer.consumer_group",
+    "ConsumerGroupConfig": "allocator.consumer.group_config",
+    "Generation": "allocator.consumer.generation",
+    "GenerationEnded": "allocator.errors",
+    "GroupClosed": "allocator.errors",
     "GroupedConsumer": "allocator.consumer.grouped",
     "OffsetAndMetadata": "allocator.types",
     "RebalanceListener": "allocator.consumer.listener",
@@ -34,6 +42,11 @@ __all__ = [
     "AllocatorError",
     "Batch",
     "Consumer",
+    "ConsumerGroup",
+    "ConsumerGroupConfig",
+    "Generation",
+    "GenerationEnded",
+    "GroupClosed",
     "GroupedConsumer",
     "OffsetAndMetadata",
     "RebalanceListener",

@@ -7,7 +7,17 @@ May touch: everything below through its public surface; nothing above.
 from __future__ import annotations
 
 from allocator.consumer.consumer import Consumer
+from allocator.consumer.consumer_group import ConsumerGroup
+from allocator.consumer.generation import Generation
+from allocator.consumer.group_config import ConsumerGroupConfig
 from allocator.consumer.grouped import GroupedConsumer
 from allocator.consumer.listener import RebalanceListener
 
-__all__ = ["Consumer", "GroupedConsumer", "RebalanceListener"]
+__all__ = [
+    "Consumer",
+    "ConsumerGroup",
+    "ConsumerGroupConfig",
+    "Generation",
+    "GroupedConsumer",
+    "RebalanceListener",
+]

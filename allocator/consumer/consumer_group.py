@@ -1,0 +1,274 @@
+"""Membership of a group, one generation after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+from allocator.consumer.generation import Generation, PartitionStart
+from allocator.consumer.group_config import ConsumerGroupConfig
+from allocator.consumer.group_members import GroupMember, member_of
+from allocator.consumer.standing import Round, Standing
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, GroupClosed
+from allocator.tasks import happens
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+__all__ = ["ConsumerGroup"]
+
+log = logging.getLogger(__name__)
+
+
+class ConsumerGroup:
+    """For those who read and commit by themselves, and want to know which partitions are theirs, and for how long.
+
+    Guarantees: there are never two active generations, `next` returns one only when everything of the one before has
+    ended; the member joins again only after that; every error comes out of `next`, of which each caller gets another.
+
+        async with ConsumerGroup(config) as group:
+            while True:
+                generation = await group.next()
+                for topic, starts in generation.assignments.items():
+                    for partition, offset in starts:
+                        generation.start(read(generation, topic, partition, offset))
+
+    The constructor touches nothing; the first `next`, or `async with`, begins to connect. After a failure the member
+    leaves, `next` raises the reason, and it joins anew `join_backoff_s` after the failure; not before somebody was
+    told of it. Everything that is not a failure, a rebalance or a session that was lost, is mended without a word:
+    the generation ends and the next one follows.
+    """
+
+    def __init__(self, config: ConsumerGroupConfig) -> None:
+        self.config = config
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._standing: Standing | None = None
+        self._offer: Generation | BaseException | None = None
+        # made with the task: before 3.10 they belong to the loop that is current when they are made
+        self._news: asyncio.Event
+        self._taken: asyncio.Event
+        self._closing: asyncio.Event
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._task is not None else "not begun"
+        return f"<ConsumerGroup {self.config.group!r} over {self.config.membership}, {state}>"
+
+    async def __aenter__(self) -> ConsumerGroup:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- the surface ----------------------------------------------------------------------------------------------
+
+    async def next(self) -> Generation:
+        """The next generation, when the one before is over.
+
+        Raises what prevents it, whatever it is, and may then be called again; `GroupClosed` after `close`, at once
+        and for everybody who waits. May be cancelled: nothing is lost by it.
+        """
+        self._begin()
+        while True:
+            if self._closed:
+                raise GroupClosed(f"group {self.config.group!r}: this ConsumerGroup is closed; make a new one")
+            offer, self._offer = self._offer, None
+            if offer is not None:
+                self._taken.set()
+                if isinstance(offer, Generation):
+                    return offer
+                raise offer
+            self._news.clear()
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """Ends the current generation, waits for its functions, leaves the group and closes every connection.
+
+        May be called twice, and while another call waits. Called by a function of the generation it does not return:
+        that function is cancelled, as the others are. If the call is cancelled it leaves without a farewell.
+        """
+        self._closed = True
+        task = self._task
+        if task is None:
+            return
+        self._tell_all()
+        standing = self._standing
+        generation = None if standing is None else standing.current
+        inside = generation is not None and generation.runs(asyncio.current_task())
+        if standing is not None:
+            standing.stop(GroupClosed(f"group {self.config.group!r} is closed"))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if not inside:
+                task.cancel()
+                await asyncio.wait({task})
+            raise
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._task is None and not self._closed:
+            self._news, self._taken, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
+
+    async def _run(self) -> None:
+        """One turn for each membership: until closed, another one after each failure."""
+        now = asyncio.get_running_loop().time
+        try:
+            while not self._closed:
+                try:
+                    await self._take_part()
+                except Exception as error:  # noqa: BLE001  whatever a function of the user's raised comes out of `next`
+                    if self._closed:
+                        if not isinstance(error, GroupClosed):
+                            log.warning("%s: while it was closed: %r", self.config.group, error)
+                        return
+                    resume = now() + self.config.join_backoff_s  # it has been a while when somebody hears of it
+                    log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
+                    await self._report(error)
+                    await happens(self._closing, max(0.0, resume - now()))
+        finally:
+            self._closed = True
+            self._tell_all()
+
+    async def _take_part(self) -> None:
+        """Connects, joins, and serves generations. Raises what ended it; by then the member has left."""
+        self._standing = standing = Standing()
+        client = self.config.make_client()
+        try:
+            await standing.unless_stopped(client.connect(self.config.connect_timeout_s))
+            client.follow(self.config.topics)
+            member = member_of(self.config, client, standing)
+            joining = asyncio.get_running_loop().create_task(member.join(), name="join")
+            joining.add_done_callback(lambda task: _note(task, standing))
+            try:
+                await self._generations(client, member, standing)
+            finally:
+                await self._leave(member, joining)
+        finally:
+            await client.close()
+
+    async def _generations(self, client: KafkaClient, member: GroupMember, standing: Standing) -> None:
+        while True:
+            round = await standing.settled()
+            generation = await self._make(round, client, member, standing)
+            if generation is None:
+                continue
+            try:
+                self._offer = generation
+                self._news.set()
+                await generation.wait()
+            finally:
+                generation.end("the group gives up")  # only if somebody cancelled us
+                if self._offer is generation:
+                    self._offer = None  # nobody took it, so nobody has to see its end before the next one
+                await generation.over()
+                standing.current = None
+            if generation.failure is not None:
+                raise generation.failure
+            if generation.returned:
+                member.rejoin(str(generation.ended))
+
+    async def _make(
+        self, round: Round, client: KafkaClient, member: GroupMember, standing: Standing
+    ) -> Generation | None:
+        """The generation itself; None if it ended before it began."""
+        offsets = GroupOffsets(
+            client,
+            self.config.group,
+            timeout_s=self.config.timeout_s,
+            committer=round.committer,
+            retention_s=self.config.retention_s,
+        )
+        try:
+            committed = await standing.unless_stopped(offsets.fetch(round.partitions))
+        except AllocatorError:
+            if standing.may_begin(round):
+                raise
+            return None
+        if not standing.may_begin(round):
+            return None
+
+        def still_ours() -> bool:
+            here = round.committer is None or round.committer.identity is not None
+            return here and member.member_id == round.member_id and member.may_act()
+
+        generation = Generation(
+            round.id,
+            self.config.group,
+            round.member_id,
+            self._starts(round.partitions, committed),
+            offsets,
+            still_ours,
+        )
+        standing.current = generation
+        log.info(
+            "%s: %s gets generation %d: %d partitions",
+            self.config.group,
+            round.member_id,
+            round.id,
+            len(round.partitions),
+        )
+        if self.config.watch_partition_changes:
+            for topic in self.config.topics:
+                generation.start(self._watch(topic, client, member), f"watch of {topic}")
+        return generation
+
+    def _starts(
+        self, partitions: frozenset[TopicPartition], committed: dict[TopicPartition, OffsetAndMetadata]
+    ) -> dict[str, tuple[PartitionStart, ...]]:
+        starts: dict[str, list[PartitionStart]] = {topic: [] for topic in self.config.topics}
+        for partition in sorted(partitions):
+            found = committed.get(partition)
+            offset = self.config.first_offset if found is None else found.offset
+            starts[partition.topic].append(PartitionStart(partition.partition, offset))
+        return {topic: tuple(each) for topic, each in starts.items()}
+
+    async def _watch(self, topic: str, client: KafkaClient, member: GroupMember) -> None:
+        """Has the member join again when `topic` has another number of partitions than when the generation began."""
+        before: int | None = None
+        while True:
+            try:
+                await client.refresh([topic])
+            except AllocatorError as error:
+                # heartbeats say whether the membership stands, and they have connections of their own
+                log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)
+            else:
+                count = len(client.partitions(topic) or ())  # one that does not exist (yet) has none
+                if before is not None and count != before:
+                    log.info("%s: %s has %d partitions instead of %d", self.config.group, topic, count, before)
+                    member.rejoin(f"{topic} has {count} partitions instead of {before}")
+                before = count
+            await asyncio.sleep(self.config.partition_watch_interval_s)
+
+    async def _leave(self, member: GroupMember, joining: asyncio.Task[None]) -> None:
+        """Ends a join that is under way too; by leaving first, so that the group hears of it."""
+        (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
+        if isinstance(error, Exception):
+            log.warning("%s: leaving failed: %r", self.config.group, error)
+        joining.cancel()
+        await asyncio.wait({joining})
+
+    # -- handing over ---------------------------------------------------------------------------------------------
+
+    async def _report(self, error: BaseException) -> None:
+        """Until a caller of `next` has it, or we are closed."""
+        self._taken.clear()
+        self._offer = error
+        self._news.set()
+        await self._taken.wait()
+
+    def _tell_all(self) -> None:
+        for event in (self._news, self._taken, self._closing):
+            event.set()
+
+
+def _note(joining: asyncio.Task[None], standing: Standing) -> None:
+    error = None if joining.cancelled() else joining.exception()
+    if error is not None:
+        standing.stop(error)

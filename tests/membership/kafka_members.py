@@ -1,23 +1,12 @@
-"""Members of Kafka groups for tests: ours, kafka-python's and aiokafka's, under one surface."""
+"""Our members of Kafka groups, for tests; those of other clients are in `kafka_clients`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
-from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AioRange
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AioRoundRobin
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor as AioSticky
-from kafka import KafkaConsumer
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from members import History, RecordingOwner
 
 from allocator.assign import resolve
@@ -32,14 +21,6 @@ from allocator.wire.kafka import KafkaClient
 Parts = frozenset[TopicPartition]
 
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
-
-KAFKA_PYTHON = {
-    "range": RangePartitionAssignor,
-    "roundrobin": RoundRobinPartitionAssignor,
-    "sticky": StickyPartitionAssignor,
-    "cooperative-sticky": CooperativeStickyAssignor,
-}
-AIOKAFKA = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
 
 
 class Ours:
@@ -101,90 +82,6 @@ class Ours:
         """As if the process died: no drain, no farewell."""
         await self.membership._abandon()
         await self.client.close()
-
-
-class Theirs:
-    """kafka-python's consumer, polled in a thread of its own."""
-
-    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str, kafka: str = "3.9.1") -> None:
-        self.held: Parts = frozenset()
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._settings: dict[str, Any] = {
-            "bootstrap_servers": bootstrap.split(","),
-            "group_id": group,
-            "enable_auto_commit": False,
-            "session_timeout_ms": 6000,
-            "heartbeat_interval_ms": 300,
-            "partition_assignment_strategy": [KAFKA_PYTHON[assignor]],
-        }
-        if kafka == "0.9.0.1":
-            self._settings["api_version"] = (0, 9)  # which it does not find out by itself
-        else:
-            self._settings["max_poll_interval_ms"] = 20000
-        self._topics = list(topics)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            consumer = KafkaConsumer(**self._settings)
-            for topic in self._topics:
-                # as a leader without metadata it gives nothing away, and does not notice when the metadata comes
-                consumer.partitions_for_topic(topic)
-            consumer.subscribe(self._topics)
-            while not self._stop.is_set():
-                consumer.poll(timeout_ms=500)
-                self.held = frozenset(TopicPartition(*p) for p in consumer.assignment())
-            consumer.close()
-        except Exception as error:
-            self._error = error
-            raise
-
-    async def __aenter__(self) -> Theirs:
-        self._thread.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stop.set()
-        await asyncio.to_thread(self._thread.join, 30)
-        assert self._error is None, self._error
-
-
-class Aio:
-    """aiokafka's consumer."""
-
-    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], assignor: str, kafka: str = "3.9.1") -> None:
-        self._topics = list(topics)
-        self._arguments = {
-            "bootstrap_servers": bootstrap,
-            "group_id": group,
-            "enable_auto_commit": False,
-            "session_timeout_ms": 6000,
-            "heartbeat_interval_ms": 300,
-            "rebalance_timeout_ms": 20000,
-            "metadata_max_age_ms": 1000,
-            "partition_assignment_strategy": (AIOKAFKA[assignor],),
-        }
-
-    @property
-    def held(self) -> Parts:
-        return frozenset(TopicPartition(*p) for p in self._consumer.assignment())
-
-    async def __aenter__(self) -> Aio:
-        self._consumer = AIOKafkaConsumer(**self._arguments)
-        self._consumer.subscribe(self._topics, listener=_Silent())
-        await self._consumer.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(Exception):
-            await self._consumer.stop()
-
-
-class _Silent(ConsumerRebalanceListener):  # type: ignore[misc]
-    def on_partitions_revoked(self, revoked: Any) -> None: ...
-
-    def on_partitions_assigned(self, assigned: Any) -> None: ...
 
 
 def partitions(counts: Mapping[str, int]) -> Parts:

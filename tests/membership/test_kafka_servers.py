@@ -1,4 +1,4 @@
-"""Groups by Kafka's own protocol on real brokers: ours alone, and with members of other clients."""
+"""Groups by Kafka's own protocol on real brokers, of our members alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from kafka_members import Aio, Ours, Theirs, shared, topic_with
+from kafka_members import Ours, shared, topic_with
 from members import History
 
 from allocator.errors import CommitFailed
@@ -117,61 +117,6 @@ async def test_only_cooperative_members_keep_what_does_not_move(
             assert stopped == (before - a.held if assignor == "cooperative-sticky" else before)
             assert a.held < before  # what stays, stays under either
     assert history.overlaps() == []
-
-
-@pytest.mark.parametrize("assignor", ["range", "roundrobin"])
-@pytest.mark.parametrize(
-    ("kafka", "other"),
-    [
-        pytest.param("0.9.0.1", Theirs, marks=pytest.mark.long),  # aiokafka knows no such old brokers any more
-        pytest.param("0.10.2.2", Theirs, marks=pytest.mark.long),
-        pytest.param("0.10.2.2", Aio, marks=pytest.mark.long),
-        ("3.9.1", Theirs),
-        ("3.9.1", Aio),
-    ],
-)
-async def test_ours_and_others_are_one_group_whoever_leads(
-    kafka: str, assignor: str, other: Any, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, kafka)
-    counts = await topic_with(cluster, unique_name(), 6)
-    async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
-        await shared([ours], counts)
-        async with other(cluster.bootstrap, group, counts, assignor, kafka) as theirs:
-            await shared([ours, theirs], counts)
-            assert ours.leads  # who came first leads
-            async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as third:
-                await shared([ours, theirs, third], counts)
-        await shared([ours], counts)
-        assert ours.owner.errors == []
-    async with other(cluster.bootstrap, group, counts, assignor, kafka) as theirs:
-        await shared([theirs], counts)
-        async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
-            await shared([ours, theirs], counts)
-            assert not ours.leads
-            assert ours.owner.errors == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("assignor", ["sticky", "cooperative-sticky"])
-async def test_the_sticky_assignors_of_kafka_python_and_ours_are_one_group(
-    assignor: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, "3.9.1")
-    counts = await topic_with(cluster, unique_name(), 6)
-    async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
-        await shared([ours], counts)
-        async with Theirs(cluster.bootstrap, group, counts, assignor) as theirs:
-            await shared([ours, theirs], counts)
-            assert ours.leads
-        await shared([ours], counts)
-        assert ours.owner.errors == []
-    async with Theirs(cluster.bootstrap, group, counts, assignor) as theirs:
-        await shared([theirs], counts)
-        async with Ours(cluster.bootstrap, group, counts, assignors=[assignor]) as ours:
-            await shared([ours, theirs], counts)
-            assert not ours.leads
-            assert ours.owner.errors == []
 
 
 @pytest.mark.long

@@ -1,0 +1,247 @@
+"""Members of other clients, for groups that ours share with them: kafka-python, aiokafka, confluent-kafka.
+
+Each keeps `held` and a history by what its rebalance listener is told; an `async with` block joins and leaves.
+librdkafka, beneath confluent-kafka, has no `sticky`; aiokafka has no `cooperative-sticky`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AioRange
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AioRoundRobin
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor as AioSticky
+from confluent_kafka import Consumer as RdKafkaConsumer
+from kafka import ConsumerRebalanceListener as TheirListener
+from kafka import KafkaConsumer
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from members import History
+
+from allocator.types import TopicPartition
+
+Parts = frozenset[TopicPartition]
+
+KAFKA_PYTHON = {
+    "range": RangePartitionAssignor,
+    "roundrobin": RoundRobinPartitionAssignor,
+    "sticky": StickyPartitionAssignor,
+    "cooperative-sticky": CooperativeStickyAssignor,
+}
+AIOKAFKA = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
+
+
+class _Member:
+    """What a listener was told. Called from the client's thread or from ours, one call at a time."""
+
+    def __init__(self, name: str, history: History | None) -> None:
+        self.name = name
+        self.held: Parts = frozenset()
+        self._history = history if history is not None else History()
+
+    def _note(self, what: str, partitions: Iterable[Any]) -> None:
+        parts = frozenset(TopicPartition(p.topic, p.partition) for p in partitions)
+        # the clock of the event loops; a list grows by one item at a time, whichever thread it is
+        if parts:
+            self._history.events.append((time.monotonic(), self.name, what, parts))
+
+    def begins(self, partitions: Iterable[Any]) -> None:
+        partitions = list(partitions)
+        self._note("begin", partitions)
+        self.held |= {TopicPartition(p.topic, p.partition) for p in partitions}
+
+    def ends(self, partitions: Iterable[Any]) -> None:
+        partitions = list(partitions)
+        self.held -= {TopicPartition(p.topic, p.partition) for p in partitions}
+        self._note("end", partitions)
+
+
+class _Threaded(_Member):
+    """A client that is polled in a thread of its own."""
+
+    def __init__(self, name: str, history: History | None) -> None:
+        super().__init__(name, history)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _consume(self) -> None:
+        """Until `_stop` is set."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self._consume()
+        except Exception as error:
+            self._error = error
+            raise
+
+    async def __aenter__(self) -> _Threaded:
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 60)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+        assert self._error is None, self._error
+
+
+class KafkaPython(_Threaded):
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        assignor: str,
+        kafka: str = "3.9.1",
+        *,
+        name: str = "kafka-python",
+        history: History | None = None,
+    ) -> None:
+        super().__init__(name, history)
+        self._settings: dict[str, Any] = {
+            "bootstrap_servers": bootstrap.split(","),
+            "group_id": group,
+            "enable_auto_commit": False,
+            "session_timeout_ms": 6000,
+            "heartbeat_interval_ms": 300,
+            "partition_assignment_strategy": [KAFKA_PYTHON[assignor]],
+        }
+        if kafka == "0.9.0.1":
+            self._settings["api_version"] = (0, 9)  # which it does not find out by itself
+        else:
+            self._settings["max_poll_interval_ms"] = 20000
+        self._topics = list(topics)
+
+    def _consume(self) -> None:
+        consumer = KafkaConsumer(**self._settings)
+        for topic in self._topics:
+            # as a leader without metadata it gives nothing away, and does not notice when the metadata comes
+            consumer.partitions_for_topic(topic)
+        consumer.subscribe(self._topics, listener=_TheirListener(self))
+        while not self._stop.is_set():
+            consumer.poll(timeout_ms=200)
+        self.ends(self.held)
+        consumer.close()
+
+
+class _TheirListener(TheirListener):  # type: ignore[misc]
+    def __init__(self, member: _Member) -> None:
+        self._member = member
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._member.ends(revoked)
+
+    def on_partitions_lost(self, lost: Any) -> None:
+        self._member.ends(lost)
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self._member.begins(assigned)
+
+
+class AioKafka(_Member):
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        assignor: str,
+        kafka: str = "3.9.1",
+        *,
+        name: str = "aiokafka",
+        history: History | None = None,
+    ) -> None:
+        super().__init__(name, history)
+        self._topics = list(topics)
+        self._arguments = {
+            "bootstrap_servers": bootstrap,
+            "group_id": group,
+            "enable_auto_commit": False,
+            "session_timeout_ms": 6000,
+            "heartbeat_interval_ms": 300,
+            "rebalance_timeout_ms": 20000,
+            "metadata_max_age_ms": 1000,
+            "partition_assignment_strategy": (AIOKAFKA[assignor],),
+        }
+
+    async def __aenter__(self) -> AioKafka:
+        self._consumer = AIOKafkaConsumer(**self._arguments)
+        self._consumer.subscribe(self._topics, listener=_AioListener(self))
+        await self._consumer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.ends(self.held)
+        with contextlib.suppress(Exception):
+            await self._consumer.stop()
+
+
+class _AioListener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, member: _Member) -> None:
+        self._member = member
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._member.ends(revoked)
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self._member.begins(assigned)
+
+
+class Confluent(_Threaded):
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        assignor: str,
+        kafka: str = "3.9.1",
+        *,
+        name: str = "confluent-kafka",
+        history: History | None = None,
+    ) -> None:
+        super().__init__(name, history)
+        self._topics = list(topics)
+        self._settings: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 300,
+            "max.poll.interval.ms": 20000,
+            "topic.metadata.refresh.interval.ms": 1000,
+            "partition.assignment.strategy": assignor,
+            "log_level": 0,
+        }
+        if kafka == "0.9.0.1":
+            self._settings |= {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
+
+    def _consume(self) -> None:
+        consumer = RdKafkaConsumer(self._settings)
+        consumer.subscribe(
+            self._topics,
+            on_assign=lambda _, parts: self.begins(parts),
+            on_revoke=lambda _, parts: self.ends(parts),
+            on_lost=lambda _, parts: self.ends(parts),
+        )
+        while not self._stop.is_set():
+            consumer.poll(0.2)
+        self.ends(self.held)
+        consumer.close()
+
+
+ASSIGNORS = {
+    KafkaPython: tuple(KAFKA_PYTHON),
+    AioKafka: tuple(AIOKAFKA),
+    Confluent: ("range", "roundrobin", "cooperative-sticky"),
+}
+"""What each client has of the assignors that several clients have."""

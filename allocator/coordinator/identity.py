@@ -16,6 +16,8 @@ class Identity(NamedTuple):
     member_id: str
     instance_id: Optional[str] = None
     """Of a static member (KIP-345)."""
+    by_epoch: bool = False
+    """`generation` is the member epoch of the next-generation protocol (KIP-848)."""
 
 
 class Committer(Protocol):

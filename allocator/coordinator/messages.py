@@ -15,14 +15,28 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from allocator.coordinator.identity import Identity
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ALL_PARTITIONS", "OUTSIDE", "Answer", "commit_request", "commit_results", "fetch_request", "fetch_results"]
+__all__ = [
+    "ALL_PARTITIONS",
+    "OUTSIDE",
+    "STABLE",
+    "Answer",
+    "commit_request",
+    "commit_results",
+    "fetch_code",
+    "fetch_request",
+    "fetch_results",
+]
 
-# v9 is v8 for who is no member; from v10 on topics go by id instead of by name
+# v9 is v8 for who is no member by epoch; from v10 on topics go by id instead of by name
 MAX_COMMIT = 8
+EPOCH_COMMIT = 9
 # the last version in which a commit says for how long it is to be kept
 MAX_RETAINED_COMMIT = 4
-# from v8 on one request may ask for several groups
+# from v8 on one request may ask for several groups; v9 says which member asks
 MAX_FETCH = 7
+EPOCH_FETCH = 9
+# from this version of OffsetFetch on a request can ask for offsets that no open transaction may still change (KIP-447)
+STABLE = 7
 # from this version of OffsetFetch on a request can ask for whatever the group has committed
 ALL_PARTITIONS = 2
 
@@ -49,6 +63,7 @@ def commit_request(
     `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
     """
     request = OffsetCommitRequest
+    newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, value in offsets.items():
         epoch = value.leader_epoch
@@ -68,7 +83,8 @@ def commit_request(
         group_instance_id=identity.instance_id,
         retention_time_ms=-1 if retention_s is None else int(retention_s * 1000),
         topics=[request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
-        max_version=MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT,
+        min_version=EPOCH_COMMIT if identity.by_epoch else 0,
+        max_version=newest,
     )
 
 
@@ -78,26 +94,49 @@ def commit_results(response: Any) -> Iterator[Answer]:
             yield Answer(TopicPartition(topic.name, part.partition_index), part.error_code, None)
 
 
-def fetch_request(group: str, partitions: Iterable[TopicPartition] | None) -> Any:
-    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on)."""
+def fetch_request(
+    group: str,
+    partitions: Iterable[TopicPartition] | None,
+    *,
+    require_stable: bool = False,
+    identity: Identity = OUTSIDE,
+) -> Any:
+    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on).
+
+    A member by epoch says who it is, and hears `STALE_MEMBER_EPOCH` when the group has gone on without it.
+    """
     request = OffsetFetchRequest
-    topics: list[Any] | None = None
+    by_topic: dict[str, list[int]] | None = None
     if partitions is not None:
-        by_topic: dict[str, list[int]] = defaultdict(list)
+        by_topic = defaultdict(list)
         for tp in partitions:
             by_topic[tp.topic].append(tp.partition)
-        topics = [request.OffsetFetchRequestTopic(name=n, partition_indexes=p) for n, p in by_topic.items()]
+    if identity.by_epoch:
+        of_group = request.OffsetFetchRequestGroup
+        topics = _listed(by_topic, of_group.OffsetFetchRequestTopics)
+        asked = of_group(group_id=group, member_id=identity.member_id, member_epoch=identity.generation, topics=topics)
+        return request(groups=[asked], require_stable=require_stable, min_version=EPOCH_FETCH, max_version=EPOCH_FETCH)
+    oldest = 0 if partitions is not None else ALL_PARTITIONS
     return request(
         group_id=group,
-        topics=topics,
-        require_stable=False,
-        min_version=ALL_PARTITIONS if partitions is None else 0,
+        topics=_listed(by_topic, request.OffsetFetchRequestTopic),
+        require_stable=require_stable,
+        min_version=STABLE if require_stable else oldest,
         max_version=MAX_FETCH,
     )
 
 
+def _listed(by_topic: Mapping[str, list[int]] | None, kind: Any) -> list[Any] | None:
+    return None if by_topic is None else [kind(name=n, partition_indexes=p) for n, p in by_topic.items()]
+
+
+def fetch_code(response: Any) -> int:
+    """About the group."""
+    return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
+
+
 def fetch_results(response: Any) -> Iterator[Answer]:
-    for topic in response.topics:
+    for topic in response.groups[0].topics if response.API_VERSION >= 8 else response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
             committed = None

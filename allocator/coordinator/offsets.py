@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Optional
 
 from kafka.protocol.consumer import OffsetFetchRequest
 
+from allocator.coordinator.commits import Call, Commits
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.identity import Committer, Identity
 from allocator.coordinator.messages import (
     ALL_PARTITIONS,
     OUTSIDE,
-    commit_request,
-    commit_results,
+    STABLE,
+    fetch_code,
     fetch_request,
     fetch_results,
 )
-from allocator.coordinator.reactions import COMMIT, FETCH, MEMBER_COMMIT, Reaction, react
-from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
+from allocator.coordinator.reactions import FETCH, MEMBER_COMMIT, Reaction, react
+from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -31,27 +33,19 @@ __all__ = ["GroupOffsets"]
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
 
-NO_MEMBER = 25  # as the coordinator says of a member that it does not know (any more)
-FENCING = (Reaction.LOST, Reaction.RESET, Reaction.FENCED)  # no member, or not of this generation
-
-
-class _Commit:
-    """One call of `commit`: what is still to be committed, and what never will be."""
-
-    def __init__(self, offsets: Offsets) -> None:
-        self.left = offsets
-        self.failed: dict[TopicPartition, BrokerError] = {}
-        self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is still left
+MOST_PARTITIONS = 500  # of one request; more: reading its answer holds up the loop
 
 
 class GroupOffsets:
     """Committed offsets of one group, in Kafka's coordinator (or in ZooKeeper through any broker on 0.8.1).
 
     Guarantees: a commit that returned stands in Kafka; commits take effect in the order of the calls, since one
-    request at a time is under way and what waits goes out together, later offsets over earlier ones. One exception:
-    a broker that answers nothing for a whole request timeout may still apply what it was sent, after a newer commit;
-    then records are read twice, none is lost.
+    request at a time is under way and what waits goes out together, later offsets over earlier ones; many partitions
+    go out as several requests, so that the loop is never held up for long. One exception: a broker that answers
+    nothing for a whole request timeout may still apply what it was sent, after a newer commit; then records are read
+    twice, none is lost.
 
     0.8.1 keeps the offset alone and drops its metadata without a word.
 
@@ -61,6 +55,8 @@ class GroupOffsets:
     while the group has no members by its own protocol.
 
     `retention_s` is how long commits are kept, None (and always on 0.8.2) for as long as the broker is configured to.
+
+    `on_commit` is called with the result of each `commit_async` that has no callback of its own.
 
     `timeout_s` bounds each call, retries included. Use it from the loop of `client`, which stays the caller's to
     close; `close` waits for a request that a cancelled commit left under way.
@@ -75,17 +71,31 @@ class GroupOffsets:
         timeout_s: float = 30.0,
         committer: Committer | None = None,
         retention_s: float | None = None,
+        on_commit: OnCommit | None = None,
     ) -> None:
         self.group = group
-        self._retention_s = retention_s
-        self.committer = committer
         self._client = client
         self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
+        self._on_commit = on_commit
         self._coordinator = Coordinator(client, group, retry_backoff_s)
-        self._waiting: list[_Commit] = []
-        self._turn: asyncio.Lock | None = None
-        self._under_way: asyncio.Task[Any] | None = None
+        self._commits = Commits(
+            self._coordinator,
+            group,
+            retry_backoff_s=retry_backoff_s,
+            committer=committer,
+            retention_s=retention_s,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def committer(self) -> Committer | None:
+        """Whose commits these are; None: nobody's."""
+        return self._commits.committer
+
+    @committer.setter
+    def committer(self, committer: Committer | None) -> None:
+        self._commits.committer = committer
 
     @property
     def coordinator(self) -> int | None:
@@ -103,34 +113,45 @@ class GroupOffsets:
             raise error from exc
 
     async def close(self) -> None:
-        """Wait for the request that is under way, if any; at most the request timeout. Idempotent."""
-        if self._under_way is not None:
-            await asyncio.gather(self._under_way, return_exceptions=True)
+        """Wait for what `commit_async` began and for the request under way; at most the timeout. Idempotent."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._commits.close()
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
-    async def fetch(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+    async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
         """What is committed for these partitions; one that is absent from the answer has nothing committed.
 
-        None asks for all; brokers before 0.10.2 are then asked about every partition of the cluster. Raises
-        `NoOffsetsError` naming the cause if the coordinator refuses, or does not say within the timeout.
+        None asks for all; brokers before 0.10.2 are then asked about every partition of the cluster.
+        `require_stable`: waits for open transactions that may still commit an offset of one of them (KIP-447), which
+        brokers from 2.5 on can tell; without it, what was committed before such a transaction is returned.
+
+        Raises `NoOffsetsError` naming the cause if the coordinator refuses, does not say within the timeout, or is too
+        old for `require_stable`.
         """
         deadline = time.monotonic() + self._timeout_s
-        if partitions is None:
-            version = self._client.api_version(OffsetFetchRequest)
-            if version is None or version < ALL_PARTITIONS:
-                partitions = await self._all_partitions()
+        version = self._client.api_version(OffsetFetchRequest)
+        if require_stable and (version is None or version < STABLE):
+            raise NoOffsetsError(
+                f"group {self.group!r}: the brokers are older than 2.5 and do not tell which offsets an open "
+                "transaction may still change; fetch without require_stable"
+            )
+        if partitions is None and (version is None or version < ALL_PARTITIONS):
+            partitions = await self._all_partitions()
         left = None if partitions is None else set(partitions)
         found: Offsets = {}
         while left is None or left:
+            asked = None if left is None else set(islice(left, MOST_PARTITIONS))
             try:
-                left = await self._fetch_once(left, found, deadline)
+                again = await self._fetch_once(asked, found, deadline, require_stable)
             except BrokerError as exc:
                 cause = exc
             else:
-                if not left:
-                    break
-                some = min(left)
+                left = again if left is None or asked is None else (left - asked) | again
+                if not again:
+                    continue
+                some = min(again)
                 cause = BrokerError(f"{some.topic}:{some.partition} is not available yet", retriable=True)
             if not cause.retriable or time.monotonic() >= deadline:
                 error = NoOffsetsError(f"group {self.group!r}: its committed offsets cannot be read: {cause}")
@@ -140,12 +161,14 @@ class GroupOffsets:
         return found
 
     async def _fetch_once(
-        self, left: set[TopicPartition] | None, found: Offsets, deadline: float
+        self, asked: set[TopicPartition] | None, found: Offsets, deadline: float, require_stable: bool
     ) -> set[TopicPartition]:
         """Fills `found`; returns the partitions to ask about again. Raises `BrokerError`."""
-        response = await self._coordinator.ask(fetch_request(self.group, left), deadline)
-        if response.error_code:
-            raise self._group_error(response.error_code)
+        identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
+        request = fetch_request(self.group, asked, require_stable=require_stable, identity=identity)
+        response = await self._coordinator.ask(request, deadline)
+        if fetch_code(response):
+            raise self._group_error(fetch_code(response), identity)
         again = set()
         unknown = set()
         for tp, code, committed in fetch_results(response):
@@ -182,12 +205,14 @@ class GroupOffsets:
         except AllocatorError as exc:
             raise BrokerError(str(exc), retriable=exc.retriable) from exc
 
-    def _group_error(self, code: int) -> BrokerError:
+    def _group_error(self, code: int, asker: Identity) -> BrokerError:
         error = for_code(code, f"group {self.group!r}")
         reaction = react(FETCH, code)
         error.retriable = reaction is not Reaction.FAIL
         if reaction is Reaction.REFIND:
             self._coordinator.forget()
+        if asker.by_epoch and self.committer is not None and code in MEMBER_COMMIT:
+            self.committer.refused(code, asker)  # who asks again has another epoch then, or is no member
         return error
 
     # -- commit ---------------------------------------------------------------------------------------------------
@@ -202,125 +227,45 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        deadline = time.monotonic() + self._timeout_s
-        mine = _Commit(dict(offsets))
-        self._waiting.append(mine)
-        if self._turn is None:
-            self._turn = asyncio.Lock()
-        try:
-            async with self._turn:  # first come, first served
-                # whoever went before may have committed ours along with its own
-                while mine.left and time.monotonic() < deadline:
-                    await self._commit_once(deadline)
-        finally:
-            self._waiting.remove(mine)
-        if mine.failed or mine.left:
-            raise self._commit_failed(mine)
+        call = Call(offsets)
+        self._commits.enter(call)
+        await self._commits.finish(call, self._timeout_s)
 
-    async def _commit_once(self, deadline: float) -> None:
-        """One request with what all callers wait for now, and what its answer means to each of them."""
-        if self._under_way is not None:  # a cancelled call's request: what it says must not come after ours
-            await asyncio.wait({self._under_way})
-        callers = list(self._waiting)
-        identity = self._identity(callers)
-        merged: Offsets = {}
-        for call in callers:
-            merged.update(call.left)
-        if not merged:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
+    ) -> asyncio.Task[None]:
+        """As `commit`, without waiting for it: it has its place in the order when this returns.
+
+        `callback` (else `on_commit`, else a line in the log for a failure) is called with the offsets and None, or
+        what `commit` would raise; what it raises itself is logged. The task may be awaited for the same result;
+        `close` waits for it.
+        """
+        call = Call(offsets)
+        self._commits.enter(call)
+        work = self._commits.finish(call, self._timeout_s)
+        task = asyncio.get_running_loop().create_task(work, name="commit")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._committed(done, call, offsets, callback or self._on_commit))
+        return task
+
+    def _committed(
+        self,
+        task: asyncio.Task[None],
+        call: Call,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        callback: OnCommit | None,
+    ) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._commits.withdraw(call)  # it may not even have begun
             return
-        request = commit_request(self.group, merged, identity, self._retention_s)
+        error = task.exception()
         try:
-            self._under_way = asyncio.get_running_loop().create_task(self._coordinator.ask(request, deadline))
-            self._under_way.add_done_callback(self._ended)
-            response = await asyncio.shield(self._under_way)
-        except BrokerError as exc:
-            for call in callers:
-                _note(call, call.left, exc, final=not exc.retriable)
-            if exc.retriable:
-                await asyncio.sleep(self._retry_backoff_s)
-            return
-        pause = False
-        for tp, code, _ in commit_results(response):
-            if tp not in merged:
-                continue
-            reaction = self._reaction(code, identity)
-            if reaction is Reaction.DROP_METADATA:
-                if merged[tp].metadata:
-                    log.warning(
-                        "%s:%s: its commit's metadata (%d characters) is too large for the broker; committing without",
-                        tp.topic,
-                        tp.partition,
-                        len(merged[tp].metadata),
-                    )
-                    for call in callers:
-                        if tp in call.left:
-                            call.left[tp] = call.left[tp]._replace(metadata="")
-                    continue
-                reaction = Reaction.FAIL
-            if reaction is Reaction.REFIND:
-                self._coordinator.forget()
-            pause = pause or reaction in (Reaction.RETRY, Reaction.REFIND)
-            for call in callers:
-                if tp not in call.left:
-                    continue
-                if reaction is None:
-                    del call.left[tp]
-                else:
-                    _note(call, [tp], for_code(code, "the coordinator"), final=reaction is Reaction.FAIL)
-        if pause:
-            await asyncio.sleep(self._retry_backoff_s)
-
-    def _identity(self, callers: Iterable[_Commit]) -> Identity:
-        """Under whose name the next request goes out; what that one may not commit (any more) has failed."""
-        if self.committer is None:
-            return OUTSIDE
-        identity = self.committer.identity
-        for call in callers:
-            foreign = [tp for tp in call.left if identity is None or not self.committer.may_commit(tp)]
-            why = "this process is no member of the group" if identity is None else "this member does not hold it"
-            _note(call, foreign, BrokerError(f"{why} (any more)", code=NO_MEMBER), final=True)
-        return OUTSIDE if identity is None else identity
-
-    def _reaction(self, code: int, sent: Identity) -> Reaction | None:
-        """None for success, or one of those that a commit knows."""
-        if code == 0:
-            return None
-        if self.committer is None:
-            return react(COMMIT, code)
-        reaction = react(MEMBER_COMMIT, code)
-        if reaction not in (*FENCING, Reaction.REJOIN):
-            return reaction
-        self.committer.refused(code, sent)
-        # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
-        passing = reaction is Reaction.REJOIN or self.committer.identity not in (None, sent)
-        return Reaction.RETRY if passing else Reaction.FAIL
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way = None
-        if not task.cancelled():
-            task.exception()  # seen: its caller may have been cancelled
-
-    def _commit_failed(self, call: _Commit) -> CommitFailed:
-        reasons: dict[str, list[str]] = {}
-        for tp, exc in call.failed.items():
-            reasons.setdefault(str(exc), []).append(f"{tp.topic}:{tp.partition}")
-        for tp in call.left:
-            why = call.last.get(tp)
-            reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
-            reasons.setdefault(reason, []).append(f"{tp.topic}:{tp.partition}")
-        what = "; ".join(f"{', '.join(sorted(names))} ({reason})" for reason, names in reasons.items())
-        fenced = self.committer is not None and any(
-            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
-        )
-        error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
-        error.retriable = not call.failed
-        return error
-
-
-def _note(call: _Commit, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool) -> None:
-    for tp in list(partitions):
-        if final:
-            del call.left[tp]
-            call.failed[tp] = exc
-        else:
-            call.last[tp] = exc
+            if error is not None and not isinstance(error, AllocatorError):
+                log.error("group %s: a commit ended with an error of ours", self.group, exc_info=error)
+            elif callback is not None:
+                callback(offsets, error)
+            elif error is not None:
+                log.error("%s", error)
+        except Exception:
+            log.exception("group %s: the callback of a commit failed", self.group)

@@ -6,7 +6,20 @@ import enum
 
 import kafka.errors as kafka_errors
 
-__all__ = ["COMMIT", "FETCH", "FIND", "HEARTBEAT", "JOIN", "LEAVE", "MEMBER_COMMIT", "SYNC", "Reaction", "react"]
+__all__ = [
+    "COMMIT",
+    "FETCH",
+    "FIND",
+    "HEARTBEAT",
+    "JOIN",
+    "LEAVE",
+    "MEMBER_COMMIT",
+    "NEXT_HEARTBEAT",
+    "NEXT_LEAVE",
+    "SYNC",
+    "Reaction",
+    "react",
+]
 
 
 class Reaction(enum.Enum):
@@ -18,6 +31,7 @@ class Reaction(enum.Enum):
     REJOIN = "still a member: join again, holding on to what is held where the assignor allows it"
     LOST = "the group went on without us: what is held is lost; join again under the same member id"
     RESET = "not a member any more: what is held is lost; forget the member id and join as a new member"
+    NEW_EPOCH = "still a member, under another epoch (KIP-848): the next heartbeat tells it, then retry"
     TAKE_ID = "join again at once under the member id that came with the answer (KIP-394)"
     FENCED = "another process runs under our instance id (KIP-345): what is held is lost; stop and tell the user"
     DONE = "as good as success"
@@ -38,9 +52,17 @@ COMMIT = {
     15: Reaction.REFIND,
     16: Reaction.REFIND,
     22: Reaction.FAIL,  # illegal generation, and 25, 27: the group has native members, which commit themselves
+    24: Reaction.FAIL,  # invalid group id
     25: Reaction.FAIL,
     27: Reaction.FAIL,
     28: Reaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
+    29: Reaction.FAIL,  # may not read the topic
+    30: Reaction.FAIL,  # may not use the group
+    35: Reaction.FAIL,  # a group of the next-generation protocol, and a request that is too old for it
+    42: Reaction.FAIL,
+    69: Reaction.FAIL,
+    82: Reaction.FAIL,
+    113: Reaction.FAIL,
 }
 
 # as a member commits: with its generation and member id, which the broker compares with its own
@@ -49,8 +71,10 @@ MEMBER_COMMIT = {
     22: Reaction.LOST,  # unless a newer generation of ours still holds the partition, which then commits it
     25: Reaction.RESET,
     27: Reaction.REJOIN,  # refused until this member has synced; what it still holds then is committed then
+    69: Reaction.RESET,  # the group was deleted, and we with it
     82: Reaction.FENCED,
-    113: Reaction.REJOIN,  # stale member epoch: the same, from a group of the next-generation protocol
+    110: Reaction.RESET,
+    113: Reaction.NEW_EPOCH,  # what is still held under the new epoch is committed under it
 }
 
 JOIN = {
@@ -106,11 +130,50 @@ LEAVE = {
     82: Reaction.DONE,
 }
 
+# members of a group of the next-generation protocol send nothing else (KIP-848)
+NEXT_HEARTBEAT = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    25: Reaction.LOST,  # removed for its silence; it comes back under its own member id, with epoch 0
+    29: Reaction.FAIL,  # may not see one of its topics
+    30: Reaction.FAIL,
+    35: Reaction.FAIL,  # the protocol is disabled
+    42: Reaction.FAIL,
+    69: Reaction.LOST,  # the group was deleted; when joining: it is a classic one that the broker does not move
+    81: Reaction.FAIL,  # the group is full; tried again, for a member may leave
+    82: Reaction.FENCED,
+    110: Reaction.LOST,  # fenced: it did not give up in time what it was told to, or its epoch is of another life
+    111: Reaction.RETRY,  # whoever has our instance id has to leave, or its session to end
+    112: Reaction.FAIL,  # no such server_assignor
+    113: Reaction.NEW_EPOCH,
+    128: Reaction.FAIL,  # the broker cannot read the pattern
+}
+
+NEXT_LEAVE = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    25: Reaction.DONE,  # it was removed already
+    69: Reaction.DONE,
+    82: Reaction.DONE,
+    110: Reaction.DONE,
+}
+
 FETCH = {
     3: Reaction.CHECK_TOPIC,
     14: Reaction.RETRY,
     15: Reaction.REFIND,
     16: Reaction.REFIND,
+    24: Reaction.FAIL,
+    25: Reaction.RETRY,  # as a member: it was removed, which its next heartbeat finds out; as nobody it is not said
+    29: Reaction.FAIL,
+    30: Reaction.FAIL,
+    35: Reaction.FAIL,
+    42: Reaction.FAIL,
+    69: Reaction.RETRY,  # likewise
+    88: Reaction.RETRY,  # an open transaction may still commit an offset of it (KIP-447)
+    113: Reaction.NEW_EPOCH,
 }
 
 

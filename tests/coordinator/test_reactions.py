@@ -13,6 +13,8 @@ from allocator.coordinator.reactions import (
     JOIN,
     LEAVE,
     MEMBER_COMMIT,
+    NEXT_HEARTBEAT,
+    NEXT_LEAVE,
     SYNC,
     Reaction,
     react,
@@ -24,6 +26,7 @@ CODES = sorted(
         for kind in vars(kafka_errors).values()
         if isinstance(kind, type) and isinstance(getattr(kind, "errno", None), int) and kind.errno != 0
     }
+    | {128}  # an invalid regular expression, which kafka-python does not know yet
 )
 
 
@@ -82,12 +85,21 @@ EXPECTED: dict[str, tuple[dict[int, Reaction], dict[Reaction, set[int]]]] = {
             R.DROP_METADATA: {12, 28},
             R.RETRY: {-1},
             R.LOST: {22},
-            R.RESET: {25},
-            R.REJOIN: {27, 113},
+            R.RESET: {25, 69, 110},
+            R.REJOIN: {27},
+            R.NEW_EPOCH: {113},
             R.FENCED: {82},
         },
     ),
-    "OffsetFetch": (FETCH, {R.REFIND: {15, 16}, R.CHECK_TOPIC: {3}}),
+    "OffsetFetch": (
+        FETCH,
+        {R.REFIND: {15, 16}, R.CHECK_TOPIC: {3}, R.NEW_EPOCH: {113}, R.RETRY: {25, 69, 88}},
+    ),
+    "ConsumerGroupHeartbeat": (
+        NEXT_HEARTBEAT,
+        {R.REFIND: {15, 16}, R.LOST: {25, 69, 110}, R.FENCED: {82}, R.NEW_EPOCH: {113}, R.RETRY: {111}},
+    ),
+    "ConsumerGroupHeartbeat of one who leaves": (NEXT_LEAVE, {R.REFIND: {15, 16}, R.DONE: {25, 69, 82, 110}}),
     "FindCoordinator": (FIND, {R.RETRY: {-1, 15}}),
 }
 
@@ -101,6 +113,21 @@ def test_every_code_of_every_api_has_the_reaction_that_its_meaning_calls_for(api
             assert react(table, code) is reaction
             return
     assert react(table, code) is (R.RETRY if kafka_errors.for_code(code).retriable else R.FAIL)
+
+
+# what a coordinator of any version, 0.8.1 to 4.1, may answer, as the protocol's documents and its sources list it
+ANSWERS = {
+    "OffsetCommit": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 113},
+    "OffsetCommit of a member": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 110, 113},
+    "OffsetFetch": {3, 14, 15, 16, 24, 25, 29, 30, 35, 42, 69, 88, 113},
+    "ConsumerGroupHeartbeat": {14, 15, 16, 25, 29, 30, 35, 42, 69, 81, 82, 110, 111, 112, 128},
+}
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_whatever_the_coordinator_may_answer_stands_in_the_table(api: str) -> None:
+    table, _ = EXPECTED[api]
+    assert ANSWERS[api] - set(table) == set()
 
 
 @pytest.mark.parametrize("api", EXPECTED)

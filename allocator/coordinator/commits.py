@@ -1,0 +1,234 @@
+"""Commits of one group on their way: one request at a time, of a size that does not hold up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+from allocator.coordinator.find import Coordinator
+from allocator.coordinator.identity import Committer, Identity
+from allocator.coordinator.messages import OUTSIDE, commit_request, commit_results
+from allocator.coordinator.reactions import COMMIT, MEMBER_COMMIT, Reaction, react
+from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka_errors import for_code
+
+__all__ = ["Call", "Commits"]
+
+log = logging.getLogger(__name__)
+
+Offsets = dict[TopicPartition, OffsetAndMetadata]
+
+NO_MEMBER = 25  # as the coordinator says of a member that it does not know (any more)
+FENCING = (Reaction.LOST, Reaction.RESET, Reaction.FENCED)  # no member, or not of this generation
+PASSING = (Reaction.REJOIN, Reaction.NEW_EPOCH)  # still a member, and soon one that may commit
+
+# of one request. more: encoding it and reading the answer holds up the loop, and beyond `max.message.bytes` of the
+# offsets topic the coordinator refuses it; less: more round trips. 500 partitions cost about 2 ms at a time.
+MOST_PARTITIONS = 500
+MOST_BYTES = 250_000
+RECORD_BYTES = 100  # about what the offsets topic keeps of a partition, without its names and metadata
+
+NAMED = 10  # partitions that an error lists
+
+
+class Call:
+    """One call of `commit`: what is still to be committed, and what never will be."""
+
+    def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self.left: Offsets = dict(offsets)
+        self.failed: dict[TopicPartition, BrokerError] = {}
+        self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is still left
+
+    def note(self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool) -> None:
+        for tp in list(partitions):
+            if tp not in self.left:
+                continue
+            if final:
+                del self.left[tp]
+                self.failed[tp] = exc
+            else:
+                self.left[tp] = self.left.pop(tp)  # behind those that were not tried yet
+                self.last[tp] = exc
+
+
+class Commits:
+    """Takes calls in order and sends them, later offsets over earlier ones; see `GroupOffsets` for the promises."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        group: str,
+        *,
+        retry_backoff_s: float,
+        committer: Committer | None,
+        retention_s: float | None,
+    ) -> None:
+        self.committer = committer
+        self._coordinator = coordinator
+        self._group = group
+        self._retry_backoff_s = retry_backoff_s
+        self._retention_s = retention_s
+        self._waiting: list[Call] = []
+        self._turn: asyncio.Lock | None = None
+        self._under_way: asyncio.Task[Any] | None = None
+
+    def enter(self, call: Call) -> None:
+        """From here on it has its place in the order; `finish` is to be awaited."""
+        self._waiting.append(call)
+
+    async def finish(self, call: Call, timeout_s: float) -> None:
+        """Until all of it is committed. Raises `CommitFailed`."""
+        deadline = time.monotonic() + timeout_s
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        try:
+            async with self._turn:  # first come, first served
+                # whoever went before may have committed ours along with its own
+                while call.left and time.monotonic() < deadline:
+                    await self._send_some(deadline)
+        finally:
+            self.withdraw(call)
+        if call.failed or call.left:
+            raise self._failure(call, timeout_s)
+
+    def withdraw(self, call: Call) -> None:
+        """No request from now on has anything of it."""
+        if call in self._waiting:
+            self._waiting.remove(call)
+
+    async def close(self) -> None:
+        """Wait for the request that is under way, if any."""
+        if self._under_way is not None:
+            await asyncio.gather(self._under_way, return_exceptions=True)
+
+    # -- one request ----------------------------------------------------------------------------------------------
+
+    async def _send_some(self, deadline: float) -> None:
+        """One request with what callers wait for now, and what its answer means to each of them."""
+        if self._under_way is not None:  # a cancelled call's request: what it says must not come after ours
+            await asyncio.wait({self._under_way})
+        callers = list(self._waiting)
+        some = _some(callers, self._group)
+        identity = self._identity(callers, some)
+        if not some:
+            return
+        request = commit_request(self._group, some, identity, self._retention_s)
+        try:
+            self._under_way = asyncio.get_running_loop().create_task(self._coordinator.ask(request, deadline))
+            self._under_way.add_done_callback(self._ended)
+            response = await asyncio.shield(self._under_way)
+        except BrokerError as exc:
+            for call in callers:
+                call.note(call.left, exc, final=not exc.retriable)
+            if exc.retriable:
+                await asyncio.sleep(self._retry_backoff_s)
+            return
+        if self._read(response, callers, some, identity):
+            await asyncio.sleep(self._retry_backoff_s)
+
+    def _read(self, response: Any, callers: Sequence[Call], sent: Offsets, identity: Identity) -> bool:
+        """Returns whether to pause before the next request."""
+        pause = False
+        errors: dict[int, BrokerError] = {}
+        for tp, code, _ in commit_results(response):
+            if code == 0:
+                for call in callers:
+                    call.left.pop(tp, None)
+                continue
+            reaction = self._reaction(code, identity)
+            if reaction is Reaction.DROP_METADATA:
+                if sent[tp].metadata:
+                    log.warning(
+                        "group %s: metadata of %s:%d is too large (%d characters) and left out",
+                        self._group,
+                        tp.topic,
+                        tp.partition,
+                        len(sent[tp].metadata),
+                    )
+                    for call in callers:
+                        if tp in call.left:
+                            call.left[tp] = call.left[tp]._replace(metadata="")
+                    continue
+                reaction = Reaction.FAIL
+            if reaction is Reaction.REFIND:
+                self._coordinator.forget()
+            pause = pause or reaction in (Reaction.RETRY, Reaction.REFIND)
+            error = errors.setdefault(code, for_code(code, "the coordinator"))
+            for call in callers:
+                call.note([tp], error, final=reaction is Reaction.FAIL)
+        return pause
+
+    def _identity(self, callers: Iterable[Call], some: Offsets) -> Identity:
+        """Under whose name the next request goes out; what that one may not commit (any more) has failed."""
+        if self.committer is None:
+            return OUTSIDE
+        identity, may_commit = self.committer.identity, self.committer.may_commit
+        foreign = [tp for tp in some if identity is None or not may_commit(tp)]
+        if foreign:
+            why = "this process is no member of the group" if identity is None else "this member does not hold it"
+            error = BrokerError(f"{why} (any more)", code=NO_MEMBER)
+            for call in callers:
+                call.note(foreign, error, final=True)
+            for tp in foreign:
+                del some[tp]
+        return OUTSIDE if identity is None else identity
+
+    def _reaction(self, code: int, sent: Identity) -> Reaction:
+        """To a code other than success."""
+        if self.committer is None:
+            return react(COMMIT, code)
+        reaction = react(MEMBER_COMMIT, code)
+        if reaction not in (*FENCING, *PASSING):
+            return reaction
+        self.committer.refused(code, sent)
+        # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
+        passing = reaction in PASSING or self.committer.identity not in (None, sent)
+        return Reaction.RETRY if passing else Reaction.FAIL
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way = None
+        if not task.cancelled():
+            task.exception()  # seen: its caller may have been cancelled
+
+    def _failure(self, call: Call, timeout_s: float) -> CommitFailed:
+        reasons: dict[str, list[TopicPartition]] = {}
+        for tp, exc in call.failed.items():
+            reasons.setdefault(str(exc), []).append(tp)
+        for tp in call.left:
+            why = call.last.get(tp)
+            reason = f"not within {timeout_s:g} s" + (f", last: {why}" if why is not None else "")
+            reasons.setdefault(reason, []).append(tp)
+        what = "; ".join(f"{_names(parts)} ({reason})" for reason, parts in reasons.items())
+        fenced = self.committer is not None and any(
+            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
+        )
+        error = (Fenced if fenced else CommitFailed)(f"group {self._group!r}: not committed: {what}")
+        error.retriable = not call.failed
+        return error
+
+
+def _some(callers: Iterable[Call], group: str) -> Offsets:
+    """As much of what they wait for as fits into one request, with the newest offset of each partition."""
+    some: Offsets = {}
+    room = MOST_BYTES
+    for call in callers:
+        for tp in some.keys() & call.left.keys():
+            some[tp] = call.left[tp]
+        for tp, value in call.left.items():
+            if len(some) >= MOST_PARTITIONS or room <= 0:
+                break
+            if tp not in some:
+                some[tp] = value
+                room -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
+    return some
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in nsmallest(NAMED, partitions))
+    more = len(partitions) - NAMED
+    return names if more <= 0 else f"{names} and {more} more"

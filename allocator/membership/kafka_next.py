@@ -1,0 +1,276 @@
+"""Ownership of partitions by Kafka's next-generation group protocol (KIP-848), in which the coordinator assigns.
+
+Guarantee: a partition has at most one owner, as far as the protocol can give it: the coordinator gives a partition away
+only after its last owner said that it released it, or was removed for its silence or its slowness; and this member
+stops acting by its own clock before it can have been removed. What it commits carries its epoch, and the coordinator
+refuses it once that is over. Only what moves stops; everything else goes on through a rebalance.
+
+The clock: the lease lasts three quarters of the group's session timeout from the start of the last heartbeat that was
+answered. The session timeout is the broker's (`group.consumer.session.timeout.ms`, 45 s by default, or the group's own
+`consumer.session.timeout.ms`), and heartbeats do not tell it, so it is asked for when joining and once a minute; who
+lowers it on a running group should wait that long before relying on it. Where this user may not ask (the right is
+DESCRIBE_CONFIGS on the group), only the heartbeat interval is known, which is always the smaller one: the lease is
+counted from that, with heartbeats three times as often. A revocation counts likewise: the coordinator removes a member
+that does not release within its rebalance timeout, counted from when it was told to.
+
+Members of the classic protocol may be in the same group while a service is moved, if the broker lets it
+(`group.consumer.migration.policy`) and their assignors are Kafka's own without user data: `range`, `roundrobin` and
+`cooperative-sticky` move, functions with data of their own do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from allocator.coordinator.identity import Identity
+from allocator.coordinator.next_group import NextGroup
+from allocator.coordinator.next_settings import Ids, NextSettings, Wants
+from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
+from allocator.membership.base import Owner
+from allocator.membership.kafka_lease import KafkaLease
+from allocator.membership.lease import boot_clock
+from allocator.types import TopicPartition
+from allocator.wire.consumer_heartbeat import ConsumerGroupHeartbeatRequest, IdPartition
+from allocator.wire.kafka import KafkaClient
+
+__all__ = ["KafkaNextMembership", "KafkaNextSettings"]
+
+log = logging.getLogger(__name__)
+
+Parts = frozenset[TopicPartition]
+NONE: Parts = frozenset()
+
+
+@dataclass(frozen=True)
+class KafkaNextSettings:
+    """How a member takes part. Times in seconds."""
+
+    topics: frozenset[str] = frozenset()
+    # matched by the broker, in RE2's syntax, at the beginning of a name as `re.match` does; Kafka's own topics, which
+    # the broker would match too, are left alone
+    pattern: str | None = None
+    connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for ever
+    group: NextSettings = field(default_factory=NextSettings)
+
+
+class KafkaNextMembership:
+    """One member of one group; see the module for what it guarantees.
+
+    `client` is connected and stays the caller's. `owner` is told what to process. The constructor touches nothing.
+
+    It is the `Committer` of a `GroupOffsets` too, which then commits as this member.
+    """
+
+    leading = False
+    """The coordinator assigns."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        owner: Owner,
+        settings: KafkaNextSettings,
+        *,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
+        self._client = client
+        self._group_name = group
+        self._owner = owner
+        self._settings = settings
+        self._wants = _wants(settings.topics, settings.pattern)
+        self._held: Parts = NONE
+        self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
+        self._draining: Parts = NONE
+        self._lease = KafkaLease(group, owner, clock)
+        self._group = NextGroup(client, group, self, settings.group, clock=clock)
+        self._last_error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # -- the surface ----------------------------------------------------------------------------------------------
+
+    @property
+    def member_id(self) -> str:
+        return self._group.member_id
+
+    @property
+    def generation(self) -> int:
+        """The member epoch, 0 while this is no member."""
+        return self._group.epoch
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    @property
+    def group(self) -> NextGroup:
+        """The protocol beneath: phase, coordinator, heartbeats."""
+        return self._group
+
+    def may_act(self) -> bool:
+        return self._lease.valid
+
+    def polled(self) -> None:
+        """The user is alive (only with `max_poll_interval_s`)."""
+        self._group.polled()
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription; the coordinator hears of it at once. Raises `ConfigError`, and then nothing has
+        changed."""
+        wants = _wants(topics, pattern)
+        self._settings.group.check(self._group_name, self._client.api_version(ConsumerGroupHeartbeatRequest), wants)
+        self._wants = wants
+        self._follow()
+        self._group.changed()
+
+    async def join(self) -> None:
+        """Becomes a member and waits for its first assignment, which may be empty while others release.
+
+        Raises what prevents it: `BrokersUnavailable` when no coordinator was found in time, `ConfigError` (the brokers
+        lack the protocol, have no such server assignor, cannot read the pattern), or `BrokerError` when the
+        coordinator refuses.
+        """
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
+        try:
+            await asyncio.wait({joined}, timeout=self._settings.connect_timeout_s)
+            if not joined.done():
+                if self._group.coordinator is None:
+                    raise BrokersUnavailable(
+                        f"group {self._group_name!r} has no coordinator after {self._settings.connect_timeout_s} s; "
+                        "is the offsets topic available?"
+                    )
+                log.info("%s: no assignment yet; this member gets its part when there is one", self._group_name)
+                joined.set_result(None)
+            joined.result()
+        except BaseException:
+            await self._abandon()
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._group.leave()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            await self._abandon()  # whoever waits for us gave up: go at once, our session's end frees what we hold
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+
+    async def _run(self, joined: asyncio.Future[None]) -> None:
+        self._follow()
+        try:
+            await self._group.run(joined)
+            if not self._group.closing:
+                self.ended = self._last_error
+        finally:
+            await self.lost("the membership ended")
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        return self._group.identity
+
+    def may_commit(self, partition: TopicPartition) -> bool:
+        return partition in self._held or partition in self._draining
+
+    def refused(self, code: int, sent: Identity) -> None:
+        self._group.refused(code, sent)
+
+    # -- called by the group --------------------------------------------------------------------------------------
+
+    def wants(self) -> Wants:
+        return self._wants
+
+    async def take(self, given: Ids) -> bool:
+        new = given - self._names.keys()
+        topics = self._topics()
+        if any(each.topic_id not in topics for each in new):
+            try:
+                await self._client.refresh()
+            except AllocatorError as error:
+                log.info("%s: the names of new topics are not to be had yet: %s", self._group_name, error)
+            topics = self._topics()
+        named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
+        gained = {each: part for each, part in named.items() if self._asked_for(part.topic)}
+        if gained:
+            self._names.update(gained)
+            self._held |= frozenset(gained.values())
+            log.info("%s: %s begins with %d partitions", self._group_name, self.member_id, len(gained))
+            await self._owner.assigned(frozenset(gained.values()))
+        return len(named) == len(new)
+
+    async def release(self, taken: Ids) -> None:
+        parts = frozenset(self._names.pop(each) for each in taken if each in self._names)
+        if not parts:
+            return
+        self._held -= parts
+        self._draining |= parts
+        log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(parts))
+        try:
+            await self._owner.revoked(parts)
+        except Exception:
+            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            log.exception("%s: releasing partitions of %s failed", self._group_name, self.member_id)
+        self._draining -= parts
+
+    async def lost(self, why: str) -> None:
+        self._lease.end()
+        parts, self._held, self._draining = self._held | self._draining, NONE, NONE
+        self._names.clear()
+        if parts:
+            log.warning("%s: %s lost %d partitions: %s", self._group_name, self.member_id, len(parts), why)
+            await self._owner.lost(parts)
+
+    def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
+        rebalance_s = self._settings.group.rebalance_timeout_s
+        self._lease.renew(started, session_timeout_s, rebalance_s, rebalancing=revoking)
+
+    def failed(self, error: BaseException) -> None:
+        self._last_error = error
+        self._owner.failed(error)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _topics(self) -> dict[object, str]:
+        """Names by id, of the topics that are known."""
+        return {topic.topic_id: name for name, topic in self._client.metadata.topics.items()}
+
+    def _asked_for(self, topic: str) -> bool:
+        """The broker's pattern matches Kafka's own topics as well, which nobody asked for."""
+        known = self._client.metadata.topics.get(topic)
+        return topic in self._wants.topics or known is None or not known.internal
+
+    def _follow(self) -> None:
+        if self._wants.regex is not None:
+            self._client.follow_all()
+        else:
+            self._client.follow(self._wants.topics)
+
+
+def _wants(topics: Iterable[str], pattern: str | None) -> Wants:
+    """Raises `ConfigError` for a pattern that no syntax allows."""
+    if pattern is None:
+        return Wants(frozenset(topics))
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    return Wants(frozenset(topics), f"(?:{pattern}).*")

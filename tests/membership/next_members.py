@@ -1,0 +1,115 @@
+"""Members of groups of the next-generation protocol for tests: ours and confluent-kafka's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer
+from members import History, RecordingOwner
+
+from allocator.coordinator.next_settings import NextSettings
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+Parts = frozenset[TopicPartition]
+
+# brokers on which a dead member is missed within seconds
+QUICK = {
+    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.session.timeout.ms": 6000,
+    "group.consumer.min.session.timeout.ms": 1000,
+}
+
+
+class Next:
+    """A member of ours with its own client; `async with` joins and leaves."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        *,
+        name: str = "ours",
+        history: History | None = None,
+        pattern: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.client = KafkaClient(bootstrap)
+        self.owner = RecordingOwner(name, history or History())
+        self.membership = KafkaNextMembership(
+            self.client,
+            group,
+            self.owner,
+            KafkaNextSettings(
+                topics=frozenset(topics),
+                pattern=pattern,
+                group=NextSettings(**{"rebalance_timeout_s": 20.0, **settings}),
+            ),
+        )
+        self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
+
+    @property
+    def held(self) -> Parts:
+        return self.owner.owned
+
+    async def __aenter__(self) -> Next:
+        await self.client.connect(20)
+        await self.membership.join()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.owner.may_drain.set()
+        await self.membership.leave()
+        await self.offsets.close()
+        await self.client.close()
+
+    async def vanish(self) -> None:
+        """As if the process died: no drain, no farewell."""
+        await self.membership._abandon()
+        await self.client.close()
+
+
+class Confluent:
+    """confluent-kafka's consumer, polled in a thread of its own; `protocol` "consumer" or "classic"."""
+
+    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], protocol: str = "consumer") -> None:
+        self.held: Parts = frozenset()
+        self._settings: Mapping[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+            "topic.metadata.refresh.interval.ms": 1000,
+        }
+        self._topics = list(topics)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            consumer = Consumer(dict(self._settings))
+            consumer.subscribe(self._topics)
+            while not self._stop.is_set():
+                consumer.poll(0.2)
+                self.held = frozenset(TopicPartition(p.topic, p.partition) for p in consumer.assignment())
+            consumer.close()
+        except Exception as error:
+            self._error = error
+            raise
+
+    async def __aenter__(self) -> Confluent:
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 30)
+        assert self._error is None, self._error

@@ -71,7 +71,7 @@ class Engine:
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
-        self.fetcher = Fetcher(self.client, self.state, auto_offset_reset=auto_offset_reset, **fetch)
+        self.fetcher = Fetcher(self.client, self.state, auto_offset_reset=auto_offset_reset, rack=joining.rack, **fetch)
         self._ownership = Ownership(
             self.state,
             self.progress,
@@ -170,7 +170,8 @@ class Engine:
     def deliver(self, batch: Batch, next_offset: int) -> None:
         """The user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
-        self.state.update_position(partition, next_offset)
+        # with the epoch of what comes before it: by it a log that was cut is told from one that grew (KIP-320)
+        self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
         self.progress.hand_out(partition, next_offset)
 
     # -- offsets -------------------------------------------------------------------------------------------------
@@ -234,7 +235,8 @@ class Engine:
             offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
             if topics is not None:
                 offsets = {p: offset for p, offset in offsets.items() if p.topic in topics}
-            await self.commit({p: OffsetAndMetadata(offset, metadata, -1) for p, offset in offsets.items()})
+            epoch = self.fetcher.leader_epoch
+            await self.commit({p: OffsetAndMetadata(o, metadata, epoch(p, o)) for p, o in offsets.items()})
             # only now: a partition that is to move is released when it is done, and the commit comes before
             self.progress.finish_up_to(offsets)
 

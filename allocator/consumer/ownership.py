@@ -164,7 +164,8 @@ class Ownership:
     def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         start = self._progress.begin(partition, None if committed is None else committed.offset)
         if start is not None:
-            self._state.seek(partition, start)
+            # with its leader epoch, if that is known, the position is compared with the log of a newer leader
+            self._state.seek(partition, start if committed is None or committed.offset != start else committed)
             return
         try:
             self._state.request_offset_reset(partition)

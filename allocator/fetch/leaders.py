@@ -233,9 +233,10 @@ class Leaders:
     def _sync(self, now: float) -> None:
         """Take over what changed in the state and the metadata."""
         state, client = self._state, self._client
-        if self._new_metadata:
-            self._new_metadata = False
-            self._validations.look(state.assignment)
+        # what was sought as well: the offset may have been committed under an older leader
+        new = [tp for tp in state.assignment if tp not in self._feeds or state.epoch(tp) != self._feeds[tp].epoch]
+        self._validations.look(state.assignment if self._new_metadata else new)
+        self._new_metadata = False
         self._seen_version = state.version
         self._lease_look_at = None
         for tp, feed in list(self._feeds.items()):

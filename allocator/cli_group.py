@@ -74,8 +74,14 @@ def _find(
             raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
         return Access(zookeeper, root or "/allocator", None, brokers, None, timeout_s), None
     settings = load(config)
+    hosts = zookeeper or settings.zookeeper.hosts
+    if hosts is None:
+        raise ConfigError(
+            f"{config} has no [zookeeper] hosts: its group is one by {settings.group.membership!r} membership, whose "
+            "members are not in ZooKeeper"
+        )
     access = Access(
-        zookeeper or settings.zookeeper.hosts,
+        hosts,
         root or settings.zookeeper.root,
         settings.zookeeper.options() or None,
         brokers or ",".join(settings.kafka.brokers),

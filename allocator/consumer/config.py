@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
+from allocator.consumer.config_checks import check_together
+from allocator.consumer.joining import MEMBERSHIPS
 from allocator.consumer.settings import MASK, Flag, Number, Reader, Text, Texts, Whole, setting
 from allocator.errors import ConfigError
-from allocator.membership.znodes import GROUP_NAME, Paths
+from allocator.membership.znodes import GROUP_NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -132,8 +134,8 @@ class KafkaSettings:
 class ZooKeeperSettings:
     """[zookeeper]: who is alive and who owns what."""
 
-    # the ensemble, with an optional chroot at its end
-    hosts: str = setting(Text(check=_ensemble, what='"host:port,host:port/chroot"'))
+    # the ensemble, with an optional chroot at its end; needed with group.membership = "zookeeper"
+    hosts: str | None = setting(Text(check=_ensemble, what='"host:port,host:port/chroot"'), None)
     # znode under which the groups stand; members with another root never meet
     root: str = setting(Text(what="an absolute path"), "/allocator")
     # seconds, default 10; more: a crashed member's partitions wait longer; less: a pause of this process (or of
@@ -188,8 +190,21 @@ class GroupSettings:
     # seconds, default 30: how long the start waits for Kafka and ZooKeeper; more: waits for a cluster that is
     # coming up; less: whatever supervises the daemon learns sooner that it cannot start
     connect_timeout_s: float = setting(Number(0.1, 86400), 30.0)
-    # who keeps the membership
-    membership: str = setting(Text(("zookeeper",)), "zookeeper")
+    # who says which partitions are ours. "zookeeper": this project's own protocol, on any cluster; "kafka": Kafka's
+    # group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if the allocator function is one
+    # that they have; "fixed": all partitions of the topics, whoever else reads them. Offsets stay where they are
+    membership: str = setting(Text(MEMBERSHIPS), "zookeeper")
+    # the rest is for "kafka". Seconds, default 10, and brokers take no less than 6 unless told to; more: a crashed
+    # member's partitions wait longer; less: a pause of this process ends its ownership
+    session_timeout_s: float = setting(Number(0.1, 3600), 10.0)
+    # seconds, default 3, at most a third of the session timeout; more: a rebalance is noticed later
+    heartbeat_interval_s: float = setting(Number(0.01, 3600), 3.0)
+    # seconds, default 60: how long a rebalance waits for a member that drains and commits; more: one that hangs
+    # holds the group up; less: a slow one loses what it holds. Before 0.10.1 the session timeout stands for it
+    rebalance_timeout_s: float = setting(Number(1, 86400), 60.0)
+    # a name of this process among all of the group, kept over restarts (KIP-345, brokers from 2.3): its partitions
+    # wait for it up to the session timeout instead of moving twice
+    instance_id: str | None = setting(Text(check=_topic, what="a name (a-z A-Z 0-9 . _ -)"), None)
 
 
 @dataclass(frozen=True)
@@ -293,19 +308,26 @@ class Config:
     def consumer_options(self) -> dict[str, Any]:
         """Arguments for `Consumer`, besides the topics: no auto-commit, since the daemon commits what is done."""
         assignors: Union[str, tuple[str, ...]] = self.group.assignor
+        owner: Union[GroupSettings, ZooKeeperSettings] = (
+            self.zookeeper if self.group.membership == "zookeeper" else self.group
+        )
         return {
             "brokers": ",".join(self.kafka.brokers),
             "security": self.kafka.security() or None,
             "group": self.group.name,
             "zookeeper": self.zookeeper.hosts,
             "root": self.zookeeper.root,
-            "session_timeout_s": self.zookeeper.session_timeout_s,
+            "session_timeout_s": owner.session_timeout_s,
+            "heartbeat_interval_s": self.group.heartbeat_interval_s,
+            "rebalance_timeout_s": self.group.rebalance_timeout_s,
+            "instance_id": self.group.instance_id,
             "zookeeper_options": self.zookeeper.options() or None,
             "pattern": self.group.pattern,
             "assignor": assignors[0] if len(assignors) == 1 else assignors,
             "client_id": self.group.client_id,
             "weight": self.group.weight,
             "rack": self.group.rack,
+            "membership": self.group.membership,
             "connect_timeout_s": self.group.connect_timeout_s,
             "auto_commit_interval_s": None,
             **_values(self.consume),
@@ -326,71 +348,9 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         raise ConfigError(f"{source}: is not TOML: {error}") from error
     reader = Reader(SECTIONS, source, PREFIX)
     config = Config(**reader.read(document, os.environ if environ is None else environ))
-    _check_together(config, reader)
+    check_together(config, reader)
     reader.faults.raise_if_any()
     return config
-
-
-def _check_together(config: Config, reader: Reader) -> None:
-    """Settings that are fine one by one and contradict each other."""
-    kafka, zookeeper, group = config.kafka, config.zookeeper, config.group
-    consume, handler = config.consume, config.handler
-    topics_keys = ["group.topics", "group.pattern"]
-    if (group.topics is None) == (group.pattern is None):
-        reader.fault(topics_keys, "set exactly one of them")
-    if handler.dead_letter_topic is not None:
-        if handler.dead_letter_topic in (group.topics or ()):
-            reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")
-        if group.pattern is not None and re.match(group.pattern, handler.dead_letter_topic):
-            reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
-    if handler.retry_backoff_s > handler.retry_backoff_max_s:
-        reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first is more than the maximum")
-    if consume.min_bytes > consume.max_bytes:
-        reader.fault(["consume.min_bytes", "consume.max_bytes"], "the first is more than the second")
-    if consume.max_partition_bytes > consume.max_bytes:
-        reader.fault(["consume.max_partition_bytes", "consume.max_bytes"], "the first is more than the second")
-    if consume.max_partition_bytes > consume.prefetch_bytes:
-        reader.fault(["consume.max_partition_bytes", "consume.prefetch_bytes"], "the first is more than the second")
-    _check_kafka_security(kafka, reader)
-    _check_zookeeper_security(zookeeper, reader)
-    if "zookeeper.root" not in reader.faults.keys:
-        try:
-            Paths(zookeeper.root, "group")
-        except ConfigError as error:
-            reader.fault(["zookeeper.root"], str(error))
-
-
-def _check_kafka_security(kafka: KafkaSettings, reader: Reader) -> None:
-    protocol = kafka.security_protocol
-    for key, value in _values(kafka).items():
-        # half a configuration would connect in the clear without a word
-        needed = {"sasl": "SASL_", "ssl_": "SSL"}.get(key[:4])
-        if value is not None and needed and needed not in protocol:
-            reader.fault([f"kafka.{key}", "kafka.security_protocol"], "has no effect with this protocol")
-    if protocol.startswith("SASL_"):
-        if kafka.sasl_mechanism is None:
-            reader.fault(["kafka.security_protocol", "kafka.sasl_mechanism"], "a mechanism is needed")
-        elif kafka.sasl_mechanism != "GSSAPI":
-            for key in ("sasl_plain_username", "sasl_plain_password"):
-                if getattr(kafka, key) is None:
-                    reader.fault(["kafka.sasl_mechanism", f"kafka.{key}"], "the mechanism needs it")
-    if (kafka.ssl_keyfile is not None or kafka.ssl_password is not None) and kafka.ssl_certfile is None:
-        given = "ssl_keyfile" if kafka.ssl_keyfile is not None else "ssl_password"
-        reader.fault([f"kafka.{given}", "kafka.ssl_certfile"], "it belongs to a certificate")
-
-
-def _check_zookeeper_security(zookeeper: ZooKeeperSettings, reader: Reader) -> None:
-    for first, second in (("digest_username", "digest_password"), ("digest_password", "digest_username")):
-        if getattr(zookeeper, first) is not None and getattr(zookeeper, second) is None:
-            reader.fault([f"zookeeper.{first}", f"zookeeper.{second}"], "each needs the other")
-    for key in ("sasl_username", "sasl_password"):
-        if getattr(zookeeper, key) is not None and zookeeper.sasl_mechanism != "DIGEST-MD5":
-            reader.fault([f"zookeeper.{key}", "zookeeper.sasl_mechanism"], 'it belongs to "DIGEST-MD5"')
-        if getattr(zookeeper, key) is None and zookeeper.sasl_mechanism == "DIGEST-MD5":
-            reader.fault(["zookeeper.sasl_mechanism", f"zookeeper.{key}"], "the mechanism needs it")
-    for key in ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname"):
-        if getattr(zookeeper, key) is not None and not zookeeper.tls:
-            reader.fault([f"zookeeper.{key}", "zookeeper.tls"], "has no effect without TLS")
 
 
 def _values(section: Any) -> dict[str, Any]:

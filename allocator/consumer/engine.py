@@ -287,4 +287,3 @@ class Engine:
             names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])
             more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
             raise NotOwned(f"{self.group}: this member does not own {names}{more}")
-

@@ -152,7 +152,7 @@ class Joining:
     def _group_settings(self) -> GroupSettings:
         return GroupSettings(
             session_timeout_s=self.session_timeout_s,
-            heartbeat_interval_s=min(self.heartbeat_interval_s, self.session_timeout_s / 3),
+            heartbeat_interval_s=self.heartbeat_interval_s,
             rebalance_timeout_s=self.rebalance_timeout_s,
             max_poll_interval_s=self.max_poll_interval_s,
             instance_id=self.instance_id,

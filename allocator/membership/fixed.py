@@ -52,6 +52,7 @@ class FixedMembership:
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
         self._held: Parts = NONE
+        self._active = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -59,7 +60,7 @@ class FixedMembership:
         return self._held
 
     def may_act(self) -> bool:
-        return self._task is not None and self.ended is None
+        return self._active and self.ended is None
 
     def polled(self) -> None:
         """Nobody watches whether the user is alive."""
@@ -68,7 +69,7 @@ class FixedMembership:
         """Replaces what was chosen, partitions by hand included."""
         self._topics, self._pattern = frozenset(topics), re.compile(pattern) if pattern is not None else None
         self._partitions = frozenset()
-        if self._task is not None:
+        if self._active:
             self._follow()
             self._changed.set()
 
@@ -79,10 +80,14 @@ class FixedMembership:
         self._changed, self._stop = asyncio.Event(), asyncio.Event()
         self._check_partitions()
         self._follow()
+        self._active = True
+        await self._take(self._wanted())
+        self._changed.set()  # whatever has changed since nobody listened
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
 
     async def leave(self) -> None:
         if self._task is None:
+            self._active = False
             return
         self._stop.set()
         self._changed.set()
@@ -93,7 +98,7 @@ class FixedMembership:
             await asyncio.wait({self._task})
             raise
         finally:
-            self._task = None
+            self._task, self._active = None, False
 
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)
@@ -113,9 +118,9 @@ class FixedMembership:
 
     async def _keep_up(self) -> None:
         while not self._stop.is_set():
+            await self._changed.wait()
             self._changed.clear()
             await self._take(self._wanted())
-            await self._changed.wait()
         await self._take(NONE)
 
     async def _take(self, wanted: Parts) -> None:

@@ -1,0 +1,301 @@
+"""One setting says who decides what is ours; the rest of a service stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
+from allocator.testing import LocalCluster, wait_until_async
+
+MEMBERSHIPS = ["zookeeper", "kafka", "fixed"]
+GROUPS = ["zookeeper", "kafka"]
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class Service:
+    """The same code for each membership."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper") -> None:
+        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
+        self.partitions = [TopicPartition(topic, number) for number in range(4)]
+
+    def consumer(self, *topics: str, **options: Any) -> Consumer:
+        settings: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
+            "group": self.group,
+            "membership": self.membership,
+            "session_timeout_s": 6.0,
+            "heartbeat_interval_s": 0.3,
+            "max_wait_s": 0.1,
+        }
+        settings.update(options)
+        if settings.get("pattern") is None and not settings.get("partitions"):
+            topics = topics or (self.topic,)
+        return Consumer(*topics, **settings)
+
+    async def produce(self, first: int, end: int, topic: str | None = None) -> None:
+        records = [(None, b"%d" % n, n % 4) for n in range(first, end)]
+        await in_thread(lambda: self.cluster.produce(topic or self.topic, records))
+
+
+@pytest.fixture
+def service(
+    request: pytest.FixtureRequest, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> Service:
+    return Service(kafka_cluster, topic_factory(4), group, getattr(request, "param", "zookeeper"))
+
+
+def each(*memberships: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("service", memberships, indirect=True)
+
+
+class Heard(RebalanceListener):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("assigned", partitions))
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("revoked", partitions))
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("lost", partitions))
+
+
+async def read(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[int]:
+    values: list[int] = []
+    end = time.monotonic() + timeout_s
+    while len(values) < count and time.monotonic() < end:
+        batch = await consumer.getbatch(0.2)
+        values += [int(record.value) for record in batch or ()]
+    return values
+
+
+async def owns(consumer: Consumer, count: int) -> None:
+    await wait_until_async(lambda: len(consumer.assignment()) == count, 20, f"{count} partitions")
+
+
+async def test_a_service_moves_by_one_setting_and_goes_on_where_it_was(service: Service) -> None:
+    seen: list[int] = []
+    for turn, membership in enumerate(["zookeeper", "kafka", "fixed", "kafka", "zookeeper"]):
+        await service.produce(100 * turn, 100 * turn + 100)
+        async with service.consumer(membership=membership) as consumer:
+            values = await read(consumer, 100)
+            assert sorted(values) == list(range(100 * turn, 100 * turn + 100)), membership
+            await consumer.commit()
+            seen += values
+    assert sorted(seen) == list(range(500))
+
+
+@each(*GROUPS)
+async def test_assignors_of_ones_own_work_in_either(service: Service) -> None:
+    def all_to_the_first(members: list[str], partitions: list[str]) -> dict[str, dict[str, list[int]]]:
+        mine: dict[str, list[int]] = {}
+        for partition in partitions:
+            topic, _, number = partition.rpartition(":")
+            mine.setdefault(topic, []).append(int(number))
+        return {min(members): mine}
+
+    options = {"assignor": all_to_the_first}
+    async with service.consumer(**options, client_id="a") as one, service.consumer(**options, client_id="b") as two:
+        await wait_until_async(
+            lambda: sorted([len(one.assignment()), len(two.assignment())]) == [0, 4], 20, "all to one of them"
+        )
+
+
+async def test_members_outside_are_refused_while_a_kafka_group_lives(service: Service) -> None:
+    """Two memberships over one group at once would overwrite each other's offsets."""
+    await service.produce(0, 8)
+    async with service.consumer(membership="kafka") as inside:
+        await owns(inside, 4)
+        async with service.consumer(membership="fixed", auto_commit_interval_s=None) as outside:
+            await owns(outside, 4)
+            with pytest.raises(CommitFailed, match="member"):
+                await outside.commit({service.partitions[0]: 1})
+
+
+# -- fixed ----------------------------------------------------------------------------------------------------------
+
+
+@each("fixed")
+async def test_all_partitions_are_read_new_ones_too(service: Service) -> None:
+    heard = Heard()
+    async with service.consumer(listener=heard) as consumer:
+        await owns(consumer, 4)
+        consumer._engine.membership._topic_poll_s = 0.2
+        await in_thread(lambda: service.cluster.add_partitions(service.topic, 6))
+        await consumer._engine.client.refresh()
+        await owns(consumer, 6)
+        await in_thread(lambda: service.cluster.produce(service.topic, [(None, b"%d" % n, n % 6) for n in range(60)]))
+        assert sorted(await read(consumer, 60)) == list(range(60))
+    assert [what for what, _ in heard.calls] == ["assigned", "assigned", "revoked"]
+    assert heard.calls[1][1] == {TopicPartition(service.topic, 4), TopicPartition(service.topic, 5)}
+
+
+@each("fixed")
+async def test_partitions_by_hand_and_two_that_do_not_know_of_each_other(service: Service) -> None:
+    await service.produce(0, 40)
+    some = service.partitions[1:3]
+    async with (
+        service.consumer(partitions=some, group=None) as one,
+        service.consumer(partitions=some, group=None) as two,
+    ):
+        for consumer in (one, two):
+            values = await read(consumer, 20)
+            assert sorted(values) == [n for n in range(40) if n % 4 in (1, 2)]
+            assert consumer.assignment() == set(some)
+    with pytest.raises(ConfigError, match=rf"{service.topic}:9 does not exist; the topic has 4"):
+        await service.consumer(partitions=[TopicPartition(service.topic, 9)], group=None).start()
+
+
+@each("fixed")
+async def test_without_a_group_commits_are_refused_and_reading_begins_where_the_reset_says(service: Service) -> None:
+    await service.produce(0, 40)
+    async with service.consumer(group=None) as consumer:
+        assert len(await read(consumer, 40)) == 40
+        for attempt in (consumer.commit(), consumer.commit({service.partitions[0]: 1})):
+            with pytest.raises(IllegalState, match="has no group"):
+                await attempt
+        with pytest.raises(IllegalState, match="has no group"):
+            await consumer.committed(service.partitions[0])
+    async with service.consumer(group=None) as again:
+        assert len(await read(again, 40)) == 40
+    async with service.consumer(group=None, auto_offset_reset="latest") as latest:
+        assert await latest.position(service.partitions[0]) == 10
+
+
+@each("fixed")
+async def test_topics_by_pattern_without_a_group(service: Service, topic_factory: Callable[..., str]) -> None:
+    async with service.consumer(group=None, pattern=service.topic[:-2]) as consumer:
+        await owns(consumer, 4)
+        later = service.topic + "-later"
+        await in_thread(lambda: service.cluster.create_topic(later, partitions=2))
+        await wait_until_async(lambda: _refreshed(consumer, 6), 20, "the partitions of the new topic")
+
+
+async def _refreshed(consumer: Consumer, count: int) -> bool:
+    await consumer._engine.client.refresh()
+    return len(consumer.assignment()) == count
+
+
+# -- what is subscribed may change ----------------------------------------------------------------------------------
+
+
+@each(*MEMBERSHIPS)
+async def test_another_subscription_takes_the_place_of_the_first(
+    service: Service, topic_factory: Callable[..., str]
+) -> None:
+    other = topic_factory(4)
+    await service.produce(0, 40)
+    await service.produce(100, 140, other)
+    async with service.consumer() as consumer:
+        assert len(await read(consumer, 40)) == 40
+        with pytest.raises(ConfigError, match="no topic name"):
+            consumer.subscribe("no/topic")
+        consumer.subscribe(other)
+        assert sorted(await read(consumer, 40)) == list(range(100, 140))
+        assert {p.topic for p in consumer.assignment()} == {other}
+        assert await consumer.getbatch(0) is None  # done with what it was given
+        consumer.subscribe(pattern=f"{service.topic}$|{other}$")
+        await owns(consumer, 8)
+        # what was read of the first topic was committed as it was given up
+        await service.produce(40, 80)
+        assert sorted(await read(consumer, 40)) == list(range(40, 80))
+
+
+# -- a user who is silent -------------------------------------------------------------------------------------------
+
+
+@each(*GROUPS)
+async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(service: Service) -> None:
+    await service.produce(0, 40)
+    heard = Heard()
+    async with service.consumer(max_poll_interval_s=1.5, listener=heard) as consumer:
+        batch = await consumer.getbatch(10)
+        assert batch is not None
+        mine = TopicPartition(batch.topic, batch.partition)
+        async with service.consumer() as heir:
+            # nobody asks the first one for more: its share goes to the other, the batch in its user's hands too
+            await owns(heir, 4)
+            assert not consumer.may_act()
+            assert ("lost", frozenset({mine})) in [(what, parts & {mine}) for what, parts in heard.calls]
+            with pytest.raises((NotOwned, CommitFailed)):
+                await consumer.commit({mine: batch.next_offset})
+            values = await read(heir, 40)
+            assert sorted(values) == list(range(40)), "what was in the silent one's hands was not committed"
+            await heir.commit()
+            waiting = asyncio.ensure_future(consumer.getbatch())
+            await owns(consumer, 2)
+            await owns(heir, 2)
+            # and who waits for records is not silent, however long it takes
+            await asyncio.wait({waiting}, timeout=3.0)
+            assert len(consumer.assignment()) == 2
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+# -- commits that nobody waits for ----------------------------------------------------------------------------------
+
+
+@each(*MEMBERSHIPS)
+async def test_commits_with_a_callback_take_effect_in_their_order(service: Service) -> None:
+    await service.produce(0, 400)
+    told: list[tuple[int, AllocatorError | None]] = []
+    partition = service.partitions[0]
+
+    def callback(offsets: Any, error: AllocatorError | None) -> None:
+        told.append((offsets[partition].offset, error))
+        raise ZeroDivisionError  # a bug of the user's ends nothing
+
+    async with service.consumer(auto_commit_interval_s=None) as consumer:
+        await owns(consumer, 4)
+        for offset in range(1, 51):
+            consumer.commit_soon({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
+        await wait_until_async(lambda: len(told) == 50, 20, "the callbacks")
+        assert told == [(offset, None) for offset in range(1, 51)]
+        assert await consumer.committed(partition) == OffsetAndMetadata(50, "mine", -1)
+        with pytest.raises(NotOwned):
+            consumer.commit_soon({TopicPartition("other", 0): 1})
+        consumer.commit_soon({partition: 60})
+    async with service.consumer(auto_commit_interval_s=None) as again:
+        committed = await again.committed(partition)
+        assert committed is not None
+        assert committed.offset == 60, "closing did not wait for the last one"
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"membership": "zk"}, ["'zk', not one of zookeeper, kafka, fixed"]),
+        ({"zookeeper": None}, ["zookeeper is missing"]),
+        ({"group": None}, ["group is missing", "fixed"]),
+        ({"partitions": [TopicPartition("t", 0)]}, ["topics and partitions exclude each other", "by hand only with"]),
+        ({"pattern": "["}, ["topics and pattern exclude each other", "not a regular expression"]),
+        ({"membership": "kafka", "heartbeat_interval_s": 6}, ["heartbeat_interval_s is 6; at most half"]),
+        ({"membership": "kafka", "max_poll_interval_s": 0, "weight": 0}, ["max_poll_interval_s", "weight"]),
+    ],
+)
+def test_a_wrong_choice_is_named_before_anything_is_touched(settings: dict[str, Any], says: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        Consumer("t", **{"brokers": "b:1", "group": "g", "zookeeper": "z:1", **settings})
+    for text in says:
+        assert text in str(error.value)
+
+
+def test_what_another_membership_needs_is_not_looked_at() -> None:
+    Consumer("t", brokers="b:1", group="a/b", membership="kafka")
+    Consumer("t", brokers="b:1", group=None, membership="fixed", assignor=[])

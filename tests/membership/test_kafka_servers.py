@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 from kafka_members import Ours, shared, topic_with
+from kafka_process import member_process
 from members import History
 
 from allocator.errors import CommitFailed
@@ -14,7 +16,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = [
-    pytest.param("0.9.0.1", marks=pytest.mark.long),
+    "0.9.0.1",
     pytest.param("0.10.2.2", marks=pytest.mark.long),
     pytest.param("1.1.1", marks=pytest.mark.long),
     pytest.param("2.8.2", marks=pytest.mark.long),
@@ -31,7 +33,7 @@ async def start(cluster_factory: Any, kafka: str) -> LocalCluster:
 
 
 @pytest.mark.parametrize("kafka", VERSIONS)
-@pytest.mark.parametrize("assignor", ["range", "naive"])
+@pytest.mark.parametrize("assignor", ["range", pytest.param("naive", marks=pytest.mark.long)])
 async def test_members_share_leave_and_die(
     kafka: str, assignor: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
@@ -116,6 +118,73 @@ async def test_only_cooperative_members_keep_what_does_not_move(
             stopped = {p for _, member, what, parts in history.events if (member, what) == ("a", "end") for p in parts}
             assert stopped == (before - a.held if assignor == "cooperative-sticky" else before)
             assert a.held < before  # what stays, stays under either
+    assert history.overlaps() == []
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_a_process_that_was_stopped_beyond_its_session_is_fenced_and_comes_back(
+    kafka: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    counts = await topic_with(cluster, unique_name(), 4)
+    (topic,) = counts
+    history = History()
+    async with (
+        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        member_process(cluster.bootstrap, group, topic, history) as other,
+    ):
+        await shared([a, other], counts)
+        await wait_until_async(lambda: other.acted, 20, "it to act")
+        mine, taken = min(other.held), other.held
+        other.commit(mine.partition, 1)
+        await wait_until_async(lambda: other.refusals, 20, "its commit")
+        stopped = other.signal(signal.SIGSTOP)
+        history.events.append((stopped, "process", "pause", frozenset()))
+        try:
+            await shared([a], counts, 60)
+            await a.offsets.commit({mine: OffsetAndMetadata(2, "", -1)})
+            other.commit(mine.partition, 99)
+        finally:
+            resumed = other.signal(signal.SIGCONT)
+        await wait_until_async(lambda: len(other.refusals) == 2, 30, "its commit to be refused")
+        assert other.refusals == [None, "Fenced"]
+        await wait_until_async(lambda: other.held != taken, 30, "it to hear of its loss")
+        await shared([a, other], counts, 60)
+        assert (await a.offsets.fetch([mine]))[mine].offset == 2
+        again = next(
+            when for when, name, what, _ in history.events if name == "process" and when > resumed and what == "begin"
+        )
+        assert [when for when, held in other.acted if held and stopped + 0.1 < when < again] == []
+        await wait_until_async(lambda: other.acted[-1][0] > again, 20, "it to act again")
+        assert a.owner.errors == []
+    lost = next(event for event in history.events if event[1:3] == ("process", "lost"))
+    history.events.append((lost[0], "process", "go on", frozenset()))
+    history.events.sort(key=lambda event: event[0])
+    assert history.overlaps() == []
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+@pytest.mark.parametrize("assignor", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.long)])
+async def test_a_topic_that_is_deleted_under_the_group_and_made_again(
+    kafka: str, assignor: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka)
+    stays, goes = unique_name(), unique_name()
+    counts = {**await topic_with(cluster, stays, 2), **await topic_with(cluster, goes, 4)}
+    history = History()
+    common = {"history": history, "assignors": [assignor]}
+    async with (
+        Ours(cluster.bootstrap, group, counts, name="a", **common) as a,
+        Ours(cluster.bootstrap, group, counts, name="b", **common) as b,
+    ):
+        await shared([a, b], counts)
+        await asyncio.to_thread(cluster.delete_topic, goes)
+        await shared([a, b], {stays: 2})
+        await topic_with(cluster, goes, 6)
+        await shared([a, b], {stays: 2, goes: 6})
+        await asyncio.to_thread(cluster.add_partitions, goes, 7)
+        await shared([a, b], {stays: 2, goes: 7})
+        assert a.owner.errors == b.owner.errors == []
     assert history.overlaps() == []
 
 

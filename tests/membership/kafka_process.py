@@ -1,0 +1,131 @@
+"""One member of ours in a process of its own, which a test may stop and let go on.
+
+    python kafka_process.py BOOTSTRAP GROUP TOPIC
+
+Writes one JSON list a line: [time, what, partitions], the events of a `History` and `acts`, each time that it found
+itself allowed to deliver. The line `commit P OFFSET` on its standard input makes it commit and answer with
+["commit", the error's class or null]; the end of its input makes it leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kafka_members import Ours
+from members import History
+
+from allocator.errors import AllocatorError
+from allocator.tasks import Scope
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+NAME = "process"
+
+
+class _Told(History):
+    """A history that others read as it happens."""
+
+    def note(self, member: str, what: str, partitions: Any) -> None:
+        super().note(member, what, partitions)
+        _write(self.events[-1][0], what, partitions)
+
+
+def _write(when: float, what: str, partitions: Any) -> None:
+    print(json.dumps([when, what, sorted(p.partition for p in partitions)]), flush=True)
+
+
+async def _act(ours: Ours) -> None:
+    while True:
+        when, held = time.monotonic(), ours.held
+        if ours.membership.may_act():
+            _write(when, "acts", held)
+        await asyncio.sleep(0.02)
+
+
+async def _obey(ours: Ours, topic: str) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := (await reader.readline()).decode().split():
+        error = None
+        try:
+            await ours.offsets.commit({TopicPartition(topic, int(line[1])): OffsetAndMetadata(int(line[2]), "", -1)})
+        except AllocatorError as refused:
+            error = type(refused).__name__
+        print(json.dumps(["commit", error]), flush=True)
+
+
+async def main(bootstrap: str, group: str, topic: str) -> None:
+    async with Ours(bootstrap, group, [topic], name=NAME, history=_Told()) as ours, Scope() as scope:
+        scope.start(_act(ours))
+        await scope.run(_obey(ours, topic))
+
+
+class MemberProcess:
+    """Such a process as the test sees it: what it holds, what it said, and an iterator over its answers."""
+
+    def __init__(self, process: asyncio.subprocess.Process, topic: str, history: History) -> None:
+        self.process = process
+        self.held: frozenset[TopicPartition] = frozenset()
+        self.acted: list[tuple[float, frozenset[TopicPartition]]] = []
+        self.refusals: list[str | None] = []
+        self._topic = topic
+        self._history = history
+
+    def signal(self, number: int) -> float:
+        """Returns the time: stopped, it does nothing from then on."""
+        self.process.send_signal(number)
+        return time.monotonic()
+
+    def commit(self, partition: int, offset: int) -> None:
+        """Is read when the process goes on, if it was stopped; the answer comes in `refusals`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"commit {partition} {offset}\n".encode())
+
+    async def listen(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            first, *rest = json.loads(line)
+            if first == "commit":
+                self.refusals.append(rest[0])
+                continue
+            what, parts = rest[0], frozenset(TopicPartition(self._topic, n) for n in rest[1])
+            if what == "acts":
+                self.acted.append((first, parts))
+                continue
+            self._history.events.append((first, NAME, what, parts))
+            if what == "begin":
+                self.held |= parts
+            elif what in ("end", "lost"):
+                self.held -= parts
+
+
+@asynccontextmanager
+async def member_process(bootstrap: str, group: str, topic: str, history: History) -> AsyncIterator[MemberProcess]:
+    """Joined or about to; leaves in the end, or is killed if it does not."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, bootstrap, group, topic, stdin=pipe, stdout=pipe
+    )
+    member = MemberProcess(process, topic, history)
+    try:
+        async with Scope() as scope:
+            listening = scope.start(member.listen())
+            yield member
+            assert process.stdin is not None
+            process.stdin.close()
+            await asyncio.wait({listening}, timeout=20)
+            listening.result()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""What a history proves. Pure.
+
+Owning is judged by what was done: the *active span* of a turn goes from the beginning of the first record that was
+processed in it to the end of the last one. Two members' spans of one partition that overlap mean two owners, also
+when no two records were worked on at the same instant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .history import Commit, Did, Fault, History, Turn
+
+__all__ = ["Regression", "Verdict", "check", "repeated_in", "standstill"]
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A commit that set a partition back."""
+
+    before: Commit
+    after: Commit
+
+
+@dataclass
+class Verdict:
+    """Empty lists are promises that held."""
+
+    produced: int = 0
+    processed: int = 0
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """(partition, offset) that nobody processed."""
+    overlaps: list[tuple[Turn, Turn]] = field(default_factory=list)
+    """Two members that owned a partition at one time."""
+    strays: list[Did] = field(default_factory=list)
+    """Records processed by members that did not own the partition."""
+    duplicates: int = 0
+    """How often a record was processed once more."""
+    allowed: int = 0
+    """How many duplicates there may be: what was uncommitted where a turn ended."""
+    beyond: list[tuple[int, int]] = field(default_factory=list)
+    """(partition, offset) that was processed more often than the ends of turns explain."""
+    unclean: list[Turn] = field(default_factory=list)
+    """Turns that ended in good order and left something uncommitted, though no commit had failed."""
+    regressions: list[Regression] = field(default_factory=list)
+    """Committed offsets set back by more than what was uncommitted where the turn of the late commit ended."""
+    unfinished: list[int] = field(default_factory=list)
+    """Partitions whose last committed offset is not their end."""
+
+    @property
+    def holds(self) -> bool:
+        broken = (self.lost, self.overlaps, self.strays, self.beyond, self.unclean, self.regressions, self.unfinished)
+        return self.produced > 0 and not any(broken)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.produced} produced, {self.processed} processed at least once, {len(self.lost)} lost",
+            f"{len(self.overlaps)} overlapping owners, {len(self.strays)} records processed without owning",
+            f"{self.duplicates} duplicates of at most {self.allowed}, {len(self.beyond)} records beyond that",
+            f"{len(self.unclean)} orderly ends that left something uncommitted",
+            f"{len(self.regressions)} offset regressions, {len(self.unfinished)} partitions not committed to their end",
+        ]
+        return "; ".join(parts)
+
+
+def check(history: History) -> Verdict:
+    counts = Counter((did.partition, did.offset) for did in history.did)
+    verdict = Verdict(sum(history.ends.values()), len(counts))
+    verdict.lost = [(p, o) for p, end in sorted(history.ends.items()) for o in range(end) if not counts[p, o]]
+    verdict.strays = list(history.strays)
+    verdict.overlaps = overlaps(history.turns)
+    verdict.duplicates = sum(counts.values()) - len(counts)
+    excused: Counter[tuple[int, int]] = Counter()
+    for turn in history.turns:
+        if turn.ending == "running":
+            continue
+        left = turn.uncommitted
+        excused.update((turn.partition, offset) for offset in left)
+        if left and turn.ending == "revoked" and not turn.refused:
+            verdict.unclean.append(turn)
+    verdict.allowed = sum(excused.values())
+    verdict.beyond = sorted(key for key, count in counts.items() if count - 1 > excused[key])
+    verdict.regressions = regressions(history)
+    verdict.unfinished = [p for p, end in sorted(history.ends.items()) if end and history.final.get(p) != end]
+    return verdict
+
+
+def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
+    by_partition: dict[int, list[tuple[float, float, Turn]]] = {}
+    for turn in turns:
+        if turn.did:
+            span = (min(did.begin for did in turn.did), max(did.end for did in turn.did), turn)
+            by_partition.setdefault(turn.partition, []).append(span)
+    found = []
+    for spans in by_partition.values():
+        spans.sort(key=lambda span: span[:2])
+        latest = spans[0]
+        for span in spans[1:]:
+            if span[0] < latest[1] and span[2].member != latest[2].member:
+                found.append((latest[2], span[2]))
+            if span[1] > latest[1]:
+                latest = span
+    return found
+
+
+def regressions(history: History) -> list[Regression]:
+    """Commits in the order of their acknowledgements; one below an earlier one must be explained.
+
+    It is, if what the late commit covered had been left uncommitted by a turn of that member which ended abruptly: the
+    request was under way when the member was stopped or cut off.
+    """
+    abrupt: dict[tuple[str, int], set[int]] = {}
+    for turn in history.turns:
+        if turn.ending in ("lost", "died") or turn.refused:
+            abrupt.setdefault((turn.member, turn.partition), set()).update(did.offset + 1 for did in turn.did)
+    highest: dict[int, Commit] = {}
+    found = []
+    for commit in sorted(history.commits, key=lambda commit: commit.at):
+        before = highest.get(commit.partition)
+        if before is None or commit.offset >= before.offset:
+            highest[commit.partition] = commit
+        elif commit.offset not in abrupt.get((commit.member, commit.partition), ()):
+            found.append(Regression(before, commit))
+    return found
+
+
+def standstill(history: History, fault: Fault, until: float) -> float:
+    """Seconds for which the partition that waited longest had nothing processed, from the fault until `until`."""
+    longest = 0.0
+    for partition, end in history.ends.items():
+        if not end:
+            continue
+        times = sorted(d.end for d in history.did if d.partition == partition and fault.begin <= d.end < until)
+        points = [fault.begin, *times, until]
+        longest = max(longest, max(later - earlier for earlier, later in zip(points, points[1:])))
+    return longest
+
+
+def repeated_in(history: History, begin: float, until: float) -> int:
+    """Duplicates whose second or later processing ended in that time."""
+    seen: set[tuple[int, int]] = set()
+    count = 0
+    for did in sorted(history.did, key=lambda did: did.end):
+        key = (did.partition, did.offset)
+        count += key in seen and begin <= did.end < until
+        seen.add(key)
+    return count

@@ -1,0 +1,119 @@
+"""What happens to a group. Each fault is over when its function returns; the group may still be getting over it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from allocator.testing import LocalCluster, Node, wait_until
+from allocator.testing.probe import zookeeper_mode
+
+from .group import Group, Member
+
+__all__ = ["FAULTS", "Fault"]
+
+Fault = Callable[[Group, random.Random], str]
+"""Does it, and says to whom."""
+
+
+def kill(group: Group, chance: random.Random) -> str:
+    """kill -9; another one is started before or after the session has ended."""
+    member = chance.choice(group.members)
+    group.kill(member)
+    time.sleep(chance.uniform(0, 2) * group.settings.session_timeout_s)
+    group.add()
+    return member.name
+
+
+def pause(group: Group, chance: random.Random) -> str:
+    """SIGSTOP for one to three session timeouts."""
+    member = chance.choice(group.members)
+    member.signal(signal.SIGSTOP)
+    time.sleep(chance.uniform(1, 3) * group.settings.session_timeout_s)
+    member.signal(signal.SIGCONT)
+    return member.name
+
+
+def cut_zookeeper(group: Group, chance: random.Random) -> str:
+    """One member hears nothing of ZooKeeper, or is not heard, or both; Kafka stays."""
+    return cut(group, chance, group.cluster.zookeepers)
+
+
+def cut_kafka(group: Group, chance: random.Random) -> str:
+    """One member hears nothing of Kafka, or is not heard, or both; ZooKeeper stays."""
+    return cut(group, chance, group.cluster.brokers)
+
+
+def cut(group: Group, chance: random.Random, nodes: list[Node]) -> str:
+    member: Member = chance.choice(group.members)
+    direction = chance.choice(["both", "both", "to_server", "to_client"])
+    for node in nodes:
+        assert node.proxy is not None
+        node.proxy.drop(direction=direction, client=member.pid)  # type: ignore[arg-type]
+    time.sleep(chance.uniform(1, 3) * group.settings.session_timeout_s)
+    for node in nodes:
+        assert node.proxy is not None
+        node.proxy.heal(client=member.pid)
+    return f"{member.name} ({direction})"
+
+
+def zookeeper_leader(group: Group, chance: random.Random) -> str:
+    """kill -9 of the ensemble's leader, which comes back after a while."""
+    nodes = group.cluster.zookeepers
+    leader = wait_until(
+        lambda: next((node for node in nodes if zookeeper_mode(node.port) in ("leader", "standalone")), None),
+        60,
+        "ZooKeeper to have a leader",
+    )
+    leader.kill()
+    time.sleep(chance.uniform(0.3, 1.5) * group.settings.session_timeout_s)
+    leader.start()
+    return f"node {leader.id}"
+
+
+def broker(group: Group, chance: random.Random) -> str:
+    """kill -9 of a broker, which comes back after a while; over when its replicas are in sync again."""
+    node = chance.choice(group.cluster.brokers)
+    node.kill()
+    time.sleep(chance.uniform(0.3, 2) * group.settings.session_timeout_s)
+    node.start()
+    wait_until(lambda: in_sync(group.cluster), 120, "all replicas to be in sync again")
+    return f"broker {node.id}"
+
+
+def rolling(group: Group, chance: random.Random) -> str:
+    """Every member leaves in good order and another one takes its place, one after another."""
+    late = []
+    for member in tuple(group.members):
+        if not group.leave(member):
+            late.append(member.name)
+        joined = group.add()
+        wait_until(
+            lambda: joined.owns() or not joined.alive,  # noqa: B023
+            60,
+            lambda: f"{joined.name} to own something; see {joined.log}",  # noqa: B023
+        )
+    return "all" + (f", killed as they took too long: {', '.join(late)}" if late else "")
+
+
+def in_sync(cluster: LocalCluster) -> bool:
+    views = cluster.metadata()
+    return len(views) == len(cluster.brokers) and all(
+        state.leader is not None and set(state.isr) == set(state.replicas)
+        for view in views
+        for partitions in view.topics.values()
+        for state in partitions.values()
+    )
+
+
+FAULTS: dict[str, Fault] = {
+    "kill -9": kill,
+    "pause": pause,
+    "cut from ZooKeeper": cut_zookeeper,
+    "cut from Kafka": cut_kafka,
+    "ZooKeeper leader killed": zookeeper_leader,
+    "broker killed": broker,
+    "rolling restart": rolling,
+}

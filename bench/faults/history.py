@@ -1,0 +1,134 @@
+"""The journals of all members, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Commit", "Did", "Fault", "History", "Turn", "read"]
+
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Did:
+    """One record that one member processed, from `begin` to `end`."""
+
+    member: str
+    partition: int
+    offset: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One offset of one partition that Kafka acknowledged to a member at that time."""
+
+    member: str
+    partition: int
+    offset: int
+    at: float
+
+
+@dataclass
+class Turn:
+    """The time in which a member took a partition for its own, and what it did in it."""
+
+    member: str
+    partition: int
+    begin: float
+    end: float = FOREVER
+    ending: str = "running"
+    """"revoked" in good order, "lost", "died" (it was killed), or "running"."""
+    did: list[Did] = field(default_factory=list)
+    committed: int = -1
+    """The highest offset it was acknowledged in this turn."""
+    refused: bool = False
+    """A commit failed, and none succeeded after it."""
+
+    @property
+    def uncommitted(self) -> list[int]:
+        """Offsets that were processed and that no acknowledged commit of this turn covers."""
+        return [did.offset for did in self.did if did.offset >= self.committed]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was done to the group: `end` is when it was over, not when the group had got over it."""
+
+    kind: str
+    victim: str
+    begin: float
+    end: float
+
+
+@dataclass
+class History:
+    """`ends`: partition -> offset after its last record; `final`: partition -> committed offset at the end."""
+
+    turns: Sequence[Turn] = ()
+    commits: Sequence[Commit] = ()
+    ends: Mapping[int, int] = field(default_factory=dict)
+    final: Mapping[int, int] = field(default_factory=dict)
+    faults: Sequence[Fault] = ()
+    strays: Sequence[Did] = ()
+    """Processed by a member that had not been given the partition."""
+
+    @property
+    def did(self) -> list[Did]:
+        return [*(did for turn in self.turns for did in turn.did), *self.strays]
+
+
+def read(
+    files: Mapping[str, Path],
+    died: Mapping[str, float],
+    ends: Mapping[int, int],
+    final: Mapping[int, int],
+    faults: Iterable[Fault] = (),
+) -> History:
+    """From the members' journals. `died`: when members were killed, which they could not write."""
+    history = History([], [], ends, final, list(faults), [])
+    for member, path in files.items():
+        lines = path.read_text().splitlines() if path.exists() else []
+        add(history, member, [json.loads(line) for line in lines], died.get(member))
+    return history
+
+
+def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died: float | None = None) -> None:
+    """One member's events, in their order."""
+    turns, commits, strays = list(history.turns), list(history.commits), list(history.strays)
+    now: dict[int, Turn] = {}
+    for event in events:
+        what, at = event["what"], event["at"]
+        if what == "own":
+            for partition in event["partitions"]:
+                now[partition] = Turn(member, partition, at)
+                turns.append(now[partition])
+        elif what in ("revoked", "lost"):
+            for partition in event["partitions"]:
+                turn = now.pop(partition, None)
+                if turn is not None:
+                    turn.end, turn.ending = at, what
+        elif what == "did":
+            did = Did(member, event["partition"], event["offset"], event["from"], at)
+            if did.partition in now:
+                now[did.partition].did.append(did)
+            else:
+                strays.append(did)
+        elif what in ("commit", "refused"):
+            for key, offset in event["offsets"].items():
+                if what == "commit":
+                    commits.append(Commit(member, int(key), offset, at))
+                turn = now.get(int(key))
+                if turn is not None:
+                    turn.refused = what == "refused"
+                    if what == "commit":
+                        turn.committed = max(turn.committed, offset)
+    for turn in now.values():
+        if died is not None:
+            turn.end, turn.ending = died, "died"
+    history.turns, history.commits, history.strays = turns, commits, strays

@@ -1,0 +1,48 @@
+"""Five members on three brokers and three ZooKeeper nodes, disturbed at random under steady load.
+
+`ALLOCATOR_FAULT_SEED` repeats a run's order, victims and durations; what the machine does in between it cannot repeat,
+so a run that failed also leaves its history behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench.faults.faults import FAULTS
+from bench.faults.group import Settings
+from bench.faults.run import run, start_cluster
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
+
+
+def disturb(seconds: float, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("ALLOCATOR_FAULT_SEED", random.randrange(10**6)))
+    settings = Settings()
+    directory = Path(tempfile.mkdtemp(prefix=f"allocator-faults-{seed}-"))
+    with capsys.disabled(), start_cluster(settings) as cluster:
+        print(f"\nfaults of seed {seed} for {seconds:g} s")
+        outcome = run(cluster, settings, seed, seconds, directory)
+        print(f"{outcome.table()}\n{outcome.verdict}")
+    assert outcome.holds, (
+        f"seed {seed} broke a promise: {outcome.verdict}; {outcome.problems}; everything that happened is in "
+        f"{directory / 'history.jsonl'}, the members' logs beside it"
+    )
+    shutil.rmtree(directory)
+    assert {figure.fault.kind for figure in outcome.figures} == set(FAULTS)
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    disturb(60.0, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    disturb(600.0, capsys)

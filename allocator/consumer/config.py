@@ -197,7 +197,7 @@ class GroupSettings:
     # the rest is for "kafka". Seconds, default 10, and brokers take no less than 6 unless told to; more: a crashed
     # member's partitions wait longer; less: a pause of this process ends its ownership
     session_timeout_s: float = setting(Number(0.1, 3600), 10.0)
-    # seconds, default 3, at most a third of the session timeout; more: a rebalance is noticed later
+    # seconds, default 3, at most half of the session timeout; more: a rebalance is noticed later
     heartbeat_interval_s: float = setting(Number(0.01, 3600), 3.0)
     # seconds, default 60: how long a rebalance waits for a member that drains and commits; more: one that hangs
     # holds the group up; less: a slow one loses what it holds. Before 0.10.1 the session timeout stands for it

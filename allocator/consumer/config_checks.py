@@ -25,9 +25,9 @@ def check_together(config: Config, reader: Reader) -> None:
         reader.fault(topics_keys, "set exactly one of them")
     if group.membership == "zookeeper" and zookeeper.hosts is None:
         reader.fault(["zookeeper.hosts", "group.membership"], "this membership needs it")
-    if group.membership == "kafka" and 3 * group.heartbeat_interval_s > group.session_timeout_s:
+    if group.membership == "kafka" and 2 * group.heartbeat_interval_s > group.session_timeout_s:
         keys = ["group.heartbeat_interval_s", "group.session_timeout_s"]
-        reader.fault(keys, "the first may be a third of the second, or a lost heartbeat costs the membership")
+        reader.fault(keys, "the first may be half of the second, or one lost heartbeat costs the membership")
     if handler.dead_letter_topic is not None:
         if handler.dead_letter_topic in (group.topics or ()):
             reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")

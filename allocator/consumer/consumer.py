@@ -48,7 +48,7 @@ class Consumer:
                            the names under which members of other clients can share a group over "kafka"
     session_timeout_s      more: a crashed member's partitions wait longer; less: a pause costs the session sooner
     rebalance_timeout_s    "kafka": how long a rebalance waits for a member that drains and commits
-    heartbeat_interval_s   "kafka": at most a third of the session timeout
+    heartbeat_interval_s   "kafka": more: rebalances are noticed later; less: more requests
     max_poll_interval_s    who does not ask for records for so long leaves the group, until he asks again; None: never
     instance_id            "kafka": a static member (KIP-345), whose partitions wait for its return
     auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash

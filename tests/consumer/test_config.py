@@ -74,6 +74,17 @@ def test_the_consumer_gets_what_it_takes_and_never_commits_by_itself(files: File
     assert options["zookeeper_options"] is None
 
 
+def test_a_group_of_kafkas_own_needs_no_zookeeper(files: Files) -> None:
+    kafka = '[group]\nmembership = "kafka"\nsession_timeout_s = 30\ninstance_id = "billing-7"'
+    text = edited("[group]", kafka).replace('[zookeeper]\nhosts = "zk1:2181,zk2:2181/chroot"', "")
+    options = files.load(text).consumer_options()
+    assert options["membership"] == "kafka"
+    assert options["zookeeper"] is None
+    assert options["session_timeout_s"] == 30
+    assert options["instance_id"] == "billing-7"
+    assert files.load(GOOD).consumer_options()["session_timeout_s"] == 10
+
+
 def test_the_environment_wins_over_the_file(files: Files) -> None:
     config = files.load(
         GOOD,
@@ -211,6 +222,8 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set"),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
+        ('[group]\nmembership = "kafak"', 'must be "zookeeper" or "kafka" or "fixed"; did you mean "kafka"?'),
+        ('[group]\nmembership = "kafka"\nsession_timeout_s = 5', "may be half of the second"),
     ],
 )
 def test_settings_that_contradict_each_other(files: Files, addition: str, fault: str) -> None:
@@ -230,6 +243,12 @@ def test_topics_and_pattern_exclude_each_other_and_one_is_needed(files: Files) -
     assert files.faults(edited('topics = ["orders", "returns"]', 'pattern = "("'))[0].startswith(
         'FILE: group.pattern = "(": must be a regular expression; missing )'
     )
+
+
+def test_the_default_membership_needs_zookeeper(files: Files) -> None:
+    assert files.faults(edited('hosts = "zk1:2181,zk2:2181/chroot"', "")) == [
+        'FILE: zookeeper.hosts not set with group.membership = "zookeeper": this membership needs it'
+    ]
 
 
 def test_a_pattern_that_takes_in_the_dead_letters_is_refused(files: Files) -> None:

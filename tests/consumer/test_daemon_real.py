@@ -28,6 +28,13 @@ HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "allocator.cli"]
 
 
+KAFKA_ALONE: dict[str, dict[str, Any]] = {
+    "zookeeper": {"hosts": None},
+    "group": {"membership": "kafka", "session_timeout_s": 6, "heartbeat_interval_s": 0.3},
+}
+through_either = pytest.mark.parametrize("more", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
+
+
 class Setup:
     """One topic, one group, and the daemons on them."""
 
@@ -52,7 +59,8 @@ class Setup:
             settings.setdefault(name, {}).update(values)
         lines = []
         for name, values in settings.items():
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            given = {key: value for key, value in values.items() if value is not None}
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())]
         path = self.directory / f"config-{len(list(self.directory.glob('config-*')))}.toml"
         path.write_text("\n".join(lines))
         return path
@@ -155,10 +163,13 @@ async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_s
     assert {"time", "level", "logger", "message"} <= set(logs[0])
 
 
-async def test_partitions_move_between_daemons_and_every_record_is_handled_once(make: Callable[..., Setup]) -> None:
+@through_either
+async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
+    make: Callable[..., Setup], more: dict[str, Any]
+) -> None:
     it = make(partitions=6)
     it.fill(6000)
-    config = it.config("slow", handler={"concurrency": 2})
+    config = it.config("slow", handler={"concurrency": 2}, **more)
     first = it.run(config)
     it.wait_done(300)
     second = it.run(config)
@@ -175,10 +186,11 @@ async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
     assert await it.committed() == dict.fromkeys(range(6), 1000)
 
 
-async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup]) -> None:
+@through_either
+async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup], more: dict[str, Any]) -> None:
     it = make(partitions=4)
     it.fill(4000)
-    config = it.config("slow", commit={"interval_s": 0.2})
+    config = it.config("slow", commit={"interval_s": 0.2}, **more)
     first = it.run(config)
     second = it.run(config)
     wait_until(lambda: len({entry["pid"] for entry in it.done()}) == 2, 30, "both to take part")

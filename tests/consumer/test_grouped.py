@@ -23,15 +23,16 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 class Service:
     """What a test needs to make consumers of one group on one topic."""
 
-    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
-        self.cluster, self.topic, self.group = cluster, topic, group
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper") -> None:
+        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
 
     def consumer(self, **options: Any) -> GroupedConsumer:
         return GroupedConsumer(
             self.cluster.bootstrap.split(","),
             options.pop("group", self.group),
             [self.cluster.zookeeper],
-            session_timeout_s=4.0,
+            membership=self.membership,
+            session_timeout_s=4.0 if self.membership == "zookeeper" else 6.0,
             **{"max_wait_time": 200, **options},
         )
 
@@ -46,8 +47,13 @@ class Service:
 
 
 @pytest.fixture
-def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Service:
-    return Service(kafka_cluster, topic_factory(4), group)
+def service(
+    request: pytest.FixtureRequest, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> Service:
+    return Service(kafka_cluster, topic_factory(4), group, getattr(request, "param", "zookeeper"))
+
+
+through_either = pytest.mark.parametrize("service", ["zookeeper", "kafka"], indirect=True)
 
 
 async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
@@ -59,6 +65,7 @@ async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
     raise AssertionError(f"{len(values)} of {count} values")
 
 
+@through_either
 def test_a_tornado_service_with_yield(service: Service) -> None:
     """As its authors wrote it: gen.coroutine, IOLoop.run_sync, JSON by default."""
     asyncio.run(service.produce([{"n": number} for number in range(40)]))
@@ -78,6 +85,7 @@ def test_a_tornado_service_with_yield(service: Service) -> None:
     assert sorted(value["n"] for value in seen) == list(range(40))
 
 
+@through_either
 async def test_autocommit_commits_before_the_values_are_returned(service: Service) -> None:
     await service.produce(list(range(40)))
     consumer = service.consumer()
@@ -94,6 +102,7 @@ async def test_autocommit_commits_before_the_values_are_returned(service: Servic
     await consumer.close()
 
 
+@through_either
 async def test_without_autocommit_nothing_is_committed_until_asked(service: Service) -> None:
     await service.produce(list(range(40)))
     first = service.consumer(autocommit=False)
@@ -132,6 +141,7 @@ async def test_a_value_that_does_not_deserialize_is_left_out(
     await consumer.close()
 
 
+@through_either
 async def test_two_members_share_with_a_function_of_kiels_signature(service: Service) -> None:
     def last_member_gets_partition_zero(members, partitions):
         mapping: dict = {}
@@ -187,6 +197,7 @@ async def test_an_unknown_topic_gives_nothing_and_says_so(service: Service, capl
     assert await consumer.consume("no-such-topic") is None
 
 
+@through_either
 async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Service) -> None:
     await service.produce(list(range(100)))
     first, second = service.consumer(autocommit=False), service.consumer(autocommit=False)

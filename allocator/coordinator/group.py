@@ -149,10 +149,9 @@ class GroupCoordinator:
             async with Scope() as scope:
                 scope.start(self._heart.run(), "heartbeats")
                 await scope.run(self._take_part(), "group")
-        except AllocatorError as error:
-            self._report(error)
         except Exception as error:
-            log.exception("%s: the membership of %s ended", self.group, self._member_id)
+            if not isinstance(error, AllocatorError):
+                log.exception("%s: the membership of %s ended", self.group, self._member_id)
             self._report(error)
         finally:
             if self.phase is not Phase.CLOSED:
@@ -187,8 +186,11 @@ class GroupCoordinator:
             except AllocatorError as error:
                 if error.retriable and isinstance(error, BrokerError):
                     log.info("%s: %s; trying again", self.group, error)
-                elif self._report(error):
-                    return
+                elif self._joined.done():
+                    self._report(error)
+                else:
+                    await self._leave_group(self._me, "it cannot take part")  # once it is told that, we are ended
+                    raise
                 self._back_to_joining()
                 await happens(self._stop, self._pause_s(error))
 
@@ -390,11 +392,9 @@ class GroupCoordinator:
         passes = error.retriable and isinstance(error, BrokerError)
         return self._settings.retry_backoff_s if passes else self._settings.failure_pause_s
 
-    def _report(self, error: Exception) -> bool:
-        """Whether it prevented the first assignment, which ends the membership."""
+    def _report(self, error: Exception) -> None:
         if not self._joined.done():
             self._joined.set_exception(error)
-            return True
-        log.error("%s: %s", self.group, error)
-        self._participant.failed(error)
-        return False
+        else:
+            log.error("%s: %s", self.group, error)
+            self._participant.failed(error)

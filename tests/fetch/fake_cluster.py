@@ -43,7 +43,8 @@ class Request(SimpleNamespace):
 class Session:
     """What one broker remembers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, number: int, parts: Parts) -> None:
+        self.number = number
         self.epoch = 1
         self.parts = parts
         self.told: dict[TopicPartition, int] = {}
@@ -113,12 +114,12 @@ class FakeCluster:
 
     def elect(self, tp: TopicPartition, node: int, cut: Optional[int] = None) -> None:
         """A new leader; `cut`: it has the log only up to there."""
+        newest = self.leader_epoch(tp) or 0
         if cut is not None:
             self.logs[tp] = [entry for entry in self.logs[tp] if entry[1] <= cut]
             assert self.end(tp) == cut
             self.epochs[tp] = [(epoch, first) for epoch, first in self.epochs[tp] if first < cut]
-        newest = (self.epochs.get(tp) or [(-1, 0)])[-1][0]
-        self.epochs.setdefault(tp, []).append((max(newest, self.leader_epoch(tp) or 0) + 1, self.end(tp)))
+        self.epochs.setdefault(tp, []).append((newest + 1, self.end(tp)))
         self.leaders[tp] = node
 
     def changed(self) -> None:
@@ -220,7 +221,8 @@ class FakeCluster:
             self.sessions.pop(key, None)
             if not self.grants_sessions:
                 return None, None
-            made = self.sessions[node, next(self._session_ids)] = Session(dict(said))
+            made = Session(next(self._session_ids), dict(said))
+            self.sessions[node, made.number] = made
             return made, None
         session = self.sessions.get(key)
         if session is None:
@@ -252,9 +254,7 @@ class FakeCluster:
                     continue
         finally:
             self._news.remove(news)
-        number = 0
         if session is not None:
-            number = next(key[1] for key, each in self.sessions.items() if each is session)
             for a in answers:
                 tp = TopicPartition(a.topic, a.partition)
                 if a.records:
@@ -265,7 +265,7 @@ class FakeCluster:
         version = self._spoken(request)
         if version >= 13:
             answers = [a._replace(topic=self.ids[str(a.topic)]) for a in answers]
-        return FetchAnswer(version, answers, 0, number)
+        return FetchAnswer(version, answers, 0, 0 if session is None else session.number)
 
     def _read(self, node: int, parts: Parts, request: Any) -> list[Part]:
         out: list[Part] = []

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
+
+from fake_cluster import FakeCluster
 
 from allocator.fetch import Batch, Fetcher
 from allocator.subscription import SubscriptionState
 from allocator.types import TopicPartition
 
-__all__ = ["collect", "start_at", "take", "until"]
+__all__ = ["collect", "fetching", "offsets", "start_at", "take", "until"]
 
 PATIENCE_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
+    """A fetcher on a cluster in memory, in a hurry."""
+    settings.setdefault("max_wait_s", 0.05)
+    settings.setdefault("retry_backoff_s", 0.01)
+    async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
+        yield fetcher
+
+
+def offsets(records: list[Any]) -> list[int]:
+    return [record.offset for record in records]
 
 
 def start_at(

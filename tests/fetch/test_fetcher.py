@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
-from reading import collect, start_at, take, until
+from reading import collect, fetching, offsets, start_at, take, until
 
 from allocator.errors import (
     AllocatorError,
@@ -28,18 +26,6 @@ from allocator.subscription import SubscriptionState
 from allocator.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
-
-
-@contextlib.asynccontextmanager
-async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
-    settings.setdefault("max_wait_s", 0.05)
-    settings.setdefault("retry_backoff_s", 0.01)
-    async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
-        yield fetcher
-
-
-def offsets(records: list[Any]) -> list[int]:
-    return [record.offset for record in records]
 
 
 async def test_every_partition_of_every_leader_comes_in_order() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from reading import collect, start_at, take, until
+from reading import collect, offsets, start_at, take, until
 
 from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
 from allocator.fetch import Fetcher
@@ -29,10 +29,6 @@ CODECS: dict[str, tuple[str | None, ...]] = {
     "1.1.1": (None, "gzip", "snappy", "lz4"),
 }
 ALL_CODECS = (None, "gzip", "snappy", "lz4", "zstd")
-
-
-def offsets(records: list[Any]) -> list[int]:
-    return [record.offset for record in records]
 
 
 def parts(topic: str, count: int) -> list[TopicPartition]:

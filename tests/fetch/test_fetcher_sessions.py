@@ -1,0 +1,362 @@
+"""What brokers are told, and how often: sessions, idle polls, leaders, nearer replicas. On a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+from fake_cluster import FakeCluster
+from reading import collect, fetching, offsets, start_at, take, until
+
+from allocator.errors import BrokerError, ConfigError, LogTruncated
+from allocator.fetch import Fetcher
+from allocator.subscription import SubscriptionState
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+# -- sessions (KIP-227)
+
+
+@pytest.mark.parametrize("version", [6, 7, 12, 16])
+async def test_an_idle_poll_says_nothing_where_brokers_remember(version: int) -> None:
+    cluster = FakeCluster(version)
+    cluster.ids["a"] = uuid.UUID(int=7)
+    tps = [cluster.add(TopicPartition("a", n)) for n in range(100)]
+    state = start_at(tps)
+    async with fetching(cluster, state, max_wait_s=0.05) as fetcher:
+        await until(lambda: len(cluster.requests) >= 6, "some polls")
+        said = [len(request.said) for request in cluster.requests[:6]]
+        assert said == ([100] * 6 if version < 7 else [100, 0, 0, 0, 0, 0])
+        cluster.append(tps[3], 2)
+        await take(fetcher, state)
+        before = len(cluster.requests)
+        await until(lambda: len(cluster.requests) > before + 2, "more polls")
+        news = [request.said for request in cluster.requests[6:] if len(request.said) != 100 and request.said]
+        assert news == ([] if version < 7 else [{tps[3]: (2, 1_048_576)}])
+
+
+async def test_idle_polls_are_as_rare_as_the_broker_may_wait() -> None:
+    cluster = FakeCluster()
+    tps = [cluster.add(TopicPartition("a", n), n % 3) for n in range(100)]
+    state = start_at(tps)
+    async with fetching(cluster, state, max_wait_s=0.2) as fetcher:
+        asyncio_loop = asyncio.get_running_loop()
+        await until(lambda: len(cluster.requests) >= 3, "the first polls")
+        began, before = asyncio_loop.time(), len(cluster.requests)
+        assert await fetcher.next_batch(1.0) is None
+        passed = asyncio_loop.time() - began
+        assert len(cluster.requests) - before <= 3 * (passed / 0.2 + 1), "three leaders, each polled once a wait"
+        assert not any(request.urgent for request in cluster.requests[3:])
+
+
+async def test_a_partition_that_is_not_wanted_is_forgotten_and_comes_back() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: len(cluster.requests) >= 2, "polls")
+        state.pause(A0)
+        fetcher.wake()
+        await until(lambda: cluster.requests[-1].forgot == {A0}, "A0 forgotten")
+        cluster.append(A0)
+        assert await fetcher.next_batch(0.1) is None
+        assert A0 not in cluster.requests[-1].parts
+        state.resume(A0)
+        fetcher.wake()
+        assert (await take(fetcher, state)).partition == 0
+
+
+@pytest.mark.parametrize("code", [70, 71, 106])
+async def test_a_refused_session_costs_one_request_and_no_pause(code: int) -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    async with fetching(cluster, state, retry_backoff_s=5) as fetcher:
+        await until(lambda: len(cluster.requests) >= 2, "a session")
+        cluster.refusals[0] = [code]
+        await until(lambda: not cluster.refusals[0], "the refusal")
+        cluster.append(A0)
+        assert offsets(list(await take(fetcher, state, 2))) == [0]
+        again = next(r for r in cluster.requests[1:] if r.session[1] == 0)
+        assert set(again.said) == {A0, A1}
+
+
+async def test_a_session_that_the_broker_evicted_is_begun_anew() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    async with fetching(cluster, state, retry_backoff_s=5) as fetcher:
+        for n in range(5):
+            await until(lambda: cluster.sessions, "a session")
+            cluster.sessions.clear()
+            cluster.append(A0)
+            assert offsets(list(await take(fetcher, state, 2))) == [n]
+
+
+async def test_sessions_refused_again_and_again_are_asked_for_with_pauses() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.refusals[0] = [71] * 6
+    cluster.append(A0)
+    async with fetching(cluster, state) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == [0]
+
+
+async def test_brokers_that_grant_no_session_are_read_all_the_same() -> None:
+    cluster = FakeCluster()
+    cluster.grants_sessions = False
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    for _ in range(3):
+        cluster.append(A0, 3)
+        cluster.append(A1, 3)
+    async with fetching(cluster, state) as fetcher:
+        await collect(fetcher, state, 18)
+    assert all(request.session == (0, 0) for request in cluster.requests)
+
+
+@pytest.mark.parametrize("code", [100, 103, 3])
+async def test_a_topic_made_anew_is_read_under_its_new_id(code: int) -> None:
+    cluster = FakeCluster(16)
+    cluster.ids["a"] = uuid.UUID(int=1)
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0)
+
+    def made_anew() -> None:
+        cluster.ids["a"] = uuid.UUID(int=2)
+        cluster.changed()
+
+    cluster.on_refresh = made_anew
+    async with fetching(cluster, state) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == [0]
+        cluster.errors[A0] = [code]
+        await until(lambda: not cluster.errors[A0], "the refusal")
+        cluster.append(A0)
+        assert offsets(list(await take(fetcher, state))) == [1]
+    assert cluster.refreshed
+
+
+async def test_the_next_request_is_out_before_the_reader_hears_of_the_answer() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    for _ in range(20):
+        cluster.append(A0, 1, 1000)
+    async with fetching(cluster, state, max_partition_bytes=1200) as fetcher:
+        for n in range(10):
+            assert offsets(list(await take(fetcher, state))) == [n]
+            asked = [request.parts[A0][0] for request in cluster.requests]
+            assert asked[-1] > n, f"at record {n} the broker was asked for {asked}"
+
+
+# -- leader epochs (KIP-320)
+
+
+def at_epoch(cluster: FakeCluster, tp: TopicPartition, *, reset: Any = "earliest") -> SubscriptionState:
+    """Records 0 to 9 under epoch 1, 10 to 19 under epoch 2."""
+    cluster.epochs[tp] = [(1, 0)]
+    cluster.add(tp)
+    cluster.append(tp, 10)
+    cluster.elect(tp, 0)
+    cluster.append(tp, 10)
+    return start_at([tp], 0, reset)
+
+
+async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[int]:
+    """As the consumer does it, epochs included."""
+    seen: list[int] = []
+    while not seen or seen[-1] < end - 1:
+        batch = await fetcher.next_batch(5)
+        assert batch is not None
+        tp = TopicPartition(batch.topic, batch.partition)
+        seen += offsets(list(batch))
+        state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))
+    return seen
+
+
+async def test_positions_know_the_epoch_of_what_comes_before_them() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        assert [fetcher.leader_epoch(A0, offset) for offset in (0, 1, 10, 11, 20)] == [-1, 1, 1, 2, 2]
+        assert fetcher.leader_epoch(A0, 21) == -1, "not read yet"
+        assert fetcher.leader_epoch(A1, 0) == -1
+
+
+async def test_a_new_leader_with_the_whole_log_is_read_on() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1)
+        cluster.changed()
+        cluster.append(A0, 5)
+        assert await read_to(fetcher, state, 25) == list(range(20, 25))
+    assert cluster.asked_epochs == [(A0, 2)]
+
+
+async def test_a_log_that_was_cut_is_read_again_from_the_cut() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        assert await read_to(fetcher, state, 40) == list(range(10, 40)), "not from 20, as if nothing were missing"
+
+
+async def test_a_log_that_was_cut_is_told_once_without_a_strategy() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0, reset="none")
+    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        with pytest.raises(LogTruncated, match=r"a:0 at offset 20: .*from offset 10 on.*seek to 10") as caught:
+            await take(fetcher, state, 5)
+        assert (caught.value.divergent_offset, caught.value.offset) == (10, 20)
+        assert await fetcher.next_batch(0.1) is None, "until it is sought"
+        state.seek(A0, caught.value.divergent_offset)
+        assert await read_to(fetcher, state, 40) == list(range(10, 40))
+
+
+async def test_a_committed_position_is_compared_when_it_is_sought() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    cluster.elect(A0, 0, cut=10)
+    cluster.append(A0, 30)
+    state.seek(A0, OffsetAndMetadata(18, "", 2))
+    async with fetching(cluster, state) as fetcher:
+        assert await read_to(fetcher, state, 40) == list(range(10, 40))
+        assert cluster.asked_epochs == [(A0, 2), (A0, 1)]
+        state.seek(A0, OffsetAndMetadata(30, "", 3))
+        assert await read_to(fetcher, state, 40) == list(range(30, 40))
+        assert len(cluster.asked_epochs) == 2, "it is of the leader that there is"
+
+
+async def test_a_fenced_epoch_leads_to_metadata_and_a_comparison() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.errors[A0] = [74]
+        await until(lambda: cluster.refreshed, "a refresh")
+        cluster.append(A0, 5)
+        assert await read_to(fetcher, state, 25) == list(range(20, 25))
+    assert (A0, 2) in cluster.asked_epochs
+
+
+@pytest.mark.parametrize("code", [6, 74, 75, 78])
+async def test_a_comparison_that_fails_is_tried_again(code: int) -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    cluster.epoch_errors[A0] = [code, code]
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        assert await read_to(fetcher, state, 40) == list(range(10, 40))
+    # the last one is about the cut itself, where the logs might differ still further back
+    assert cluster.asked_epochs == [(A0, 2)] * 3 + [(A0, 1)]
+    assert cluster.refreshed
+
+
+async def test_a_comparison_that_is_refused_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.fetch.validations.HOPELESS_S", 0.02)
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    cluster.epoch_errors[A0] = [29, 29, 29]
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1)
+        cluster.append(A0, 5)
+        cluster.changed()
+        with pytest.raises(BrokerError, match="a:0"):
+            await take(fetcher, state)
+        assert await read_to(fetcher, state, 25) == list(range(20, 25))
+
+
+async def test_a_seek_while_a_position_is_compared_counts() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.epoch_errors[A0] = [6] * 1000
+        cluster.elect(A0, 1)
+        cluster.changed()
+        await until(lambda: len(cluster.asked_epochs) > 1, "a comparison")
+        state.seek(A0, 4)
+        assert await read_to(fetcher, state, 20) == list(range(4, 20))
+
+
+# -- nearer replicas (KIP-392)
+
+
+async def test_a_nearer_replica_is_read_and_only_for_those_of_a_rack() -> None:
+    for rack, node in (("r2", 2), (None, 0)):
+        cluster = FakeCluster()
+        state = start_at([cluster.add(A0), cluster.add(A1)])
+        cluster.replicas[A0] = 2
+        for tp in (A0, A1):
+            for _ in range(4):
+                cluster.append(tp, 5)
+        async with fetching(cluster, state, rack=rack) as fetcher:
+            await collect(fetcher, state, 40)
+            cluster.append(A0)
+            await take(fetcher, state)
+        assert cluster.requests[-1].rack == (rack or "")
+        assert {r.node for r in cluster.requests if A0 in r.parts and r.parts[A0][0] > 0} == {node}
+        assert {r.node for r in cluster.requests if A1 in r.parts} == {0}
+
+
+@pytest.mark.parametrize("fault", ["down", 1, 6, 9, 56, 74])
+async def test_a_replica_that_fails_is_left_for_the_leader(fault: Any) -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.replicas[A0] = 2
+    cluster.append(A0, 5)
+    async with fetching(cluster, state, rack="r2", retry_backoff_s=5) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == list(range(5))
+        if fault == "down":
+            cluster.down.add(2)
+        else:
+            cluster.errors[A0] = [fault]
+            await until(lambda: not cluster.errors[A0], "the fault")
+        cluster.append(A0, 5)
+        # the leader names the replica still, so it is asked as one without a rack
+        assert offsets(list(await take(fetcher, state, 2))) == list(range(5, 10))
+        assert (cluster.requests[-1].node, cluster.requests[-1].rack) == (0, "")
+        assert len(cluster.requests) < 60, "no spinning between the two"
+
+
+async def test_a_replica_that_lags_is_no_reason_to_jump() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)], 8, "latest")
+    cluster.replicas[A0], cluster.replica_ends[A0] = 2, 5
+    cluster.append(A0, 5)
+    cluster.append(A0, 5)
+    async with fetching(cluster, state, rack="r2", auto_offset_reset="latest") as fetcher:
+        assert offsets(list(await take(fetcher, state))) == [8, 9]
+
+
+async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.fetch.answers.REPLICA_LEASE_S", 0.1)
+    monkeypatch.setattr("allocator.fetch.leaders.LEASE_LOOK_S", 0.02)
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.replicas[A0] = 2
+    async with fetching(cluster, state, rack="r2") as fetcher:
+        for n in range(3):
+            asked = len(cluster.requests)
+            await until(lambda: 2 in {r.node for r in cluster.requests[asked:]}, "the replica")  # noqa: B023
+            await until(lambda: 0 in {r.node for r in cluster.requests[asked:]}, "the leader")  # noqa: B023
+            cluster.append(A0)
+            assert offsets(list(await take(fetcher, state))) == [n]
+
+
+def test_a_rack_is_a_name() -> None:
+    with pytest.raises(ConfigError, match="rack is 3"):
+        Fetcher(FakeCluster(), SubscriptionState(), rack=3)  # type: ignore[arg-type]

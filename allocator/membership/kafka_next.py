@@ -14,8 +14,8 @@ counted from that, with heartbeats three times as often. A revocation counts lik
 that does not release within its rebalance timeout, counted from when it was told to.
 
 Members of the classic protocol may be in the same group while a service is moved, if the broker lets it
-(`group.consumer.migration.policy`) and their assignors are Kafka's own without user data: `range`, `roundrobin` and
-`cooperative-sticky` move, functions with data of their own do not.
+(`group.consumer.migration.policy`). From the first member of the new protocol to the last one the coordinator assigns,
+to the classic members as well, whatever functions they offer.
 """
 
 from __future__ import annotations

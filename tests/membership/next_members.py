@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from confluent_kafka import Consumer
+from kafka_clients import Confluent
 from members import History, RecordingOwner
 
 from allocator.coordinator.next_settings import NextSettings
@@ -76,40 +74,11 @@ class Next:
         await self.client.close()
 
 
-class Confluent:
-    """confluent-kafka's consumer, polled in a thread of its own; `protocol` "consumer" or "classic"."""
+class ConfluentNext(Confluent):
+    """confluent-kafka's consumer under the next-generation protocol."""
 
-    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], protocol: str = "consumer") -> None:
-        self.held: Parts = frozenset()
-        self._settings: Mapping[str, Any] = {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "group.protocol": protocol,
-            "enable.auto.commit": False,
-            "topic.metadata.refresh.interval.ms": 1000,
-        }
-        self._topics = list(topics)
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            consumer = Consumer(dict(self._settings))
-            consumer.subscribe(self._topics)
-            while not self._stop.is_set():
-                consumer.poll(0.2)
-                self.held = frozenset(TopicPartition(p.topic, p.partition) for p in consumer.assignment())
-            consumer.close()
-        except Exception as error:
-            self._error = error
-            raise
-
-    async def __aenter__(self) -> Confluent:
-        self._thread.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stop.set()
-        await asyncio.to_thread(self._thread.join, 30)
-        assert self._error is None, self._error
+    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], **options: Any) -> None:
+        super().__init__(bootstrap, group, topics, "", name="confluent-kafka", **options)
+        for classic in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
+            del self._settings[classic]
+        self._settings["group.protocol"] = "consumer"

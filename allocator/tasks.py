@@ -20,7 +20,7 @@ class Scope:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set would end them in another order each time
         self._failure: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Scope:
@@ -47,7 +47,7 @@ class Scope:
             coroutine.close()
             raise RuntimeError("Scope.start outside `async with`: the task would have no owner")
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -62,7 +62,7 @@ class Scope:
         return task.result()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()

@@ -5,7 +5,8 @@ What it keeps of the real one, because the ownership protocol leans on it:
 - writes are atomic and in one order; each is decided by the state that all earlier ones left;
 - a client reads from its follower, which may be behind the newest write but never goes back, and has applied the
   client's own writes before they are answered;
-- answers and watch events reach a client in the order in which its follower came to them;
+- answers reach a client in the order in which its follower came to them, and so do watch events; but one kind may
+  overtake the other, since the client library tells them in two threads;
 - a session ends when the leader has heard nothing of it for the timeout, which it learns from followers with a delay
   of up to half a tick; then its ephemeral znodes go in one write;
 - a client that is cut off notices by itself after two thirds of the timeout, tells SUSPENDED, and hears whether its
@@ -66,7 +67,7 @@ class Ensemble:
         self.history: list[Write] = []
         self.sessions: dict[int, Session] = {}
         self.clients: list[SimulatedZooKeeper] = []
-        self.writes = 0
+        self.after_write: Callable[[Write], None] | None = None
         # the servers and the network run on when a member is frozen
         self.context = contextvars.Context()
 
@@ -105,7 +106,6 @@ class Ensemble:
         """Carries all of them out, or raises what the first one that cannot be carried out meets."""
         if not session.alive and not closing:
             raise ConnectionLost("the session has expired")
-        self.writes += 1
         after = dict(self.znodes)
         write = Write({})
         results: list[Any] = []
@@ -114,6 +114,8 @@ class Ensemble:
         self.znodes = after
         if write.changes:
             self.history.append(write)
+            if self.after_write is not None:
+                self.after_write(write)
             for client in self.clients:
                 client.follow()
         return results
@@ -171,10 +173,12 @@ class SimulatedZooKeeper:
         self._applying = False
         self._watches: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._listeners: list[Callable[[SessionState], None]] = []
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # in their order: a set of futures has another in each run
         self._task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
-        self._last = 0.0
+        self._last_answer = self._last_event = 0.0
+        self.slow_s = 0.0
+        """How long each packet may take besides."""
         self._context = contextvars.copy_context()
 
     @property
@@ -305,11 +309,9 @@ class SimulatedZooKeeper:
                     self._deliver_event(watch)
 
     def _deliver(self, callback: Callable[[], None]) -> None:
-        """Answers and events travel to the client in order."""
-        loop = self.ensemble.loop
-        self._last = max(self._last, loop.time() + self._latency())
-        self._last += 1e-9
-        loop.call_at(self._last, self._pass, callback, context=self._context)
+        """Answers travel to the client in order."""
+        self._last_answer = max(self._last_answer, self.ensemble.loop.time() + self._latency()) + 1e-9
+        self.ensemble.loop.call_at(self._last_answer, self._pass, callback, context=self._context)
 
     def _deliver_event(self, watch: Callable[[], None]) -> None:
         def event() -> None:
@@ -317,7 +319,8 @@ class SimulatedZooKeeper:
             watch()
 
         self._events.add(event)
-        self._deliver(event)
+        self._last_event = max(self._last_event, self.ensemble.loop.time() + self._latency()) + 1e-9
+        self.ensemble.loop.call_at(self._last_event, self._pass, event, context=self._context)
 
     def _fire_all(self) -> None:
         watches, self._watches = self._watches, {}
@@ -334,6 +337,8 @@ class SimulatedZooKeeper:
     def _latency(self) -> float:
         # mostly quick, at times slow, so that members overtake each other
         chance = self.ensemble.random
+        if self.slow_s:
+            return chance.uniform(0.0, self.slow_s)
         return chance.uniform(0.0005, 0.004) if chance.random() < 0.9 else chance.uniform(0.01, 0.15)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -344,7 +349,7 @@ class SimulatedZooKeeper:
         future: asyncio.Future[Any] = loop.create_future()
         if self.state is SessionState.LOST:
             raise ConnectionLost("no session")
-        self._waiting.add(future)
+        self._waiting[future] = None
 
         def arrive() -> None:
             if self.session is None or future.done():
@@ -355,7 +360,7 @@ class SimulatedZooKeeper:
                 result, error = None, raised
 
             def back() -> None:
-                self._waiting.discard(future)
+                self._waiting.pop(future, None)
                 if future.done():
                     return
                 if error is None:

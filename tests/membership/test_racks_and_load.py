@@ -85,8 +85,10 @@ async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
     async with setting.consumers(a={}, b={}) as (a, b):
         # by count it would be four each
         await wait_until_async(
-            lambda: (1 in numbers(a) and len(numbers(a)) < 4 < len(numbers(b)))
-            or (1 in numbers(b) and len(numbers(b)) < 4 < len(numbers(a))),
+            lambda: (
+                (1 in numbers(a) and len(numbers(a)) < 4 < len(numbers(b)))
+                or (1 in numbers(b) and len(numbers(b)) < 4 < len(numbers(a)))
+            ),
             30,
             lambda: f"the busy partition to have few beside it: {numbers(a)}, {numbers(b)}",
         )

@@ -28,7 +28,8 @@ class _Clock(selectors.BaseSelector):
         assert self.loop is not None
         if timeout is None:
             raise Deadlock("every task waits for something that nobody will do")
-        self.loop.now += max(0.0, timeout)
+        # whole nanoseconds: sums of floats would depend on how often the loop woke in between
+        self.loop.now = round(self.loop.now + max(0.0, timeout), 9)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -51,7 +52,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 0.0
         self.frozen: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...], contextvars.Context]]] = {}
-        self.after_each: Callable[[], None] | None = None
+        self.after_each: Callable[[str], None] | None = None
+        """Called with the name of a member after each step of it."""
         clock = _Clock()
         super().__init__(clock)
         clock.loop = self
@@ -86,6 +88,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 return
             callback(*args)
             if self.after_each is not None:
-                self.after_each()
+                self.after_each(member)
 
         return (run,)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
 from allocator.consumer.engine import CommitCallback, Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
-from allocator.errors import Closed, ConfigError, DeserializationError
+from allocator.consumer.reading import Reading
+from allocator.errors import Closed
 from allocator.fetch.batch import Batch
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
@@ -131,19 +130,14 @@ class Consumer:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
         )
-        # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
-        self._rest: Batch | None = None
-        self._records: Iterator[Record] | None = None
-        self._epoch: int | None = None
-        self._reader: asyncio.Task[Any] | None = None
-        self._reading = False
+        self._reading = Reading(self._engine)
         self._started = False
         self._closed = False
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects to both and joins the group.
+        """Connects and joins the group.
 
         Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`. A topic that does not exist is
         waited for, with a warning.
@@ -155,6 +149,7 @@ class Consumer:
             await self._engine.start()
         except BaseException:
             self._closed = True
+            self._reading.close()
             raise
 
     async def close(self) -> None:
@@ -163,11 +158,7 @@ class Consumer:
             self._closed = True
             return
         self._closed = True
-        self._engine.fetcher.wake()
-        if self._reader is None or self._reader.done() or self._reader is asyncio.current_task():
-            # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
-            # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
-            self._engine.progress.abandon()
+        self._reading.close()
         await self._engine.close()
 
     async def __aenter__(self) -> Consumer:
@@ -197,133 +188,22 @@ class Consumer:
 
         Asking for it says that the one before is done.
         """
-        async with self._reading_more():
-            self._cut_rest()
-            batch = await self._take(timeout_s)
-            if batch is not None:
-                self._engine.deliver(batch, batch.next_offset)
-                self._keep(None)
-            return batch
+        return await self._begun().batch(timeout_s)
 
     async def getone(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None after `timeout_s` seconds. Asking for it says that the one before is done."""
-        async with self._reading_more():
-            while True:
-                batch = await self._take(timeout_s)
-                if batch is None:
-                    return None
-                if self._records is None:
-                    self._records = iter(batch)
-                try:
-                    record = next(self._records, None)
-                except DeserializationError as error:
-                    # the next call goes on after it
-                    self._engine.deliver(batch, error.offset + 1)
-                    self._keep(batch.from_offset(error.offset + 1))
-                    raise
-                if record is not None:
-                    self._engine.deliver(batch, record.offset + 1)
-                    return record
-                # the end of it may be past its last record (compaction, control records)
-                self._engine.deliver(batch, batch.next_offset)
-                self._engine.progress.finish()
-                self._keep(None)
+        return await self._begun().one(timeout_s)
 
     async def getmany(
         self, timeout_s: float | None = None, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Records by partition: waits for the first up to `timeout_s` seconds, then takes what is there already."""
-        if max_records is not None and max_records < 1:
-            raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
-        found: dict[TopicPartition, list[Record]] = {}
-        count = 0
-        async with self._reading_more():
-            self._cut_rest()
-            batch = await self._take(timeout_s)
-            while batch is not None:
-                records, end = self._some_of(batch, None if max_records is None else max_records - count)
-                self._engine.deliver(batch, end)
-                self._keep(batch.from_offset(end) if end < batch.next_offset else None)
-                if records:
-                    found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
-                    count += len(records)
-                if end < batch.next_offset:
-                    break
-                batch = await self._take(0)
-        return found
+        return await self._begun().many(timeout_s, max_records)
 
-    def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
-        """At most `limit` records, and the position after them."""
-        records: list[Record] = []
-        iterator = iter(batch)
-        while limit is None or len(records) < limit:
-            try:
-                record = next(iterator, None)
-            except DeserializationError as error:
-                if records:
-                    return records, error.offset  # those before it first; the next call comes to it again
-                self._engine.deliver(batch, error.offset + 1)
-                self._keep(batch.from_offset(error.offset + 1))
-                raise
-            if record is None:
-                return records, batch.next_offset
-            records.append(record)
-        return records, records[-1].offset + 1
-
-    async def _take(self, timeout_s: float | None) -> Batch | None:
-        """The batch to read from: what is left of the one begun, else the next; None when time is up."""
-        loop = asyncio.get_running_loop()
-        end = None if timeout_s is None else loop.time() + timeout_s
-        while True:
-            if self._closed:
-                raise Closed(f"the consumer of group {self.group!r} is closed")
-            if self._rest is not None and not self._still_wanted(self._rest):
-                self._keep(None)
-            if self._rest is not None and self._engine.may_deliver:
-                return self._rest
-            if self._rest is None:
-                batch = self._engine.take()
-                if batch is not None:
-                    self._keep(batch)
-                    return batch
-            left = None if end is None else end - loop.time()
-            if left is not None and left <= 0:
-                return None
-            # whatever opens the gate, or has something to say, wakes the fetcher
-            await self._engine.news(left)
-
-    def _still_wanted(self, batch: Batch) -> bool:
-        """False when a seek or a revocation came after it was taken from the fetcher."""
-        partition = TopicPartition(batch.topic, batch.partition)
-        return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
-
-    def _keep(self, batch: Batch | None) -> None:
-        self._rest = batch
-        self._records = None
-        if batch is not None:
-            self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
-
-    def _cut_rest(self) -> None:
-        """Leaves out of the batch that `getone` began what it has given already."""
-        if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
-            position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
-            if position is not None:
-                self._keep(self._rest.from_offset(position.offset))
-
-    @contextlib.asynccontextmanager
-    async def _reading_more(self) -> AsyncIterator[None]:
+    def _begun(self) -> Reading:
         if not self._started:
             raise Closed("the consumer is not started; use `async with`, or call start() first")
-        if self._reading:
-            raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
-        self._reading = True
-        self._reader = asyncio.current_task()
-        self._engine.progress.finish()
-        self._engine.polled()
-        try:
-            yield
-        finally:
-            self._reading = False
+        return self._reading
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -376,12 +256,7 @@ class Consumer:
         state = self._engine.state
         for partition in partitions:
             state.pause(partition)
-            if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
-                # the fetcher has moved past it: without the seek the rest of the batch would be skipped
-                position = state.position(partition)
-                self._keep(None)
-                if position is not None:
-                    state.seek(partition, position)
+            self._reading.put_back(partition)
         self._engine.fetcher.wake()
 
     def resume(self, *partitions: TopicPartition) -> None:

@@ -1,0 +1,173 @@
+"""Records for one reader: whole batches, one by one, or a number of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from allocator.consumer.engine import Engine
+from allocator.errors import Closed, ConfigError, DeserializationError
+from allocator.fetch.batch import Batch
+from allocator.types import Record, TopicPartition
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """What one task reads, and how far it got with the batch that it began.
+
+    Asking for more says that what was given before is done.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
+        self._rest: Batch | None = None
+        self._records: Iterator[Record] | None = None
+        self._epoch: int | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._busy = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Whoever reads is told `Closed`, now or when he asks for more."""
+        self._closed = True
+        self._engine.fetcher.wake()
+        if self._reader is None or self._reader.done() or self._reader is asyncio.current_task():
+            # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
+            # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
+            self._engine.progress.abandon()
+
+    def put_back(self, partition: TopicPartition) -> None:
+        """The rest of a batch of this partition will be fetched again."""
+        if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
+            # the fetcher has moved past it: without the seek the rest of the batch would be skipped
+            position = self._engine.state.position(partition)
+            self._keep(None)
+            if position is not None:
+                self._engine.state.seek(partition, position)
+
+    async def batch(self, timeout_s: float | None) -> Batch | None:
+        async with self._reading_more():
+            self._cut_rest()
+            batch = await self._take(timeout_s)
+            if batch is not None:
+                self._engine.deliver(batch, batch.next_offset)
+                self._keep(None)
+            return batch
+
+    async def one(self, timeout_s: float | None) -> Record | None:
+        async with self._reading_more():
+            while True:
+                batch = await self._take(timeout_s)
+                if batch is None:
+                    return None
+                if self._records is None:
+                    self._records = iter(batch)
+                try:
+                    record = next(self._records, None)
+                except DeserializationError as error:
+                    # the next call goes on after it
+                    self._engine.deliver(batch, error.offset + 1)
+                    self._keep(batch.from_offset(error.offset + 1))
+                    raise
+                if record is not None:
+                    self._engine.deliver(batch, record.offset + 1)
+                    return record
+                # the end of it may be past its last record (compaction, control records)
+                self._engine.deliver(batch, batch.next_offset)
+                self._engine.progress.finish()
+                self._keep(None)
+
+    async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
+        found: dict[TopicPartition, list[Record]] = {}
+        count = 0
+        async with self._reading_more():
+            self._cut_rest()
+            batch = await self._take(timeout_s)
+            while batch is not None:
+                records, end = self._some_of(batch, None if max_records is None else max_records - count)
+                self._engine.deliver(batch, end)
+                self._keep(batch.from_offset(end) if end < batch.next_offset else None)
+                if records:
+                    found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
+                    count += len(records)
+                if end < batch.next_offset:
+                    break
+                batch = await self._take(0)
+        return found
+
+    def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
+        """At most `limit` records, and the position after them."""
+        records: list[Record] = []
+        iterator = iter(batch)
+        while limit is None or len(records) < limit:
+            try:
+                record = next(iterator, None)
+            except DeserializationError as error:
+                if records:
+                    return records, error.offset  # those before it first; the next call comes to it again
+                self._engine.deliver(batch, error.offset + 1)
+                self._keep(batch.from_offset(error.offset + 1))
+                raise
+            if record is None:
+                return records, batch.next_offset
+            records.append(record)
+        return records, records[-1].offset + 1
+
+    async def _take(self, timeout_s: float | None) -> Batch | None:
+        """The batch to read from: what is left of the one begun, else the next; None when time is up."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            if self._closed:
+                raise Closed(f"the consumer of group {self._engine.group!r} is closed")
+            if self._rest is not None and not self._still_wanted(self._rest):
+                self._keep(None)
+            if self._rest is not None and self._engine.may_deliver:
+                return self._rest
+            if self._rest is None:
+                batch = self._engine.take()
+                if batch is not None:
+                    self._keep(batch)
+                    return batch
+            left = None if end is None else end - loop.time()
+            if left is not None and left <= 0:
+                return None
+            # whatever opens the gate, or has something to say, wakes the fetcher
+            await self._engine.news(left)
+
+    def _still_wanted(self, batch: Batch) -> bool:
+        """False when a seek or a revocation came after it was taken from the fetcher."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
+
+    def _keep(self, batch: Batch | None) -> None:
+        self._rest = batch
+        self._records = None
+        if batch is not None:
+            self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
+
+    def _cut_rest(self) -> None:
+        """Leaves out of the batch that `getone` began what it has given already."""
+        if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
+            position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
+            if position is not None:
+                self._keep(self._rest.from_offset(position.offset))
+
+    @contextlib.asynccontextmanager
+    async def _reading_more(self) -> AsyncIterator[None]:
+        if self._busy:
+            raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
+        self._busy = True
+        self._reader = asyncio.current_task()
+        self._engine.progress.finish()
+        self._engine.polled()
+        try:
+            yield
+        finally:
+            self._busy = False

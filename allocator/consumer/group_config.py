@@ -101,9 +101,9 @@ class ConsumerGroupConfig:
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""
         one = isinstance(self.assignor, str) or callable(self.assignor)
-        offered: list[Any] = [self.assignor] if one else list(self.assignor)  # type: ignore[arg-type]
-        if not offered:
-            raise ConfigError("assignor is an empty list; name at least one, e.g. 'range'")
+        offered: Any = [self.assignor] if one else self.assignor
+        if not isinstance(offered, Sequence) or not offered:
+            raise ConfigError(f"assignor = {offered!r}: name at least one, e.g. 'range'")
         return {found.name: found for found in map(resolve, offered)}
 
     def group_settings(self) -> GroupSettings:

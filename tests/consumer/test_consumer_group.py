@@ -1,0 +1,516 @@
+"""ConsumerGroup over Kafka's protocol, against a coordinator whose answers the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import pytest
+from fake_broker import MODERN, SILENT, FakeBroker
+from group_bench import COMMIT, FETCH, FIND, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, forever
+
+from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
+from allocator.coordinator.consumer_protocol import Subscription
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
+from allocator.testing import wait_until_async
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(30)
+
+ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE, NOT_AUTHORISED = 22, 25, 27, 30
+
+
+def order(broker: GroupServer, *keys: int) -> list[int]:
+    return [request.API_KEY for request in broker.seen if request.API_KEY in keys]
+
+
+async def seen(broker: GroupServer, key: int, count: int) -> None:
+    await wait_until_async(lambda: len(broker.requests(key)) >= count, 15, f"{count} requests {key}")
+
+
+# -- joining ----------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_touched_before_the_first_next_and_a_generation_comes_with_its_offsets() -> None:
+    async with GroupServer() as broker:
+        broker.topics["u"] = [1]
+        broker.stored = {("t", 0): 40, ("t", 2): 0}
+        group = broker.group(topics=["missing", "u", "t"], start_offset="latest")
+        await asyncio.sleep(0.02)
+        assert broker.connections == 0
+        generation = await group.next()
+        assert generation.assignments == {"missing": (), "u": ((0, -1),), "t": ((0, 40), (1, -1), (2, 0))}
+        assert list(generation.assignments) == ["missing", "u", "t"]
+        assert (generation.id, generation.group, generation.member_id) == (1, "g", "member-1")
+        assert order(broker, JOIN, SYNC, FETCH) == [JOIN, JOIN, SYNC, FETCH]  # the first one took a member id
+        (first, *_) = broker.requests(JOIN)
+        assert first.protocol_type == "consumer"
+        assert [p.name for p in first.protocols] == ["range", "roundrobin"]
+        assert (first.session_timeout_ms, first.rebalance_timeout_ms) == (3000, 30000)
+        assert set(Subscription.decode(first.protocols[0].metadata).topics) == {"missing", "u", "t"}
+        await group.close()
+
+
+async def test_an_empty_assignment_is_a_generation_and_heartbeats_go_on() -> None:
+    async with GroupServer() as broker, broker.group(topics=["missing"]) as group:
+        generation = await group.next()
+        assert generation.assignments == {"missing": ()}
+        assert broker.requests(FETCH) == []
+        beats = len(broker.requests(HEARTBEAT))
+        await seen(broker, HEARTBEAT, beats + 3)
+        assert not generation.done
+
+
+async def test_brokers_that_do_not_answer_are_an_error_of_next_and_are_tried_again() -> None:
+    async with FakeBroker() as gone:
+        port = gone.port
+    config = GroupServer().config(brokers=f"127.0.0.1:{port}", connect_timeout_s=0.2)
+    async with ConsumerGroup(config) as group:
+        with pytest.raises(BrokersUnavailable, match=str(port)):
+            await group.next()
+        broker = GroupServer()
+        broker.port = port
+        async with broker:
+            # what failed meanwhile is told first
+            while True:
+                with contextlib.suppress(BrokersUnavailable):
+                    generation = await group.next()
+                    break
+            assert generation.id == 1
+            await group.close()
+
+
+async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_nothing() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        broker.gates[SYNC] = asyncio.Event()
+        callers = [asyncio.ensure_future(group.next()) for _ in range(3)]
+        await seen(broker, SYNC, 1)
+        callers[0].cancel()
+        broker.gates[SYNC].set()
+        done, waiting = await asyncio.wait(callers[1:], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0.05)
+        assert (len(done), len(waiting)) == (1, 1)
+        (first,) = done
+        first.result().start(asyncio.sleep(0))
+        (second,) = waiting
+        assert (await second).id == first.result().id + 1
+
+
+# -- the end of a generation ------------------------------------------------------------------------------------------
+
+
+async def test_the_member_joins_again_under_its_id_once_every_function_has_returned() -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
+        generation = await group.next()
+        may_go = asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                await forever()
+            finally:
+                await may_go.wait()
+
+        generation.start(stubborn())
+        generation.start(asyncio.sleep(0), name="reader")
+        waiting = asyncio.ensure_future(group.next())
+        assert "reader returned" in str(await generation.wait())
+        await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)  # the group does not take it for dead
+        assert len(broker.requests(JOIN)) == 2
+        assert not waiting.done()
+        may_go.set()
+        following = await waiting
+        assert (following.id, following.member_id) == (2, generation.member_id)
+        assert [r.member_id for r in broker.requests(JOIN)] == ["", "member-1", "member-1"]
+        assert broker.requests(LEAVE) == []
+
+
+async def test_a_rebalance_ends_it_without_an_error_a_farewell_or_a_pause() -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
+        generation = await group.next()
+        task = generation.start(forever)
+        broker.codes[HEARTBEAT] = [REBALANCE]
+        following = await group.next()
+        assert task.cancelled()
+        assert "the group rebalances" in str(generation.ended)
+        assert not generation.returned
+        assert (following.id, following.member_id) == (2, generation.member_id)
+        assert broker.requests(LEAVE) == []
+        broker.codes[SYNC] = [REBALANCE]
+        broker.codes[HEARTBEAT] = [REBALANCE]
+        assert (await group.next()).member_id == generation.member_id
+        assert broker.requests(LEAVE) == []
+
+
+async def test_one_that_ends_before_anybody_took_it_holds_up_nothing() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        await seen(broker, FETCH, 1)
+        broker.codes[HEARTBEAT] = [REBALANCE]
+        await seen(broker, FETCH, 2)
+        generation = await group.next()
+        assert (generation.id, generation.done) == (2, False)
+
+
+async def test_a_member_that_was_removed_ends_it_and_comes_back_as_another() -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
+        generation = await group.next()
+        generation.start(forever)
+        broker.codes[HEARTBEAT] = [UNKNOWN_MEMBER]
+        following = await group.next()
+        assert generation.done
+        assert following.member_id == "member-2"
+        with pytest.raises(GenerationEnded):
+            await generation.commit({"t": {0: 1}})
+
+
+async def test_a_member_without_partitions_ends_with_its_generation_too() -> None:
+    async with GroupServer() as broker, broker.group(topics=["missing"], join_backoff_s=1000) as group:
+        generation = await group.next()
+        may_go = asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                await forever()
+            finally:
+                await may_go.wait()
+
+        generation.start(stubborn())
+        broker.codes[HEARTBEAT] = [REBALANCE]
+        await generation.wait()
+        await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)
+        assert len(broker.requests(JOIN)) == 2
+        may_go.set()
+        following = await group.next()
+        following.start(forever)
+        broker.codes[HEARTBEAT] = [UNKNOWN_MEMBER]
+        assert (await group.next()).member_id == "member-2"
+        assert following.done
+
+
+async def test_a_silent_coordinator_ends_it_before_the_session_can() -> None:
+    async with GroupServer() as broker, broker.group(session_timeout_s=1.0, timeout_s=0.3) as group:
+        generation = await group.next()
+        task = generation.start(forever)
+        broker.silent = {HEARTBEAT}
+        assert "has not answered" in str(await generation.wait())
+        await asyncio.wait({task})
+        with pytest.raises(GenerationEnded):
+            await generation.commit({"t": {0: 1}})
+        broker.silent = set()
+        assert (await group.next()).partitions == generation.partitions
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_function_raises_comes_out_of_next_and_the_member_leaves_and_comes_back() -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=0.3) as group:
+        generation = await group.next()
+
+        async def fails() -> None:
+            raise ZeroDivisionError("a record of mine")
+
+        generation.start(fails())
+        failed = time.monotonic()
+        with pytest.raises(ZeroDivisionError, match="a record of mine"):
+            await group.next()
+        assert len(broker.requests(LEAVE)) == 1
+        following = await group.next()
+        assert time.monotonic() - failed >= 0.3
+        assert following.member_id == "member-2"
+
+
+@pytest.mark.parametrize(("key", "code"), [(JOIN, NOT_AUTHORISED), (SYNC, NOT_AUTHORISED), (JOIN, 26), (FETCH, 30)])
+async def test_a_refusal_is_told_and_nothing_is_tried_before_somebody_heard_it(key: int, code: int) -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=0.05) as group:
+        broker.codes[key] = [0, code] if key == JOIN else [code]  # the first join takes a member id
+        await wait_until_async(lambda: group._offer is not None, 10, "an error to tell")
+        joins = len(broker.requests(JOIN))
+        await asyncio.sleep(0.2)
+        assert len(broker.requests(JOIN)) == joins
+        assert len(broker.requests(LEAVE)) == 1
+        with pytest.raises(AllocatorError, match="g"):
+            await group.next()
+        assert (await group.next()).partitions == {TopicPartition("t", n) for n in range(3)}
+
+
+async def test_who_never_had_a_member_id_has_nothing_to_leave() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        broker.versions = {**MODERN, JOIN: (0, 3)}  # where the join itself makes it
+        broker.codes[JOIN] = [NOT_AUTHORISED]
+        with pytest.raises(BrokerError, match="cannot join"):
+            await group.next()
+        assert broker.requests(LEAVE) == []
+        assert (await group.next()).member_id == "member-2"
+
+
+async def test_an_error_in_the_middle_of_a_generation_ends_it() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        generation = await group.next()
+        task = generation.start(forever)
+        broker.codes[HEARTBEAT] = [NOT_AUTHORISED]
+        with pytest.raises(BrokerError) as caught:
+            await group.next()
+        assert caught.value.code == NOT_AUTHORISED
+        assert task.cancelled()
+        assert str(caught.value) in str(generation.ended)
+        assert len(broker.requests(LEAVE)) == 1
+        assert (await group.next()).member_id == "member-2"
+
+
+async def test_a_function_of_the_group_that_fails_is_told() -> None:
+    def broken(_: Any) -> Any:
+        raise ZeroDivisionError("no partitions today")
+
+    async with GroupServer() as broker, broker.group(assignor=broken) as group:
+        with pytest.raises(AllocatorError, match="no partitions today"):
+            await group.next()
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_the_pause_begins_with_the_failure_and_not_when_it_is_heard_of() -> None:
+    async with GroupServer() as broker, broker.group(join_backoff_s=0.5) as group:
+        (await group.next()).start(_fail())
+        await seen(broker, LEAVE, 1)
+        left = time.monotonic()
+        await asyncio.sleep(0.5)
+        with pytest.raises(ZeroDivisionError):
+            await group.next()
+        await seen(broker, JOIN, 3)
+        assert time.monotonic() - left < 0.9
+
+
+async def _fail() -> None:
+    raise ZeroDivisionError
+
+
+# -- closing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_ends_the_generation_leaves_and_tells_everybody_who_waits() -> None:
+    async with GroupServer() as broker:
+        group = broker.group()
+        generation = await group.next()
+        may_go, steps = asyncio.Event(), []
+
+        async def stubborn() -> None:
+            try:
+                await forever()
+            finally:
+                await may_go.wait()
+                steps.append(len(broker.requests(LEAVE)))
+                await generation.commit({"t": {0: 11}})
+
+        generation.start(stubborn())
+        waiting = [asyncio.ensure_future(group.next()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        closes = [asyncio.ensure_future(group.close()) for _ in range(2)]
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in errors] == [GroupClosed] * 3
+        assert len({id(error) for error in errors}) == 3
+        assert not any(close.done() for close in closes)
+        may_go.set()
+        await asyncio.gather(*closes)
+        assert steps == [0]
+        assert broker.stored["t", 0] == 11
+        assert [m.member_id for m in broker.requests(LEAVE)[0].members] == ["member-1"]
+        assert "closed" in str(generation.ended)
+        await group.close()
+        with pytest.raises(GroupClosed, match="make a new one"):
+            await group.next()
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_closing_leaves_when_nobody_took_the_generation() -> None:
+    async with GroupServer() as broker:
+        async with broker.group():
+            await seen(broker, FETCH, 1)
+        assert len(broker.requests(LEAVE)) == 1
+
+
+@pytest.mark.parametrize("key", [JOIN, SYNC, FETCH])
+async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int) -> None:
+    async with GroupServer() as broker:
+        broker.gates[key] = asyncio.Event()
+        async with broker.group():
+            await seen(broker, key, 1)
+            began = time.monotonic()
+        assert time.monotonic() - began < 10
+        if key != JOIN:  # there is no member before JoinGroup has answered
+            assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_closing_while_nobody_hears_of_an_error_has_left() -> None:
+    async with GroupServer() as broker:
+        async with broker.group(join_backoff_s=1000) as group:
+            broker.codes[HEARTBEAT] = [REBALANCE]
+            broker.codes[SYNC] = [0, NOT_AUTHORISED]
+            (await group.next()).start(forever)
+            await wait_until_async(lambda: group._offer is not None, 10, "an error to tell")
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None:
+    async with GroupServer() as broker:
+        group = broker.group(join_backoff_s=1000)
+        (await group.next()).start(_fail())
+        with pytest.raises(ZeroDivisionError):
+            await group.next()
+        await asyncio.sleep(0.02)
+        await group.close()
+    async with ConsumerGroup(broker.config(connect_timeout_s=1000)):
+        await asyncio.sleep(0.05)
+
+
+async def test_a_function_may_close_the_group() -> None:
+    async with GroupServer() as broker:
+        group = broker.group()
+
+        async def last(_: Generation) -> None:
+            await group.close()
+
+        task = (await group.next()).start(last)
+        with pytest.raises(GroupClosed):
+            await group.next()
+        await group.close()
+        assert task.cancelled()
+        assert len(broker.requests(LEAVE)) == 1
+
+
+async def test_a_close_that_is_cancelled_waits_for_no_farewell() -> None:
+    async with GroupServer() as broker:
+        group = broker.group()
+        await group.next()
+        broker.silent = {LEAVE}
+        close = asyncio.ensure_future(group.close())
+        await seen(broker, LEAVE, 1)
+        close.cancel()
+        began = time.monotonic()
+        await asyncio.wait({close})
+        assert close.cancelled()
+        assert time.monotonic() - began < 1.5  # a farewell without an answer takes longer
+        assert [t for t in asyncio.all_tasks() if t.get_name() in ("group g", "join", "membership")] == []
+
+
+async def test_closing_a_group_that_never_began_makes_it_closed() -> None:
+    group = GroupServer().group(brokers="127.0.0.1:1")
+    await group.close()
+    with pytest.raises(GroupClosed):
+        await group.next()
+    async with group:
+        pass
+
+
+# -- commits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_carries_the_identity_of_its_generation_and_is_refused_in_the_next() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        generation = await group.next()
+        await generation.commit({"t": {0: 5, 1: 6}})
+        (request,) = broker.requests(COMMIT)
+        assert (request.generation_id_or_member_epoch, request.member_id) == (1, "member-1")
+        assert broker.stored == {("t", 0): 5, ("t", 1): 6}
+        generation.start(asyncio.sleep(0))
+        following = await group.next()
+        assert following.assignments["t"] == ((0, 5), (1, 6), (2, -2))
+        with pytest.raises(GenerationEnded, match="generation 1 of group 'g' has ended: sleep returned"):
+            await generation.commit({"t": {0: 9}})
+        assert len(broker.requests(COMMIT)) == 1
+        await following.commit({"t": {0: 2}})  # back
+        assert broker.stored["t", 0] == 2
+        assert broker.requests(COMMIT)[1].generation_id_or_member_epoch == 2
+
+
+async def test_a_commit_that_waits_while_the_group_goes_on_is_not_sent_under_the_next_identity() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        generation = await group.next()
+        broker.gates[COMMIT] = asyncio.Event()
+        commits = [asyncio.ensure_future(generation.commit({"t": {n: 9}})) for n in range(2)]
+        await seen(broker, COMMIT, 1)
+        broker.codes[COMMIT] = [ILLEGAL_GENERATION]
+        broker.gates[COMMIT].set()
+        errors = await asyncio.gather(*commits, return_exceptions=True)
+        assert [type(error) for error in errors] == [GenerationEnded] * 2
+        assert (await group.next()).id == 2
+        assert generation.done
+        assert {r.generation_id_or_member_epoch for r in broker.requests(COMMIT)} == {1}
+        assert broker.stored == {}
+
+
+async def test_a_commit_that_fails_ends_nothing() -> None:
+    async with GroupServer() as broker, broker.group() as group:
+        generation = await group.next()
+        broker.codes[COMMIT] = [NOT_AUTHORISED]
+        with pytest.raises(CommitFailed):
+            await generation.commit({"t": {0: 9}})
+        assert not generation.done
+        await generation.commit({"t": {0: 9}})
+
+
+async def test_commits_say_how_long_they_are_kept_in_a_version_that_can() -> None:
+    async with GroupServer() as broker, broker.group(retention_s=3600) as group:
+        await (await group.next()).commit({"t": {0: 5}})
+        (request,) = broker.requests(COMMIT)
+        assert (request.API_VERSION, request.retention_time_ms) == (4, 3_600_000)
+    async with GroupServer() as broker, broker.group() as group:
+        await (await group.next()).commit({"t": {0: 5}})
+        (request,) = broker.requests(COMMIT)
+        assert request.API_VERSION > 4
+
+
+# -- the watch of partitions ------------------------------------------------------------------------------------------
+
+
+async def test_partitions_that_are_added_end_the_generation_when_they_are_watched() -> None:
+    async with GroupServer() as broker:
+        options = {"watch_partition_changes": True, "partition_watch_interval_s": 0.05, "topics": ["t", "later"]}
+        async with broker.group(**options) as group:
+            generation = await group.next()
+            task = generation.start(forever)
+            broker.topics["t"] = [1] * 5
+            following = await group.next()
+            assert task.cancelled()
+            assert len(following.partitions) == 5
+            broker.topics["later"] = [1]  # of which there were none
+            assert (await group.next()).assignments["later"] == ((0, -2),)
+            assert broker.requests(LEAVE) == []
+
+
+async def test_a_watch_survives_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async with GroupServer() as broker:
+        options = {"watch_partition_changes": True, "partition_watch_interval_s": 0.05, "timeout_s": 0.2}
+        async with broker.group(**options) as group:
+            generation = await group.next()
+            answer = broker.handlers[3]
+            broker.handlers[3] = lambda _: SILENT
+            with caplog.at_level(logging.WARNING):
+                await wait_until_async(lambda: "cannot be read" in caplog.text, 15, "a reading to fail")
+            assert not generation.done
+            broker.handlers[3] = answer
+
+
+async def test_nothing_is_watched_unless_asked() -> None:
+    async with GroupServer() as broker, broker.group(partition_watch_interval_s=0.01) as group:
+        generation = await group.next()
+        assert not generation._functions
+        readings = broker.count(3)
+        await asyncio.sleep(0.2)
+        assert broker.count(3) == readings
+
+
+async def test_the_client_may_be_one_whose_requests_fail() -> None:
+    async with GroupServer() as broker:
+
+        class Failing(KafkaClient):
+            async def send(self, node_id: int, request: Any, timeout_s: float | None = None) -> Any:
+                if request.API_KEY == FETCH:
+                    raise BrokerError("no such luck", code=None)
+                return await super().send(node_id, request, timeout_s)
+
+        async with broker.group(client=lambda config: Failing(config.brokers)) as group:
+            with pytest.raises(AllocatorError, match="no such luck"):
+                await group.next()
+            assert FIND in order(broker, FIND)

@@ -1,0 +1,133 @@
+"""Every rule of ConsumerGroupConfig; all that is broken is said at once, before anything is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allocator import ConsumerGroup, ConsumerGroupConfig
+from allocator.errors import AllocatorError, ConfigError
+
+GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}
+
+
+def faults(**options: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        ConsumerGroupConfig(**{**GOOD, **options})
+    assert isinstance(caught.value, AllocatorError)
+    first, *lines = str(caught.value).split("\n")
+    assert first.startswith("the settings have ")
+    assert all(line.startswith("  ConsumerGroupConfig: ") for line in lines)
+    return [line.split(": ", 1)[1] for line in lines]
+
+
+def test_the_defaults() -> None:
+    config = ConsumerGroupConfig(**GOOD)
+    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (3, 30, 30)
+    assert (config.join_backoff_s, config.timeout_s) == (5, 5)
+    assert (config.partition_watch_interval_s, config.watch_partition_changes) == (5, False)
+    assert config.retention_s is None
+    assert (config.start_offset, config.first_offset) == ("earliest", -2)
+    assert ConsumerGroupConfig(**GOOD, start_offset="latest").first_offset == -1
+    assert list(config.assignors()) == ["range", "roundrobin"]
+    assert config.membership == "zookeeper"
+    assert config.client_id.startswith("allocator-")
+    settings = config.group_settings()
+    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (3, 30, 30)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    found = faults(group="", brokers="", topics=[], zookeeper=None, session_timeout_s=-1, start_offset="middle")
+    assert [fault.split(" ", 1)[0] for fault in found] == [
+        "brokers",
+        "topics",
+        "group",
+        "zookeeper",
+        "session_timeout_s",
+        "start_offset",
+    ]
+
+
+@pytest.mark.parametrize("name", ["brokers", "topics", "group"])
+def test_what_a_group_cannot_do_without(name: str) -> None:
+    without = {key: value for key, value in GOOD.items() if key != name}
+    with pytest.raises(ConfigError, match=rf"a fault:\n  ConsumerGroupConfig: {name}") as caught:
+        ConsumerGroupConfig(**without)
+    assert str(caught.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heartbeat_interval_s",
+        "session_timeout_s",
+        "rebalance_timeout_s",
+        "join_backoff_s",
+        "partition_watch_interval_s",
+        "timeout_s",
+        "connect_timeout_s",
+    ],
+)
+def test_times_are_seconds_within_what_the_protocol_can_say(name: str) -> None:
+    for value in (-1, -0.001, (2**31 - 1) / 1000, float("inf"), float("nan"), True, "5", None):
+        (fault,) = faults(**{name: value})
+        assert fault.startswith(f"{name} = {value!r}: must be a number of seconds")
+    room = {"session_timeout_s": (2**31 - 2) / 1000} if name == "heartbeat_interval_s" else {}
+    ConsumerGroupConfig(**GOOD, **{name: 1000, **room})
+    if name == "join_backoff_s":
+        ConsumerGroupConfig(**GOOD, join_backoff_s=0)  # joins again at once
+    else:
+        assert faults(**{name: 0})
+
+
+def test_retention_is_a_time_or_the_brokers_own() -> None:
+    for value in (-1, -0.001, 0, True, "1d", float("inf")):
+        (fault,) = faults(retention_s=value)
+        assert fault.startswith(f"retention_s = {value!r}: must be a number of seconds, more than 0")
+    assert ConsumerGroupConfig(**GOOD, retention_s=86400 * 365).retention_s == 86400 * 365
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("start_offset", "none", "must be 'earliest' or 'latest'"),
+        ("start_offset", 0, "must be 'earliest' or 'latest'"),
+        ("membership", "fixed", "must be 'zookeeper' or 'kafka'"),
+        ("watch_partition_changes", 1, "must be True or False"),
+        ("topics", "orders", "must be a list of names"),
+        ("topics", ["or/ders"], "'or/ders' is no topic name"),
+        ("topics", [5], "a topic name is a string, not 5"),
+        ("brokers", "b:port", "'b:port' is not an address"),
+        ("brokers", [7], "7 is not an address"),
+        ("security", {"sasl_mecanism": "PLAIN"}, "did you mean 'sasl_mechanism'?"),
+        ("zookeeper_options", {"user": "me"}, "unknown ZooKeeper option 'user'"),
+        ("root", "allocator", "must be an absolute path"),
+        ("group", "a/b", "cannot be a znode"),
+        ("assignor", [], "assignor = []: name at least one"),
+        ("assignor", ["range", "raange"], "did you mean 'range'?"),
+        ("assignor", 5, "assignor = 5: name at least one"),
+        ("client", "mock", "must be a function of this config"),
+    ],
+)
+def test_what_else_is_refused(name: str, value: Any, match: str) -> None:
+    (fault,) = faults(**{name: value})
+    assert match in fault
+
+
+def test_each_membership_needs_what_belongs_to_it() -> None:
+    assert faults(zookeeper=None) == ['zookeeper is missing: "host:port,host:port/chroot", or membership="kafka"']
+    config = ConsumerGroupConfig(group="a/b", brokers=["b:9092"], topics=["t"], membership="kafka")
+    assert config.zookeeper is None
+    (fault,) = faults(membership="kafka", heartbeat_interval_s=20)
+    assert "at most half of session_timeout_s" in fault
+
+
+async def test_the_constructor_touches_nothing_and_refuses_before_it_could() -> None:
+    def client(_: ConsumerGroupConfig) -> Any:
+        raise AssertionError("a client was made")
+
+    group = ConsumerGroup(ConsumerGroupConfig(**GOOD, client=client))
+    assert repr(group) == "<ConsumerGroup 'g' over zookeeper, not begun>"
+    await group.close()
+    assert repr(group) == "<ConsumerGroup 'g' over zookeeper, closed>"

@@ -1,0 +1,205 @@
+"""ConsumerGroup on real servers, over both memberships: what must never happen, over a recorded history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from group_bench import Ledger, Service
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.topics import zookeeper_client
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(180)
+
+BOTH = [("zookeeper", "3.9.1"), ("kafka", "3.9.1")]
+OLD = [("zookeeper", "0.8.2.2"), ("kafka", "0.10.2.2")]
+OTHERS = [
+    pytest.param(membership, kafka, marks=pytest.mark.long)
+    for membership, kafka in (
+        ("zookeeper", "0.10.2.2"),
+        ("kafka", "0.9.0.1"),
+        ("kafka", "1.1.1"),
+        ("kafka", "2.8.2"),
+        ("kafka", "4.1.1"),
+    )
+]
+
+
+class Bench:
+    """One topic, one group, and services that share it."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, count: int, group: str, membership: str) -> None:
+        self.cluster, self.topic, self.count, self.group, self.membership = cluster, topic, count, group, membership
+        self.ledger = Ledger()
+
+    def service(self, name: str, **options: Any) -> Service:
+        settings: dict[str, Any] = {
+            "group": self.group,
+            "brokers": self.cluster.bootstrap,
+            "topics": [self.topic],
+            "membership": self.membership,
+            "zookeeper": f"{self.cluster.zookeeper}/{self.group}" if self.membership == "zookeeper" else None,
+            "session_timeout_s": 6.0,
+            "heartbeat_interval_s": 0.3,
+            "join_backoff_s": 0.5,
+        }
+        return Service(name, self.ledger, **{**settings, **options})
+
+    async def shared(self, services: Iterable[Service], timeout_s: float = 40) -> None:
+        """Until these work on all partitions, each on some."""
+        services = list(services)
+
+        def done() -> bool:
+            held = [service.holds for service in services]
+            return all(held) and sum(map(len, held)) == self.count
+
+        await wait_until_async(done, timeout_s, lambda: f"all to be shared: {[sorted(s.holds) for s in services]}")
+        assert self.ledger.wrong == []
+
+    async def committed(self) -> dict[int, int]:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            offsets = GroupOffsets(client, self.group)
+            found = await offsets.fetch([TopicPartition(self.topic, n) for n in range(self.count)])
+            await offsets.close()
+        return {partition.partition: value.offset for partition, value in found.items()}
+
+
+@pytest.fixture
+def make_bench(cluster_factory: Any, topic_factory: Callable[..., str], group: str) -> Any:
+    async def make(membership: str, kafka: str, count: int = 6, **cluster: Any) -> Bench:
+        started = await asyncio.to_thread(cluster_factory, kafka=kafka, **cluster)
+        topic = await asyncio.to_thread(topic_factory, count, cluster.get("brokers", 1), None, started)
+        return Bench(started, topic, count, group, membership)
+
+    return make
+
+
+@pytest.mark.parametrize(("membership", "kafka"), BOTH + OLD + OTHERS)
+async def test_members_come_and_leave_and_nobody_works_on_anothers_partition(
+    membership: str, kafka: str, make_bench: Any
+) -> None:
+    bench = await make_bench(membership, kafka)
+    async with bench.service("a").running() as a:
+        await bench.shared([a])
+        async with bench.service("b").running() as b:
+            await bench.shared([a, b])
+            async with bench.service("c").running() as c:
+                await bench.shared([a, b, c])
+            await bench.shared([a, b])
+            generations = [g.id for g in a.generations]
+            assert generations == sorted(set(generations))
+            assert len({g.member_id for g in a.generations}) == 1
+            assert all(g.done for g in a.generations[:-1])
+    assert [service.errors for service in (a, b, c)] == [[], [], []]
+    assert bench.ledger.wrong == []
+    assert bench.ledger.running == {}
+    assert bench.ledger.joins == 0 or membership == "kafka"
+    assert await bench.committed() == {p: offset for (_, p), offset in bench.ledger.committed.items()}
+
+
+@pytest.mark.parametrize(("membership", "kafka"), BOTH)
+async def test_a_member_without_partitions_has_a_generation_until_it_gets_some(
+    membership: str, kafka: str, make_bench: Any
+) -> None:
+    bench = await make_bench(membership, kafka, 1)
+    async with bench.service("b").running() as b:
+        await bench.shared([b])
+        async with bench.service("a").running() as a:
+            await wait_until_async(lambda: a.generations and b.generations, 30, "a generation for both")
+            await wait_until_async(lambda: len(bench.ledger.running) == 1, 30, "one of them to work")
+            idle, busy = (a, b) if b.holds else (b, a)
+            await wait_until_async(lambda: not idle.generations[-1].partitions, 30, "the other one to have nothing")
+            assert not idle.generations[-1].done
+            assert idle.generations[-1].assignments == {bench.topic: ()}
+            await busy.group.close()
+            await bench.shared([idle])
+    assert bench.ledger.wrong == []
+
+
+@pytest.mark.parametrize(("membership", "kafka"), BOTH)
+async def test_partitions_that_are_added_come_with_another_generation(
+    membership: str, kafka: str, make_bench: Any
+) -> None:
+    bench = await make_bench(membership, kafka, 2)
+    options = {"watch_partition_changes": True, "partition_watch_interval_s": 0.3}
+    async with bench.service("a", **options).running() as a, bench.service("b", **options).running() as b:
+        await bench.shared([a, b])
+        await asyncio.to_thread(bench.cluster.add_partitions, bench.topic, 6)
+        bench.count = 6
+        await bench.shared([a, b])
+    assert a.errors + b.errors == []
+    assert bench.ledger.wrong == []
+
+
+async def test_a_member_whose_znode_was_deleted_ends_its_generation_and_comes_back(make_bench: Any) -> None:
+    bench = await make_bench("zookeeper", "3.9.1", 4)
+    async with bench.service("a").running() as a, bench.service("b").running() as b:
+        await bench.shared([a, b])
+        last = b.generations[-1]
+
+        def delete() -> None:
+            with zookeeper_client(bench.cluster.zookeeper) as client:
+                client.delete(f"/{bench.group}/allocator/{bench.group}/members/{last.member_id}")
+
+        await asyncio.to_thread(delete)
+        await last.wait()  # lost, or revoked by a leader that was quicker
+        await wait_until_async(lambda: b.generations[-1] is not last and b.holds, 30, "the member to come back")
+        await bench.shared([a, b])
+        assert b.generations[-1].member_id != last.member_id
+    assert a.errors + b.errors == []
+    assert bench.ledger.wrong == []
+
+
+@pytest.mark.long
+async def test_a_member_that_was_cut_off_beyond_its_session_has_ended_before_another_begins(make_bench: Any) -> None:
+    bench = await make_bench("kafka", "3.9.1", 4)
+    b = bench.service("b")
+    clients: list[KafkaClient] = []
+    made = b._client
+
+    def keep(config: Any) -> KafkaClient:
+        clients.append(made(config))
+        return clients[-1]
+
+    object.__setattr__(b.group.config, "client", keep)
+    async with bench.service("a").running() as a, b.running():
+        await bench.shared([a, b])
+        last = b.generations[-1]
+        (client,) = clients
+        send = client.send
+
+        async def lost(*_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+
+        client.send = lost  # type: ignore[method-assign]
+        await last.wait()
+        await bench.shared([a], 60)
+        client.send = send  # type: ignore[method-assign]
+        await bench.shared([a, b], 60)
+        assert b.generations[-1].id > last.id
+    assert bench.ledger.wrong == []
+
+
+@pytest.mark.long
+@pytest.mark.deadline(300)
+async def test_generations_outlive_the_coordinator(make_bench: Any) -> None:
+    bench = await make_bench("kafka", "3.9.1", 6, brokers=3)
+    async with bench.service("a").running() as a, bench.service("b").running() as b:
+        await bench.shared([a, b])
+        async with KafkaClient(bench.cluster.bootstrap) as client:
+            node = await GroupOffsets(client, bench.group).find()
+        (victim,) = (broker for broker in bench.cluster.brokers if broker.id == node)
+        with contextlib.ExitStack() as stack:
+            await asyncio.to_thread(victim.kill)
+            stack.callback(victim.start)
+            async with bench.service("c").running() as c:
+                await bench.shared([a, b, c], 120)
+            await bench.shared([a, b], 120)
+    assert bench.ledger.wrong == []

@@ -213,12 +213,16 @@ class KafkaClient:
         return () if known is None else known.replicas
 
     def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
-        """The racks in which `tp` can be read: its leader's, since `fetch` asks leaders alone; () if unknown.
+        """The racks in which `tp` can be read, its leader's first; () if unknown.
 
-        While it has no leader, that of the replica which Kafka prefers as the next.
+        From 2.4 on those of the other replicas as well (KIP-392). While there is no leader, the replica counts as one
+        that Kafka prefers as the next.
         """
         known = self._partition(tp)
-        nodes = () if known is None else known.replicas[:1] if known.leader is None else (known.leader,)
+        if known is None:
+            return ()
+        nodes = known.replicas if known.leader is None else (known.leader, *known.replicas)
+        nodes = tuple(dict.fromkeys(nodes))[: None if self.broker_version >= (2, 4) else 1]
         return tuple(self._metadata.brokers[node].rack for node in nodes if node in self._metadata.brokers)
 
     def _partition(self, tp: TopicPartition) -> Any:

@@ -67,7 +67,8 @@ async def test_members_get_what_is_led_in_their_rack(
             client = consumers[0]._engine.client
             return all(
                 len(consumer.assignment()) == 3
-                and {client.racks(partition) for partition in consumer.assignment()} == {(options["rack"],)}
+                and {client.racks(partition)[0] for partition in consumer.assignment()} == {options["rack"]}
+                and all(len(set(client.racks(partition))) == 3 for partition in consumer.assignment())
                 for consumer, options in zip(consumers, racks.values())
             )
 

@@ -339,7 +339,7 @@ async def test_in_any_history_a_partition_has_one_owner_at_most(
     for step in range(25):
         reachable = [m for m in alive if m not in [wall[0] for wall in behind_walls]]
         what = chance.choice(["join", "join", "leave", "die", "cut off", "let back", "slow", "quick"])
-        if what == "join" and len(alive) < 5 or not reachable:
+        if (what == "join" and len(alive) < 5) or not reachable:
             alive.append(await Next(cluster.bootstrap, group, counts, name=f"m{step}", history=history).__aenter__())
         elif what == "leave":
             member = chance.choice(reachable)

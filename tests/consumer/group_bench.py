@@ -150,7 +150,7 @@ class Service:
                 generation = await self.group.next()
             except GroupClosed:
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever comes out
                 self.errors.append(error)
                 continue
             for old in self.generations:

@@ -14,6 +14,7 @@ from group_bench import forever
 from allocator import Generation, GenerationEnded, OffsetAndMetadata, TopicPartition
 from allocator.consumer.generation import PartitionStart
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, Fenced, NotOwned
+from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(10)
 
@@ -83,8 +84,7 @@ async def test_the_first_function_to_return_ends_it_and_the_others_are_told_why_
     assert generation.failure is None
     assert "short returned" in str(why)
     over = asyncio.ensure_future(generation.over())
-    while not told:
-        await asyncio.sleep(0)
+    await wait_until_async(lambda: told, 5, "the other one to be told")
     assert told[0][:2] == (generation, why)
     if sys.version_info >= (3, 11):
         assert told[0][2] == (why,)
@@ -220,7 +220,7 @@ async def test_functions_may_commit_on_their_way_out_and_nobody_after_that() -> 
     bench.generation.end("a rebalance")
     await bench.generation.over()
     assert len(bench.offsets.calls) == 1
-    with pytest.raises(GenerationEnded, match="1 partitions are not committed: generation 5 .* a rebalance") as caught:
+    with pytest.raises(GenerationEnded, match=r"1 partitions are not committed: generation 5 .* a rebalance") as caught:
         await bench.generation.commit({"t": {0: 9}})
     assert caught.value.__cause__ is bench.generation.ended
     assert isinstance(caught.value, AllocatorError)

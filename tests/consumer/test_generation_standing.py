@@ -1,0 +1,165 @@
+"""From what a membership says to whole generations: what ends one, and when the next may begin."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from group_bench import forever
+
+from allocator import ConsumerGroupConfig, Generation, TopicPartition
+from allocator.consumer import group_members
+from allocator.consumer.generation import PartitionStart
+from allocator.consumer.group_members import ZooKeeperMember
+from allocator.consumer.standing import Round, Standing
+from allocator.membership.znodes import Document
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(10)
+
+Parts = frozenset[TopicPartition]
+
+
+def parts(*numbers: int) -> Parts:
+    return frozenset(TopicPartition("t", n) for n in numbers)
+
+
+class NoOffsets:
+    async def close(self) -> None: ...
+
+
+def begin(standing: Standing, *numbers: int) -> Generation:
+    """As the group does it."""
+    offsets: Any = NoOffsets()
+    starts = {"t": tuple(PartitionStart(n, -2) for n in numbers)}
+    standing.current = Generation(1, "g", "m", starts, offsets, lambda: True)
+    return standing.current
+
+
+@pytest.mark.parametrize("call", ["revoked", "lost", "ending"])
+async def test_what_the_membership_waits_for_returns_when_every_function_has(call: str) -> None:
+    standing = Standing()
+    generation = begin(standing, 0, 1)
+    may_go = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await forever()
+        finally:
+            await may_go.wait()
+
+    generation.start(stubborn())
+    standing.settle(Round(1, "m", parts(0)))
+    argument: Any = "a rebalance" if call == "ending" else parts(0)
+    waiting = asyncio.ensure_future(getattr(standing, call)(argument))
+    await asyncio.sleep(0.01)
+    assert generation.done
+    assert standing.round is None
+    assert not waiting.done()
+    may_go.set()
+    await waiting
+
+
+async def test_what_is_gained_ends_the_generation_and_holds_up_nobody() -> None:
+    standing = Standing()
+    generation = begin(standing, 0)
+    task = generation.start(forever)
+    await standing.assigned(parts(1))
+    assert "gains 1" in str(generation.ended)
+    assert not task.done()
+
+
+async def test_an_assignment_that_changes_nothing_here_ends_nothing() -> None:
+    standing = Standing()
+    generation = begin(standing, 0, 1)
+    standing.settle(Round(2, "m", parts(1, 0)))
+    assert (generation.done, standing.round) == (False, None)
+    standing.settle(Round(2, "m", parts(0)))
+    assert generation.done
+    assert standing.round == Round(2, "m", parts(0))
+
+
+async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins() -> None:
+    standing = Standing()
+    standing.settle(Round(1, "m", parts(0)))
+    found = await standing.settled()
+    generation = begin(standing, 0)
+    standing.suspended("the connection is lost")
+    assert "the connection is lost" in str(generation.ended)
+    standing.current = None
+    assert not standing.may_begin(found)
+    waiting = asyncio.ensure_future(standing.settled())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    standing.resumed()
+    assert await waiting is found
+
+
+async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
+    standing = Standing()
+    generation = begin(standing, 0)
+    waiting = [asyncio.ensure_future(standing.unless_stopped(forever())), asyncio.ensure_future(standing.settled())]
+    await asyncio.sleep(0)
+    first = ValueError("first")
+    standing.failed(first)
+    standing.stop(ValueError("second"))
+    assert await asyncio.gather(*waiting, return_exceptions=True) == [first, first]
+    assert "first" in str(generation.ended)
+    assert await Standing().unless_stopped(asyncio.sleep(0, "done")) == "done"
+
+
+class Follower(ZooKeeperMember):
+    """A member that holds what a test says."""
+
+    def __init__(self, standing: Standing) -> None:
+        config = ConsumerGroupConfig(group="g", brokers="b", topics=["t"], zookeeper="z", rebalance_timeout_s=0.2)
+        super().__init__(config, KafkaClient("b"), standing)
+        self.member_id, self.generation = "me", 7
+
+    def reads(self, held: Parts, given: Parts, promised: Parts = frozenset()) -> None:
+        self._held = held
+        self._read(Document(generation=7, owners={"me": given, "other": parts(9)}, promised={"me": promised}))
+
+
+async def test_a_generation_waits_for_what_is_still_promised() -> None:
+    standing = Standing()
+    member = Follower(standing)
+    member.reads(parts(), parts(0, 1))  # it is about to take them
+    assert standing.round is None
+    member.reads(parts(0, 1), parts(0, 1), parts(2))
+    assert standing.round is None
+    member.reads(parts(0, 1, 2), parts(0, 1, 2))
+    assert standing.round == Round(7, "me", parts(0, 1, 2))
+    await asyncio.sleep(0.25)  # the patience for the promise is over by now, and forgotten
+    assert standing.round == Round(7, "me", parts(0, 1, 2))
+
+
+async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
+    standing = Standing()
+    member = Follower(standing)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    waiting = asyncio.ensure_future(standing.settled())
+    while not waiting.done():
+        member.reads(parts(0), parts(0), parts(2))  # reading it again is no new patience
+        await asyncio.wait({waiting}, timeout=0.05)
+    assert waiting.result() == Round(7, "me", parts(0))
+    assert 0.15 < loop.time() - began < 2
+
+
+async def test_having_nothing_is_believed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_members, "NOTHING_AFTER_S", 0.1)
+    standing = Standing()
+    member = Follower(standing)
+    member.reads(parts(), parts())
+    await asyncio.sleep(0.02)
+    assert standing.round is None
+    member.reads(parts(3), parts(3))
+    assert standing.round == Round(7, "me", parts(3))
+    member.reads(parts(), parts())
+    standing.round = None
+    assert (await standing.settled()).partitions == frozenset()
+    member.reads(parts(), parts())
+    await member.leave()
+    assert member._timer is None

@@ -54,7 +54,7 @@ class Consumer:
     auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
                            timestamp in milliseconds
     prefetch_bytes         bound of what is read ahead, for all partitions together
-    zookeeper_options      credentials, ACL, SASL and TLS, as `wire.zookeeper.OPTIONS` lists them
+    zookeeper_options      credentials, ACL, SASL and TLS, as `wire.zookeeper_security.OPTIONS` lists them
     security               TLS and SASL to Kafka, under kafka-python's names
     """
 

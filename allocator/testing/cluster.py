@@ -29,13 +29,14 @@ class LocalCluster(Cluster):
 
     kafka: a version of `allocator.testing.versions.KAFKA`, or None for ZooKeeper alone. brokers, zookeepers: how
     many; KRaft versions (4.x) do without ZooKeeper, theirs is a separate one for the allocator and may be 0.
-    broker_config: settings of server.properties; `{port}`, `{port2}` (one more free port of that broker), `{id}`
-    and `{directory}` in a value are filled in. zookeeper_config: likewise for zoo.cfg. directory: where data and
-    logs go, kept afterwards; by default a temporary one that is removed. heap, zookeeper_heap: -Xmx of each
-    process. jvm_options: further options of all of them. tick_ms: ZooKeeper's tick; sessions may be as short as
-    two. start_timeout_s: seconds until all servers must answer. proxied: each node stands behind a `FaultProxy` of
-    its own, `node.proxy`; `bootstrap`, `zookeeper` and what brokers advertise lead there. Brokers reach ZooKeeper, and
-    ZooKeeper nodes one another, without; brokers reach one another through theirs. Not for KRaft.
+    broker_config: settings of server.properties; `{port}`, `{port2}` to `{port4}` (more free ports of that node, for
+    listeners with TLS or SASL; `node.more_ports`), `{id}` and `{directory}` in a value are filled in.
+    zookeeper_config: likewise for zoo.cfg. directory: where data and logs go, kept afterwards; by default a temporary
+    one that is removed. heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all of them.
+    tick_ms: ZooKeeper's tick; sessions may be as short as two. start_timeout_s: seconds until all servers must answer.
+    proxied: each node stands behind a `FaultProxy` of its own, `node.proxy`; `bootstrap`, `zookeeper` and what brokers
+    advertise lead there. Brokers reach ZooKeeper, and ZooKeeper nodes one another, without; brokers reach one another
+    through theirs. Not for KRaft.
 
     Guarantee: after `stop`, or when this process ends in any way, SIGKILL included, no server is left running.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
@@ -114,17 +115,21 @@ class LocalCluster(Cluster):
         for number, port in ports.items():
             place = directory / f"zookeeper-{number}"
             settings = zookeeper_settings(number, place, port, quorum, self._tick_ms)
-            settings.update(layout.filled(self._zookeeper_config, port=port, id=number, directory=place))
+            more = self._more_ports()
+            settings.update(
+                layout.filled(self._zookeeper_config, port=port, id=number, directory=place, **_named(more))
+            )
             node = self._zookeeper_node(number, port, place, settings)
+            node.more_ports = more
             node.proxy = self._proxy(port)
             self.zookeepers.append(node)
 
     def _lay_out_brokers(self, release: Release, directory: Path) -> None:
         count, _ = self._count
-        ports = {number: (self._ports.take(), self._ports.take(), self._ports.take()) for number in range(count)}
+        ports = {number: (self._ports.take(), self._ports.take()) for number in range(count)}
         # three voters outlive one; with fewer brokers the first alone votes and must live
-        voters = [(number, ports[number][2]) for number in range(3 if count >= 3 else 1)]
-        for number, (port, second, controller) in ports.items():
+        voters = [(number, ports[number][1]) for number in range(3 if count >= 3 else 1)]
+        for number, (port, controller) in ports.items():
             place = directory / f"kafka-{number}"
             settings = broker_settings(release, number, place, port, count, self._zookeeper)
             if release.kraft:
@@ -132,11 +137,14 @@ class LocalCluster(Cluster):
             proxy = self._proxy(port)
             if proxy is not None:
                 settings.update(advertised(release, proxy.port))
-            mine = {"port": port, "port2": second, "id": number, "directory": place}
-            settings.update(layout.filled(self._broker_config, **mine))
+            more = self._more_ports()
+            settings.update(layout.filled(self._broker_config, port=port, id=number, directory=place, **_named(more)))
             node = self._broker_node(release, number, port, place, settings)
-            node.proxy = proxy
+            node.proxy, node.more_ports = proxy, more
             self.brokers.append(node)
+
+    def _more_ports(self) -> tuple[int, ...]:
+        return tuple(self._ports.take() for _ in range(3))
 
     def _proxy(self, port: int) -> FaultProxy | None:
         if not self._proxied:
@@ -203,3 +211,7 @@ class LocalCluster(Cluster):
                 for node in self.nodes:
                     node.close()
                 raise
+
+
+def _named(ports: Sequence[int]) -> dict[str, int]:
+    return {f"port{number}": port for number, port in enumerate(ports, 2)}

@@ -16,8 +16,9 @@ __all__ = ["Node"]
 class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
-    `port` stays the same over restarts. `proxy` is what clients are led through in a cluster with `proxied=True`, else
-    None. All methods block; from a coroutine call them with `asyncio.to_thread`.
+    `port` stays the same over restarts, and so do `more_ports`, the `{port2}` to `{port4}` of its settings. `proxy` is
+    what clients are led through in a cluster with `proxied=True`, else None. All methods block; from a coroutine call
+    them with `asyncio.to_thread`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Node:
         self.directory = directory
         self.paused = False
         self.proxy: FaultProxy | None = None
+        self.more_ports: tuple[int, ...] = ()
         self._command = command
         self._prepare = prepare
         self._ready = ready

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,10 +18,10 @@ from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
 
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.tasks import happens
+from allocator.wire.zookeeper_security import check_options, check_tls, hide_credentials
 
 __all__ = [
     "BadVersion",
@@ -39,19 +38,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Watch = Callable[[], None]
-
-OPTIONS = {
-    "auth_data": "credentials, a list of (scheme, credential), e.g. [('digest', 'user:password')]",
-    "default_acl": "ACL of the znodes made here; with credentials the default is: only the creator",
-    "sasl_options": "mapping for SASL, as kazoo takes it (needs the package pure-sasl)",
-    "use_ssl": "True: TLS",
-    "ca": "file of the CA certificates",
-    "certfile": "file of the client certificate",
-    "keyfile": "file of the client key",
-    "keyfile_password": "password of the client key",
-    "verify_certs": "False: accept any certificate",
-    "check_hostname": "True: the certificate must name the host",
-}
 
 
 class ZooKeeperError(AllocatorError):
@@ -128,19 +114,11 @@ class ZooKeeper:
     def __init__(
         self, hosts: str, *, session_timeout_s: float = 10.0, options: Mapping[str, Any] | None = None
     ) -> None:
-        options = dict(options or {})
-        for key in options:
-            if key not in OPTIONS:
-                near = difflib.get_close_matches(key, OPTIONS, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(OPTIONS)}"
-                raise ConfigError(f"unknown ZooKeeper option {key!r}; {hint}")
+        options = check_options(options)
         if not hosts or not isinstance(hosts, str):
             raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {hosts!r}")
         if session_timeout_s <= 0:
             raise ConfigError(f"session_timeout_s must be positive, not {session_timeout_s!r}")
-        if (options.get("auth_data") or options.get("sasl_options")) and not options.get("default_acl"):
-            # credentials without an ACL would leave the group's state open to anyone
-            options["default_acl"] = CREATOR_ALL_ACL
         servers, slash, chroot = hosts.partition("/")
         self.hosts = hosts
         self.chroot = f"/{chroot.strip('/')}" if slash and chroot.strip("/") else ""
@@ -155,6 +133,7 @@ class ZooKeeper:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._connected: asyncio.Event | None = None
         self._auth_failed = False
+        self._no_connection: Exception | None = None
         self._reopening: asyncio.TimerHandle | None = None
         self._dead: list[asyncio.Future[None]] = []
         self._asked: set[asyncio.Future[Any]] = set()
@@ -177,6 +156,8 @@ class ZooKeeper:
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
+        check_tls(self._options)
+        hide_credentials()
         try:
             self._open()
         except ValueError as error:
@@ -184,6 +165,8 @@ class ZooKeeper:
         try:
             if not await happens(self._connected, timeout_s):
                 why = "it refused our credentials" if self._auth_failed else f"no node answered within {timeout_s} s"
+                if self._no_connection is not None:
+                    why += f" (the last try ended in: {self._no_connection})"
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}; is it running, is the address right?")
             if self.chroot:
                 await self._ensure(self.chroot)
@@ -243,7 +226,11 @@ class ZooKeeper:
         connect = client.handler.create_connection
 
         def connect_sooner(*args: Any, timeout: float, **options: Any) -> Any:
-            return connect(*args, timeout=min(timeout, attempt_s), **options)
+            try:
+                return connect(*args, timeout=min(timeout, attempt_s), **options)
+            except Exception as error:
+                self._no_connection = error
+                raise
 
         client.handler.create_connection = connect_sooner
 

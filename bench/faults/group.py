@@ -136,6 +136,7 @@ class Group:
             "session_timeout_s": self.settings.session_timeout_s,
             "commit_s": self.settings.commit_s,
             "work_s": self.settings.work_s,
+            "kafka": self.settings.kafka,
         }
         root = str(HERE.parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [self.path, root]))}

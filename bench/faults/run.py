@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from allocator.testing import LocalCluster, WaitTimeout, wait_until
+from allocator.testing.topics import zookeeper_client
 
 from .check import Verdict, check, repeated_in, standstill
 from .faults import FAULTS
@@ -89,6 +90,8 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     topic = name = f"faults-{peer}-{seed}-{time.time_ns() % 10**9}"
     cluster.create_topic(topic, settings.partitions, min(3, settings.brokers))
+    if peer == "kiel_member":
+        commit_zero(cluster, topic, name, settings)
     chance = random.Random(seed)
     faults: list[Fault] = []
     problems: list[str] = []
@@ -163,14 +166,24 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
         group.add()
 
 
+def pinned_version(kafka: str) -> tuple[int, ...] | None:
+    """What kafka-python has to be told, which cannot find out by itself with brokers older than 0.10."""
+    version = tuple(int(part) for part in kafka.split("."))
+    return version[:3] if version < (0, 10) else None
+
+
+def commit_zero(cluster: LocalCluster, topic: str, group: str, settings: Settings) -> None:
+    """For kiel, which asks for ever when there are no offsets (0.8.2 and up); its kind are kept in ZooKeeper."""
+    with zookeeper_client(cluster.zookeeper) as zk:
+        for partition in range(settings.partitions):
+            zk.create(f"/consumers/{group}/offsets/{topic}/{partition}", b"0", makepath=True)
+
+
 def end_offsets(cluster: LocalCluster, topic: str, settings: Settings) -> dict[int, int]:
     from kafka import KafkaConsumer
     from kafka.structs import TopicPartition
 
-    version = tuple(int(part) for part in settings.kafka.split("."))[:3]
-    consumer = KafkaConsumer(
-        bootstrap_servers=cluster.bootstrap.split(","), api_version=version if version < (0, 10) else None
-    )
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap.split(","), api_version=pinned_version(settings.kafka))
     try:
         wanted = [TopicPartition(topic, number) for number in range(settings.partitions)]
         return {p.partition: end for p, end in consumer.end_offsets(wanted).items()}

@@ -183,7 +183,8 @@ async def test_nobody_there_is_said_in_time() -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    zk = ZooKeeper("h:1", options={"auth_data": [("digest", "user:hunter2")], "keyfile_password": "hunter2"})
+    files = {"certfile": "c", "keyfile": "k", "keyfile_password": "hunter2"}
+    zk = ZooKeeper("h:1", options={"auth_data": [("digest", "user:hunter2")], "use_ssl": True, **files})
     assert "hunter2" not in repr(zk)
 
 

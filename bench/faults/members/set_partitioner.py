@@ -23,6 +23,7 @@ from kazoo.recipe.partitioner import SetPartitioner
 from kazoo.retry import KazooRetry
 
 from bench.faults.journal import Journal
+from bench.faults.run import pinned_version
 
 SETTLE_S = 0.1  # its time_boundary; the default of 30 would be longer than most faults
 
@@ -45,6 +46,7 @@ class Member:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=100,
+            api_version=pinned_version(settings["kafka"]),
         )
         self.mine: list[int] = []
         self.done: dict[int, int] = {}

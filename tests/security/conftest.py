@@ -1,0 +1,72 @@
+"""One cluster that takes TLS and SASL beside plain text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from certificates import Certificates
+from secrets_and_doors import KEY_PASSWORD, PASSWORDS, Secured
+
+from allocator.testing import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make certificates")
+    made = Certificates(tmp_path_factory.mktemp("tls"))
+    made.make("server")
+    made.make("client", KEY_PASSWORD)
+    return made
+
+
+@pytest.fixture(scope="session")
+def secured(cluster_factory: Callable[..., LocalCluster], certificates: Certificates) -> Secured:
+    module = "org.apache.kafka.common.security"
+    scram = f"{module}.scram.ScramLoginModule required;"
+    plain = f'{module}.plain.PlainLoginModule required user_alice="{PASSWORDS["PLAIN"]}";'
+    broker: dict[str, Any] = {
+        "listeners": "PLAINTEXT://127.0.0.1:{port},SSL://127.0.0.1:{port2},SASL_SSL://127.0.0.1:{port3},"
+        "SASL_PLAINTEXT://127.0.0.1:{port4}",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": certificates.pem("server"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": certificates.ca,
+        "listener.name.ssl.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": ",".join(PASSWORDS),
+    }
+    for door in ("sasl_ssl", "sasl_plaintext"):
+        broker[f"listener.name.{door}.plain.sasl.jaas.config"] = plain
+        for mechanism in ("scram-sha-256", "scram-sha-512"):
+            broker[f"listener.name.{door}.{mechanism}.sasl.jaas.config"] = scram
+    keeper = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": "{port2}",
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": certificates.pem("server"),
+        "ssl.trustStore.location": certificates.ca,
+        "ssl.clientAuth": "need",
+        "ssl.hostnameVerification": "false",
+    }
+    cluster = cluster_factory("3.9.1", broker_config=broker, zookeeper_config=keeper)
+    make_scram_users(cluster.bootstrap)
+    return Secured(cluster, certificates)
+
+
+def make_scram_users(bootstrap: str) -> None:
+    from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
+
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        users = [
+            UserScramCredentialUpsertion("alice", ScramMechanism[mechanism.replace("-", "_")], PASSWORDS[mechanism])
+            for mechanism in PASSWORDS
+            if mechanism != "PLAIN"
+        ]
+        answers = admin.alter_user_scram_credentials(users)
+        assert not any(answers.values()), answers
+    finally:
+        admin.close()

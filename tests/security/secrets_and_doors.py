@@ -1,0 +1,65 @@
+"""Secrets that can be told from anything else, and the doors of a cluster that they open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from certificates import Certificates
+
+from allocator.testing import LocalCluster
+
+__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "SECRETS", "Secured"]
+
+KEY_PASSWORD = "key-Xq7tLrVz0"
+PASSWORDS = {
+    "PLAIN": "plain-Zk4wPb9e1",
+    "SCRAM-SHA-256": "scram256-Hn8sQm2d5",
+    "SCRAM-SHA-512": "scram512-Rt3yJc6f7",
+}
+DIGEST = "digest-Wv5uGa0k9"
+SECRETS = (KEY_PASSWORD, DIGEST, *PASSWORDS.values())
+DIGEST_OPTIONS = {"auth_data": [("digest", f"allocator:{DIGEST}")]}
+
+
+@dataclass
+class Secured:
+    """The cluster, and settings that open each of its doors."""
+
+    cluster: LocalCluster
+    certificates: Certificates
+
+    def brokers(self, door: str) -> str:
+        """`door`: "SSL" (with a client's certificate), "SASL_SSL" or "SASL_PLAINTEXT"."""
+        (node,) = self.cluster.brokers
+        return f"127.0.0.1:{node.more_ports[('SSL', 'SASL_SSL', 'SASL_PLAINTEXT').index(door)]}"
+
+    def kafka(self, door: str, mechanism: str = "PLAIN") -> dict[str, Any]:
+        settings: dict[str, Any] = {"security_protocol": door}
+        if door.endswith("SSL"):
+            settings["ssl_cafile"] = str(self.certificates.ca)
+        if door == "SSL":
+            settings["ssl_certfile"] = str(self.certificates.certificate("client"))
+            settings["ssl_keyfile"] = str(self.certificates.key("client"))
+            settings["ssl_password"] = KEY_PASSWORD
+        else:
+            settings["sasl_mechanism"] = mechanism
+            settings["sasl_plain_username"] = "alice"
+            settings["sasl_plain_password"] = PASSWORDS[mechanism]
+        return settings
+
+    @property
+    def zookeeper(self) -> str:
+        """Where ZooKeeper wants TLS and a client's certificate."""
+        (node,) = self.cluster.zookeepers
+        return f"127.0.0.1:{node.more_ports[0]}"
+
+    def zookeeper_options(self) -> dict[str, Any]:
+        return {
+            "use_ssl": True,
+            "ca": str(self.certificates.ca),
+            "certfile": str(self.certificates.certificate("client")),
+            "keyfile": str(self.certificates.key("client")),
+            "keyfile_password": KEY_PASSWORD,
+            "check_hostname": True,
+        }

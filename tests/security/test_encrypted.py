@@ -1,0 +1,92 @@
+"""A group over TLS and SASL, to real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
+
+from allocator import Consumer
+from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
+
+Topics = Callable[..., str]
+
+
+async def read_all(consumer: Consumer, count: int) -> list[bytes]:
+    values: list[bytes] = []
+    while len(values) < count:
+        record = await consumer.getone(30)
+        assert record is not None, f"{len(values)} of {count}"
+        values.append(record.value)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("door", "mechanism"),
+    [("SSL", ""), *(("SASL_SSL", mechanism) for mechanism in PASSWORDS), ("SASL_PLAINTEXT", "SCRAM-SHA-256")],
+)
+async def test_a_group_reads_and_commits(
+    secured: Secured, topic_factory: Topics, group: str, door: str, mechanism: str
+) -> None:
+    topic = topic_factory(2, cluster=secured.cluster)
+    await asyncio.to_thread(secured.cluster.produce, topic, [b"%d" % number for number in range(10)])
+    settings = {
+        "brokers": secured.brokers(door),
+        "zookeeper": secured.zookeeper,
+        "group": group,
+        "security": secured.kafka(door, mechanism),
+        "zookeeper_options": {**secured.zookeeper_options(), **DIGEST_OPTIONS},
+    }
+    async with Consumer(topic, **settings) as consumer:
+        assert sorted(await read_all(consumer, 10)) == [b"%d" % number for number in range(10)]
+        await consumer.commit()
+    await asyncio.to_thread(secured.cluster.produce, topic, [b"more"])
+    async with Consumer(topic, **settings) as consumer:
+        assert await read_all(consumer, 1) == [b"more"]
+
+
+async def test_a_wrong_password_is_told_at_once(secured: Secured) -> None:
+    for mechanism in PASSWORDS:
+        security = {**secured.kafka("SASL_SSL", mechanism), "sasl_plain_password": "wrong"}
+        with pytest.raises(BrokersUnavailable, match="credentials") as caught:
+            await KafkaClient(secured.brokers("SASL_SSL"), security=security).connect(20)
+        assert not caught.value.retriable
+
+
+async def test_a_broker_whose_authority_is_unknown_is_not_talked_to(secured: Secured) -> None:
+    security = {**secured.kafka("SASL_SSL"), "ssl_cafile": None}
+    with pytest.raises(BrokersUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await KafkaClient(secured.brokers("SASL_SSL"), security=security).connect(1)
+
+
+async def test_zookeeper_whose_authority_is_unknown_is_not_talked_to(secured: Secured) -> None:
+    options = {**secured.zookeeper_options(), "ca": str(secured.certificates.certificate("client"))}
+    zk = ZooKeeper(secured.zookeeper, options=options)
+    with pytest.raises(ZooKeeperUnavailable, match=r"(?i)certificate"):
+        await zk.connect(2)
+
+
+async def test_zookeeper_over_tls_asks_for_our_certificate(secured: Secured) -> None:
+    options = {key: value for key, value in secured.zookeeper_options().items() if "certfile" not in key}
+    options = {key: value for key, value in options.items() if not key.startswith("key")}
+    zk = ZooKeeper(secured.zookeeper, options=options)
+    with pytest.raises(ZooKeeperUnavailable):
+        await zk.connect(2)
+
+
+async def test_plain_text_to_the_secure_port_ends_in_time(secured: Secured) -> None:
+    with pytest.raises(ZooKeeperUnavailable):
+        await ZooKeeper(secured.zookeeper).connect(2)
+
+
+async def test_files_that_cannot_be_read_are_named(secured: Secured) -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem"):
+        await ZooKeeper(secured.zookeeper, options={"use_ssl": True, "ca": "/nowhere/ca.pem"}).connect(5)
+    with pytest.raises(ConfigError, match=r"client\.key"):
+        await ZooKeeper(
+            secured.zookeeper, options={**secured.zookeeper_options(), "keyfile_password": "wrong"}
+        ).connect(5)

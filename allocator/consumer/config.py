@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from allocator.consumer.config_checks import check_together
-from allocator.consumer.joining import MEMBERSHIPS
+from allocator.consumer.joining import MEMBERSHIPS, PROTOCOLS
 from allocator.consumer.settings import MASK, Flag, Number, Reader, Text, Texts, Whole, setting
 from allocator.errors import ConfigError
 from allocator.membership.znodes import GROUP_NAME
@@ -180,8 +180,9 @@ class GroupSettings:
     topics: tuple[str, ...] | None = setting(Texts("a list of topics", _topic), None)
     # or those whose name begins with what this regular expression matches, future ones too
     pattern: str | None = setting(Text(check=_pattern, what="a regular expression"), None)
-    # allocator functions this member can work with, the preferred first: a name or "package.module:function"
-    assignor: tuple[str, ...] = setting(Texts("a list of allocator functions"), ("naive",))
+    # allocator functions this member can work with, the preferred first: a name or "package.module:function";
+    # default "naive"
+    assignor: tuple[str, ...] | None = setting(Texts("a list of allocator functions"), None)
     # shown where members are listed, default: made from host and process; equal ones are allowed
     client_id: str | None = setting(Text(), None)
     # relative capacity, for allocator functions that heed it
@@ -194,7 +195,10 @@ class GroupSettings:
     # group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if the allocator function is one
     # that they have; "fixed": all partitions of the topics, whoever else reads them. Offsets stay where they are
     membership: str = setting(Text(MEMBERSHIPS), "zookeeper")
-    # the rest is for "kafka". Seconds, default 10, and brokers take no less than 6 unless told to; more: a crashed
+    # the rest is for "kafka". "classic", or "consumer" (KIP-848, brokers from 4.0): then the broker assigns, "assignor"
+    # names one of its own, and session timeout and heartbeat interval are the broker's to set
+    group_protocol: str = setting(Text(PROTOCOLS), "classic")
+    # seconds, default 10, and brokers take no less than 6 unless told to; more: a crashed
     # member's partitions wait longer; less: a pause of this process ends its ownership
     session_timeout_s: float = setting(Number(0.1, 3600), 10.0)
     # seconds, default 3, at most half of the session timeout; more: a rebalance is noticed later
@@ -307,7 +311,7 @@ class Config:
 
     def consumer_options(self) -> dict[str, Any]:
         """Arguments for `Consumer`, besides the topics: no auto-commit, since the daemon commits what is done."""
-        assignors: Union[str, tuple[str, ...]] = self.group.assignor
+        assignors = self.group.assignor
         owner: Union[GroupSettings, ZooKeeperSettings] = (
             self.zookeeper if self.group.membership == "zookeeper" else self.group
         )
@@ -319,11 +323,12 @@ class Config:
             "root": self.zookeeper.root,
             "session_timeout_s": owner.session_timeout_s,
             "heartbeat_interval_s": self.group.heartbeat_interval_s,
+            "group_protocol": self.group.group_protocol,
             "rebalance_timeout_s": self.group.rebalance_timeout_s,
             "instance_id": self.group.instance_id,
             "zookeeper_options": self.zookeeper.options() or None,
             "pattern": self.group.pattern,
-            "assignor": assignors[0] if len(assignors) == 1 else assignors,
+            "assignor": assignors[0] if assignors is not None and len(assignors) == 1 else assignors,
             "client_id": self.group.client_id,
             "weight": self.group.weight,
             "rack": self.group.rack,

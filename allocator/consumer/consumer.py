@@ -46,6 +46,7 @@ class Consumer:
                            "naive" if none is given. "range", "roundrobin", "sticky" and "cooperative-sticky" are
                            the names under which members of other clients can share a group over "kafka"
     session_timeout_s      more: a crashed member's partitions wait longer; less: a pause costs the session sooner
+    group_protocol         "kafka": "classic", or "consumer" (KIP-848, brokers from 4.0), where the broker assigns
     rebalance_timeout_s    "kafka": how long a rebalance waits for a member that drains and commits
     heartbeat_interval_s   "kafka": more: rebalances are noticed later; less: more requests
     max_poll_interval_s    who does not ask for records for so long leaves the group, until he asks again; None: never
@@ -87,6 +88,7 @@ class Consumer:
         rack: str | None = None,
         listener: RebalanceListener | None = None,
         connect_timeout_s: float = 30.0,
+        group_protocol: str = "classic",
         rebalance_timeout_s: float = 60.0,
         heartbeat_interval_s: float = 3.0,
         max_poll_interval_s: float | None = None,
@@ -111,6 +113,7 @@ class Consumer:
                 root=root,
                 zookeeper_options=zookeeper_options,
                 heartbeat_interval_s=heartbeat_interval_s,
+                group_protocol=group_protocol,
                 rebalance_timeout_s=rebalance_timeout_s,
                 max_poll_interval_s=max_poll_interval_s,
                 instance_id=instance_id,

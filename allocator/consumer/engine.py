@@ -22,6 +22,7 @@ from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalS
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.membership.kafka import KafkaMembership
+from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import Scope
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -63,6 +64,7 @@ class Engine:
         self.group = joining.group
         self._joining = joining
         self._old_offsets = old_offsets
+        self._read_committed = fetch.get("isolation_level") == "read_committed"
         self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
@@ -85,7 +87,7 @@ class Engine:
             self.client, self._ownership, partial(lag, self.client, self.committed, auto_offset_reset)
         )
         self._offsets = None if self.group is None else GroupOffsets(self.client, self.group)
-        if self._offsets is not None and isinstance(self.membership, KafkaMembership):
+        if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
         self._commits: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
@@ -194,7 +196,9 @@ class Engine:
         if self._offsets is None or self.group is None:
             return {}
         wanted = set(partitions)
-        found = await self._offsets.fetch(wanted)
+        # an open transaction may still commit an offset: whoever reads only what is committed waits for it (KIP-447)
+        stable = self._read_committed and self.client.broker_version >= (2, 5)
+        found = await self._offsets.fetch(wanted, require_stable=stable)
         rest = wanted - set(found)
         if rest and self._old_offsets:
             found = {**await fetch_old_offsets(self.client, self.group, rest), **found}

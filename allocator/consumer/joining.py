@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from allocator.assign import Assignor, resolve
+from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import ConfigError
 from allocator.membership.base import Membership, Owner
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
+from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
 from allocator.membership.leader import LeaderSettings
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
@@ -22,9 +24,10 @@ from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["MEMBERSHIPS", "Assignors", "Joining"]
+__all__ = ["MEMBERSHIPS", "PROTOCOLS", "Assignors", "Joining"]
 
 MEMBERSHIPS = ("zookeeper", "kafka", "fixed")
+PROTOCOLS = ("classic", "consumer")
 
 Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
 
@@ -55,6 +58,7 @@ class Joining:
     zookeeper_options: Optional[Mapping[str, Any]] = None
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     # kafka
+    group_protocol: str = "classic"
     heartbeat_interval_s: float = 3.0
     rebalance_timeout_s: float = 60.0
     instance_id: Optional[str] = None
@@ -85,10 +89,12 @@ class Joining:
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
         attempts: list[Callable[[], Any]] = [self._compiled, lambda: checked(self.topics)]
-        if self.membership != "fixed":
-            attempts.append(self._assignors)
         if self.membership == "kafka":
-            attempts.append(self._group_settings)
+            if self.group_protocol not in PROTOCOLS:
+                faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
+            attempts.append(self._next_settings if self._broker_assigns else self._group_settings)
+        if self.membership != "fixed" and not self._broker_assigns:
+            attempts.append(self._assignors)
         if self.membership == "zookeeper":
             attempts.append(lambda: Paths(self.root, self.group or ""))
         for attempt in attempts:
@@ -106,6 +112,18 @@ class Joining:
                 client, owner, name=self.client_id, topics=topics, pattern=self.pattern, partitions=self.partitions
             )
         assert self.group is not None
+        if self._broker_assigns:
+            return KafkaNextMembership(
+                client,
+                self.group,
+                owner,
+                KafkaNextSettings(
+                    topics=topics,
+                    pattern=self.pattern,
+                    connect_timeout_s=self.connect_timeout_s,
+                    group=self._next_settings(),
+                ),
+            )
         if self.membership == "kafka":
             return KafkaMembership(
                 client,
@@ -156,6 +174,24 @@ class Joining:
             rebalance_timeout_s=self.rebalance_timeout_s,
             max_poll_interval_s=self.max_poll_interval_s,
             instance_id=self.instance_id,
+        )
+
+    @property
+    def _broker_assigns(self) -> bool:
+        return self.membership == "kafka" and self.group_protocol == "consumer"
+
+    def _next_settings(self) -> NextSettings:
+        if self.assignor is not None and (not isinstance(self.assignor, str) or ":" in self.assignor):
+            raise ConfigError(
+                f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: name one that it "
+                "has ('uniform', 'range') or none"
+            )
+        return NextSettings(
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=self.max_poll_interval_s,
+            instance_id=self.instance_id,
+            rack=self.rack,
+            server_assignor=self.assignor,
         )
 
     def _compiled(self) -> None:

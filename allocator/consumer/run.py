@@ -35,8 +35,9 @@ HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter top
 def check(config: Config) -> Handler:
     """Everything that can be found out without connecting. Raises ConfigError or AssignorError."""
     handler = load_handler(config.handler.target, config.handler.mode)
-    for assignor in config.group.assignor:
-        resolve(assignor)
+    if config.group.group_protocol == "classic":  # else they are names of the broker's
+        for assignor in config.group.assignor or ():
+            resolve(assignor)
     return handler
 
 

@@ -57,9 +57,16 @@ class Topics(Protocol):
 class Membership(Protocol):
     """Who is alive and who owns what."""
 
-    member_id: str
-    generation: int
     ended: BaseException | None
+    """What ended it for good, other than `leave`."""
+
+    @property
+    def member_id(self) -> str:
+        """As the group knows this member; empty before it joined."""
+
+    @property
+    def generation(self) -> int:
+        """Number of the assignment that this member follows."""
 
     async def join(self) -> None:
         """Becomes a member; returns once the group knows of it, not once it owns something."""

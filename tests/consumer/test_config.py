@@ -59,7 +59,7 @@ def test_a_short_file_is_enough(files: Files) -> None:
     assert config.kafka.brokers == ("kafka1:9092", "[::1]:9093")
     assert config.zookeeper.hosts == "zk1:2181,zk2:2181/chroot"
     assert config.group.topics == ("orders", "returns")
-    assert config.group.assignor == ("naive",)
+    assert config.group.assignor is None
     assert config.handler.concurrency == 8
     assert config.commit.interval_s == 5.0
 
@@ -67,7 +67,7 @@ def test_a_short_file_is_enough(files: Files) -> None:
 def test_the_consumer_gets_what_it_takes_and_never_commits_by_itself(files: Files) -> None:
     options = files.load(GOOD + "\n[consume]\nauto_offset_reset = 1700000000000\n").consumer_options()
     assert options["brokers"] == "kafka1:9092,[::1]:9093"
-    assert options["assignor"] == "naive"
+    assert options["assignor"] is None
     assert options["auto_commit_interval_s"] is None
     assert options["auto_offset_reset"] == 1700000000000
     assert options["security"] is None

@@ -125,6 +125,32 @@ async def test_members_outside_are_refused_while_a_kafka_group_lives(service: Se
                 await outside.commit({service.partitions[0]: 1})
 
 
+async def test_the_next_generation_protocol_is_one_more_setting(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: cluster_factory(kafka="4.1.1"))
+    topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
+    service = Service(cluster, topic, group, "kafka")
+    await service.produce(0, 100)
+    async with service.consumer() as classic:
+        assert len(await read(classic, 100)) == 100
+        await classic.commit()
+    await service.produce(100, 200)
+    async with service.consumer(group_protocol="consumer", isolation_level="read_committed") as first:
+        assert sorted(await read(first, 100)) == list(range(100, 200))
+        async with service.consumer(group_protocol="consumer", assignor="range") as second:
+
+            async def shared() -> bool:
+                await first.getbatch(0)
+                return len(first.assignment()) == 2 and len(second.assignment()) == 2
+
+            await wait_until_async(shared, 30, "the second member's share")
+    with pytest.raises(ConfigError, match="the broker assigns"):
+        service.consumer(group_protocol="consumer", assignor=["range"])
+    with pytest.raises(ConfigError, match="'next', not one of classic, consumer"):
+        service.consumer(group_protocol="next")
+
+
 # -- fixed ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,131 @@
+"""With credentials, every znode that we make is closed to whoever has none; without them, the work goes on openly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NotEmptyError
+from kazoo.security import OPEN_ACL_UNSAFE
+from secrets_and_doors import DIGEST_OPTIONS
+
+from allocator import AllocatorError, Consumer
+from allocator.membership import znodes
+from allocator.testing import LocalCluster, wait_until_async
+
+Topics = Callable[..., str]
+
+
+def kazoo(hosts: str, auth: list[tuple[str, str]] | None = None) -> KazooClient:
+    client = KazooClient(hosts, timeout=10, auth_data=auth)
+    client.start(20)
+    return client
+
+
+def walk(client: KazooClient, path: str) -> Iterator[str]:
+    yield path
+    for name in client.get_children(path):
+        yield from walk(client, f"{path}/{name}")
+
+
+OPERATIONS: dict[str, Callable[[KazooClient, str], Any]] = {
+    "get": lambda client, path: client.get(path),
+    "list": lambda client, path: client.get_children(path),
+    "set": lambda client, path: client.set(path, b"mine"),
+    "create": lambda client, path: client.create(f"{path}/intruder", b"", acl=OPEN_ACL_UNSAFE),
+    "create ephemeral": lambda client, path: client.create(
+        f"{path}/intruder", b"", ephemeral=True, acl=OPEN_ACL_UNSAFE
+    ),
+    "delete": lambda client, path: client.delete(path),
+    "read the ACL": lambda client, path: client.get_acls(path),
+    "open the ACL": lambda client, path: client.set_acls(path, OPEN_ACL_UNSAFE),
+    "sync and get": lambda client, path: (client.sync(path), client.get(path)),
+}
+
+
+def breached(stranger: KazooClient, paths: list[str], top: str) -> list[str]:
+    """Each operation on each znode that was not refused for want of credentials."""
+    found = []
+    for path in paths:
+        for name, operation in OPERATIONS.items():
+            try:
+                operation(stranger, path)
+            except NoAuthError:
+                continue
+            except NotEmptyError:
+                # deleting is up to the parent, and the parent of the topmost znode is not ours; children protect it
+                if (path, name) == (top, "delete"):
+                    continue
+                raise
+            found.append(f"{name} {path}")
+    return found
+
+
+@pytest.mark.parametrize("chroot", ["", "/chroot/of/ours"], ids=["no chroot", "a chroot that we make"])
+async def test_a_stranger_is_refused_every_operation_on_every_znode(
+    kafka_cluster: LocalCluster,
+    topic_factory: Topics,
+    unique_name: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    chroot: str,
+) -> None:
+    monkeypatch.setattr(znodes, "SHARD_BYTES", 64)  # so that the assignment has shards, which are znodes too
+    topic, group, root = topic_factory(8), unique_name(), f"/{unique_name()}"
+    place = f"/{unique_name()}{chroot}" if chroot else ""
+
+    def member(name: str) -> Consumer:
+        return Consumer(
+            topic,
+            brokers=kafka_cluster.bootstrap,
+            zookeeper=kafka_cluster.zookeeper + place,
+            group=group,
+            client_id=name,
+            root=root,
+            zookeeper_options=DIGEST_OPTIONS,
+        )
+
+    async with member("one") as one, member("two") as two:
+        await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 4, 30, "both to share")
+        top = f"/{place.split('/')[1]}" if place else root
+
+        def attack() -> tuple[list[str], list[str], list[str]]:
+            ours = kazoo(kafka_cluster.zookeeper, DIGEST_OPTIONS["auth_data"])
+            stranger = kazoo(kafka_cluster.zookeeper)
+            other = kazoo(kafka_cluster.zookeeper, [("digest", "mallory:guess")])
+            try:
+                paths = list(walk(ours, top))
+                return paths, breached(stranger, paths, top), breached(other, paths, top)
+            finally:
+                for client in (ours, stranger, other):
+                    client.stop()
+                    client.close()
+
+        paths, by_stranger, by_other = await asyncio.to_thread(attack)
+        base = f"{place}{root}/{group}"
+        kinds = [f"{base}/members/m-", f"{base}/claims/m-", f"{base}/assignment", f"{base}/shards/"]
+        assert all(any(path.startswith(kind) for path in paths) for kind in kinds), paths
+        assert not by_stranger
+        assert not by_other
+        assert len(one.assignment()) == len(two.assignment()) == 4
+    print(f"{len(paths)} znodes x {len(OPERATIONS)} operations, twice, all refused")
+
+
+async def test_who_has_the_wrong_credentials_does_not_join(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    topic = topic_factory(2)
+    settings: dict[str, Any] = {
+        "brokers": kafka_cluster.bootstrap,
+        "zookeeper": kafka_cluster.zookeeper,
+        "group": group,
+        "root": f"/{group}-root",
+    }
+    async with Consumer(topic, zookeeper_options=DIGEST_OPTIONS, **settings) as one:
+        await wait_until_async(lambda: len(one.assignment()) == 2, 30, "its share")
+        wrong = {"auth_data": [("digest", "allocator:wrong")]}
+        with pytest.raises(AllocatorError, match=f"/{group}-root.*credentials do not allow it"):
+            await Consumer(topic, zookeeper_options=wrong, connect_timeout_s=10, **settings).start()
+        assert len(one.assignment()) == 2

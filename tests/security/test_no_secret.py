@@ -1,0 +1,168 @@
+"""Recognisable secrets are found in no log line at any level, in no error and in no znode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, SECRETS, Secured
+
+from allocator import AllocatorError, Consumer
+from allocator.consumer.config import load
+
+Topics = Callable[..., str]
+
+
+class Everything(logging.Handler):
+    """Each line as it would be written, and the arguments that it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s %(args)r"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def everything() -> Iterator[Everything]:
+    """All that is logged, from level 1 up, by anyone."""
+    handler, root = Everything(), logging.getLogger()
+    names = ["", "kafka", "kazoo", "kazoo.client", "allocator", "asyncio"]
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(1)
+    root.addHandler(handler)
+    yield handler
+    root.removeHandler(handler)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def shown(text: str) -> list[str]:
+    # as it is, or in hexadecimal
+    return [secret for secret in SECRETS if secret in text or secret.encode().hex() in text]
+
+
+async def session(secured: Secured, topic: str, group: str, mechanism: str) -> str:
+    """A member joins, reads, commits, loses its connections, leaves; returns all that its objects say of themselves."""
+    consumer = Consumer(
+        topic,
+        brokers=secured.brokers("SASL_SSL"),
+        zookeeper=secured.zookeeper,
+        group=group,
+        security=secured.kafka("SASL_SSL", mechanism),
+        zookeeper_options={**secured.zookeeper_options(), **DIGEST_OPTIONS},
+        session_timeout_s=6.0,
+    )
+    async with consumer:
+        assert await consumer.getone(30) is not None
+        await consumer.commit()
+        zk = consumer._engine.membership._zk
+        zk._client._connection._socket.shutdown(2)  # it authenticates anew
+        assert await consumer.getone(30) is not None
+        znodes = await asyncio.to_thread(contents, secured, f"/allocator/{group}")
+        assert len(znodes) > 5
+        client = consumer._engine.client
+        return "\n".join([*znodes, *map(repr, (consumer, zk, client, vars(consumer)))])
+
+
+def contents(secured: Secured, path: str) -> list[str]:
+    """Names, data (as it is and inflated) and ACLs of all znodes below."""
+    zk = KazooClient(secured.cluster.zookeeper, auth_data=DIGEST_OPTIONS["auth_data"])
+    zk.start(20)
+    found = []
+
+    def walk(path: str) -> None:
+        data = zk.get(path)[0]
+        found.append(f"{path} {data!r} {zk.get_acls(path)!r}")
+        if data[:1] == b"x":
+            found.append(repr(zlib.decompress(data)))
+        for name in zk.get_children(path):
+            walk(f"{path}/{name}")
+
+    walk(path)
+    zk.stop()
+    zk.close()
+    return found
+
+
+@pytest.mark.parametrize("mechanism", PASSWORDS)
+async def test_not_by_a_member_that_works(
+    secured: Secured, topic_factory: Topics, group: str, everything: Everything, mechanism: str
+) -> None:
+    topic = topic_factory(1, cluster=secured.cluster)
+    await asyncio.to_thread(secured.cluster.produce, topic, [b"1", b"2"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        said = await session(secured, topic, group, mechanism)
+    assert not shown(said)
+    assert not shown("\n".join(map(str, warned)))
+    logged = "\n".join(everything.lines)
+    loggers = {line.split(".")[0].split()[0] for line in everything.lines}
+    assert {"kafka", "kazoo", "allocator"} <= loggers, "nothing was logged, so nothing was shown"
+    assert any(line.startswith("kazoo.client DEBUG") for line in everything.lines)
+    assert not shown(logged), [line[:300] for line in everything.lines if shown(line)]
+    print(f"{len(everything.lines)} log lines, none with a secret")
+
+
+async def test_not_by_one_that_fails(secured: Secured, everything: Everything) -> None:
+    errors = []
+    for change, where in (
+        ({"sasl_plain_username": "nobody"}, "security"),
+        ({"ssl_cafile": None}, "security"),
+        ({"sasl_plain_pasword": PASSWORDS["PLAIN"]}, "security"),
+        ({"ca": "/nowhere"}, "zookeeper_options"),
+        ({"keyfile": str(secured.certificates.ca)}, "zookeeper_options"),
+        ({"auth_data": [("digest", DIGEST)]}, "zookeeper_options"),  # no user: kazoo or the server refuses it
+        ({"auth_dta": [("digest", DIGEST)]}, "zookeeper_options"),
+        ({"keyfile_pasword": KEY_PASSWORD}, "zookeeper_options"),
+    ):
+        settings = {
+            "security": secured.kafka("SASL_SSL"),
+            "zookeeper_options": {**secured.zookeeper_options(), **DIGEST_OPTIONS},
+        }
+        settings[where] = {**settings[where], **change}
+        try:
+            async with Consumer(
+                "t",
+                brokers=secured.brokers("SASL_SSL"),
+                zookeeper=secured.zookeeper,
+                group="g",
+                connect_timeout_s=2,
+                **settings,
+            ):
+                pass
+        except AllocatorError as error:
+            errors.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    assert len(errors) >= 7
+    assert not shown("\n".join(errors)), [error[-500:] for error in errors if shown(error)]
+    assert not shown("\n".join(everything.lines)), [line[:300] for line in everything.lines if shown(line)]
+
+
+def test_not_by_settings_that_are_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'''
+[kafka]
+brokers = "h:9092"
+security_protocol = "SASL_SLL"
+sasl_mechanism = "PLAIN"
+sasl_plain_username = "alice"
+sasl_plain_password = "{PASSWORDS["PLAIN"]}"
+ssl_password = ["{KEY_PASSWORD}"]
+[zookeeper]
+hosts = "h:2181"
+digest_password = "{DIGEST}"
+''')
+    with pytest.raises(AllocatorError) as caught:
+        load(file, {"ALLOCATOR_KAFKA_SSL_PASSWORD": "", "ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD": PASSWORDS["PLAIN"]})
+    assert "security_protocol" in str(caught.value)
+    assert not shown(str(caught.value))

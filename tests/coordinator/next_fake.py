@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import fake_broker
@@ -52,6 +53,7 @@ class NextBroker(FakeBroker):
         self.session_s: float | None = 3.0
         self.codes: list[Any] = []
         self.lost = 0
+        self.when_lost: Callable[[], None] = lambda: None
         self.repeats = True  # the assignment, to who says everything
 
     @property
@@ -100,6 +102,7 @@ class NextBroker(FakeBroker):
                 self.told = self.given
             if self.lost:
                 self.lost -= 1
+                self.when_lost()
                 return HANG_UP
         return self.answer(request, code, assignment)
 

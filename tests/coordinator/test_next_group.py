@@ -66,6 +66,30 @@ async def test_what_moves_is_released_then_said_and_only_then_is_more_taken() ->
         await m.until(lambda: owned(broker.beats[-1]) == ids(0, 3), "the heartbeat about it")
 
 
+async def test_nothing_new_is_taken_before_the_coordinator_has_heard_of_the_release() -> None:
+    async with NextBroker() as broker, Member(broker) as m:
+        m.recorder.block = "take"
+        broker.given = ids(0, 3)
+        await m.until(lambda: ("take", ids(3)) in m.recorder.calls, "taking")
+        assert m.recorder.names == ["take", "release", "take"]
+        assert ids(0, 3) in [owned(beat) for beat in broker.beats]
+        m.recorder.go.set()
+
+
+async def test_what_is_given_back_while_it_is_released_is_begun_with_anew() -> None:
+    async with NextBroker() as broker, Member(broker) as m:
+        m.recorder.block = "release"
+        broker.given = ids(0)
+        await m.until(lambda: "release" in m.recorder.names, "the release")
+        broker.given = ids(0, 1, 2)
+        await m.beaten(2)
+        m.recorder.go.set()
+        await m.until(lambda: m.recorder.names == ["take", "release", "take"], "all again")
+        assert m.recorder.calls[1:] == [("release", ids(1, 2)), ("take", ids(1, 2))]
+        await m.beaten(2)
+        assert all(1 in {p.partition for p in each} for each in map(owned, broker.beats[1:]) if each is not None)
+
+
 async def test_what_was_given_counts_as_owned_before_it_can_be_begun_with() -> None:
     """Else a heartbeat without it would have the coordinator give it away while it is being begun with."""
     async with NextBroker() as broker, Member(broker) as m:
@@ -161,14 +185,15 @@ async def test_an_assignment_whose_answer_was_lost_counts_from_before() -> None:
     async with NextBroker() as broker, Member(broker) as m:
         await m.beaten(3)
         m.recorder.block = "release"
-        m.recorder.proofs.clear()
+        proofs, before = m.recorder.proofs, []
+        broker.when_lost = lambda: before.append(len(proofs))
         broker.lost, broker.given = 1, ids(0)
         await m.until(lambda: "release" in m.recorder.names, "the release")
-        await m.beaten(3)
-        assert m.recorder.proofs.index(True) <= m.recorder.proofs.count(False)
-        assert all(m.recorder.proofs[m.recorder.proofs.index(True) :])
+        await m.until(lambda: len(proofs) > before[0] + 2, "heartbeats")
+        assert proofs[: before[0]] == [False] * before[0]
+        assert all(proofs[before[0] :])
         m.recorder.go.set()
-        await m.until(lambda: m.recorder.proofs[-1] is False, "a proof")
+        await m.until(lambda: proofs[-1] is False, "a proof")
 
 
 async def test_a_revocation_counts_from_the_heartbeat_before_its_answer() -> None:

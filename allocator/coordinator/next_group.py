@@ -180,14 +180,15 @@ class NextGroup:
             self._beat_now()
             await unless(signals.heard.wait(), signals.lost, signals.stop)
             return
-        if not await unless(self._participant.take(given), signals.lost):
-            self._move(NextPhase.RECONCILING, "some topics are not known yet")
-            await happens(signals.news, UNNAMED_RETRY_S)
-            return
-        self._reached = given
-        self._move(NextPhase.STABLE, f"{len(given)} partitions at epoch {self.epoch}")
+        complete = await unless(self._participant.take(given), signals.lost)
         if not self._joined.done():
             self._joined.set_result(None)
+        if complete:
+            self._reached = given
+            self._move(NextPhase.STABLE, f"{len(given)} partitions at epoch {self.epoch}")
+        else:
+            self._move(NextPhase.RECONCILING, "some topics are not known yet")
+            await happens(signals.news, UNNAMED_RETRY_S)
 
     async def _release(self, signals: Signals, gone: Ids) -> None:
         await unless(self._participant.release(gone), signals.lost)

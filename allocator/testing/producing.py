@@ -77,7 +77,8 @@ def produce(
         def flush() -> None:
             nonlocal total
             now = int(time.time() * 1000)
-            link.send({p: encode(held, chosen, compression, now) for p, held in waiting.items()}, api, acks)
+            batches = {p: encode(held, chosen, compression, now) for p, held in waiting.items() if held}
+            link.send(batches, api, acks)
             for partition, held in waiting.items():
                 counts[partition] += len(held)
             waiting.clear()

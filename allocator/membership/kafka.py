@@ -29,8 +29,9 @@ from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
 from allocator.membership.base import Owner
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.membership.kafka_plan import Self, decide, is_cooperative, offers, subscribed
+from allocator.membership.kafka_sizes import DOUBT_S, Sizes
 from allocator.membership.lease import boot_clock
-from allocator.tasks import Scope
+from allocator.tasks import Scope, happens
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 
@@ -96,6 +97,7 @@ class KafkaMembership:
         self._draining: Parts = NONE
         self._before: tuple[Parts, int] = (NONE, -1)
         self._counts: Mapping[str, int] | None = None
+        self._sizes = Sizes(client.partitions, clock)
         self._target: Mapping[str, Parts] = {}
         self._lease = KafkaLease(group, owner, clock)
         self._group = GroupCoordinator(client, group, self, settings.group, clock=clock)
@@ -176,6 +178,7 @@ class KafkaMembership:
                 task.exception()
 
     async def _run(self, joined: asyncio.Future[None]) -> None:
+        self._doubt = asyncio.Event()
         self._follow()
         remove = self._client.on_metadata(self._metadata_came)
         try:
@@ -239,12 +242,13 @@ class KafkaMembership:
             await self._client.refresh(topics)
         except AllocatorError as error:
             log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
-        decision = decide(self._assignors[protocol], members, self._client.partitions, self._target)
+        decision = decide(self._assignors[protocol], members, self._sizes, self._target)
         if decision.problem is not None:
             log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
             self._owner.failed(decision.problem)
         self._target = decision.target
         self._counts = decision.counts
+        self._metadata_came()  # what has changed meanwhile
         return decision.given
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
@@ -317,31 +321,39 @@ class KafkaMembership:
     def _resolved(self) -> frozenset[str]:
         if self._pattern is None:
             return self._topics
-        return self._topics | {topic for topic in self._client.topics() if self._pattern.match(topic)}
+        seen = self._client.topics() | self._wanted
+        return self._topics | {topic for topic in seen if self._pattern.match(topic) and self._sizes(topic)}
 
     def _follow(self, also: frozenset[str] = frozenset()) -> None:
+        self._sizes.keep(self._topics | self._wanted | also)
         if self._pattern is not None:
             self._client.follow_all()
         else:
             self._client.follow(self._topics | also)
 
     def _metadata_came(self) -> None:
+        topics = self._topics if self._counts is None else self._counts
+        sizes = {topic: len(self._sizes(topic)) for topic in topics}
         if self._pattern is not None and self._resolved() != self._wanted:
             self._group.request_rejoin("other topics match the pattern")
-        elif self._counts is not None and any(
-            len(self._client.partitions(topic) or ()) != count for topic, count in self._counts.items()
-        ):
+        elif self._counts is not None and sizes != self._counts:
             self._group.request_rejoin("topics or partitions were added or removed")
+        if self._sizes.doubtful:
+            self._doubt.set()
 
     async def _poll_topics(self) -> None:
         """What no message announces: new topics and partitions."""
         while True:
-            await asyncio.sleep(self._settings.topic_poll_s)
+            if await happens(self._doubt, self._settings.topic_poll_s):
+                await asyncio.sleep(DOUBT_S)
+                self._doubt.clear()
             if self.leading or self._pattern is not None:
                 try:
                     await self._client.refresh()
                 except AllocatorError as error:
                     log.debug("%s: metadata is not to be had: %s", self._group_name, error)
+                else:
+                    self._metadata_came()
 
 
 def _compiled(pattern: str | None) -> re.Pattern[str] | None:

@@ -25,7 +25,7 @@ from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(30)
 
-JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 11, 12, 13, 14, 10
+METADATA, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 11, 12, 13, 14, 10
 FAST = {"session_timeout_s": 1.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
 ALL = frozenset(TopicPartition("t", n) for n in range(3))
 
@@ -145,6 +145,26 @@ async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> No
         await holds(ours, frozenset(TopicPartition("t", n) for n in range(5)))
         ours.membership.subscribe(["u"])
         await holds(ours, frozenset({TopicPartition("u", 0)}))
+
+
+@pytest.mark.parametrize("how", [{"topics": ["t"]}, {"topics": [], "pattern": "t.*"}])
+async def test_a_broker_that_denies_a_topic_is_believed_only_if_it_lasts(how: dict[str, Any]) -> None:
+    """As one does that has just started; a topic that was deleted stays away."""
+    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05, **how) as ours:
+        await holds(ours, ALL)
+        there = broker.topics
+        asked = broker.count(METADATA)
+        broker.topics = {}
+        await wait_until_async(lambda: broker.count(METADATA) > asked, 20, "an answer without it")
+        broker.topics = there
+        asked = broker.count(METADATA)
+        await wait_until_async(lambda: broker.count(METADATA) > asked, 20, "an answer with it")
+        assert broker.generation == 1
+        broker.topics = {}
+        await holds(ours, frozenset())
+        broker.topics = there
+        await holds(ours, ALL)
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end", "begin"]
 
 
 async def test_topics_that_begin_to_match_a_pattern_are_taken_up() -> None:

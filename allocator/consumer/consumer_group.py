@@ -89,7 +89,8 @@ class ConsumerGroup:
         """Ends the current generation, waits for its functions, leaves the group and closes every connection.
 
         May be called twice, and while another call waits. Called by a function of the generation it does not return:
-        that function is cancelled, as the others are. If the call is cancelled it leaves without a farewell.
+        that function is cancelled, as the others are. If the call is cancelled, it waits for functions still, but for
+        no answer of the coordinator any more.
         """
         self._closed = True
         task = self._task

@@ -79,10 +79,6 @@ class KafkaMember(KafkaMembership):
             committer = _Under(Identity(generation, self.member_id), self)
             self._standing.settle(Round(generation, self.member_id, self.held, committer))
 
-    async def lost(self, why: str) -> None:
-        await super().lost(why)
-        await self._standing.ending(why)  # one without partitions too
-
 
 class _Under:
     """A member as of one generation: in the next one it commits nothing any more."""

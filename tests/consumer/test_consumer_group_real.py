@@ -11,6 +11,7 @@ import pytest
 from group_bench import Ledger, Service
 
 from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
@@ -175,8 +176,9 @@ async def test_a_member_that_was_cut_off_beyond_its_session_has_ended_before_ano
         (client,) = clients
         send = client.send
 
-        async def lost(*_: Any, **__: Any) -> Any:
-            await asyncio.Event().wait()
+        async def lost(node_id: int, request: Any, timeout_s: float = 5.0) -> Any:
+            await asyncio.sleep(timeout_s)
+            raise BrokerError("no answer", retriable=True)
 
         client.send = lost  # type: ignore[method-assign]
         await last.wait()

@@ -11,8 +11,9 @@ from group_bench import forever
 from allocator import ConsumerGroupConfig, Generation, TopicPartition
 from allocator.consumer import group_members
 from allocator.consumer.generation import PartitionStart
-from allocator.consumer.group_members import ZooKeeperMember
+from allocator.consumer.group_members import ZooKeeperMember, _Under
 from allocator.consumer.standing import Round, Standing
+from allocator.coordinator.identity import Identity
 from allocator.membership.znodes import Document
 from allocator.wire.kafka import KafkaClient
 
@@ -107,6 +108,18 @@ async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
     assert await asyncio.gather(*waiting, return_exceptions=True) == [first, first]
     assert "first" in str(generation.ended)
     assert await Standing().unless_stopped(asyncio.sleep(0, "done")) == "done"
+
+
+async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
+    class Member:
+        identity: Any = Identity(3, "m")
+
+    member: Any = Member()
+    under = _Under(Identity(3, "m"), member)
+    assert under.identity == Identity(3, "m")
+    for now in (Identity(4, "m"), Identity(3, "n"), None):
+        member.identity = now
+        assert under.identity is None
 
 
 class Follower(ZooKeeperMember):

@@ -12,9 +12,11 @@ from fake_cluster import FakeCluster
 
 from allocator.fetch import Batch, Fetcher
 from allocator.subscription import SubscriptionState
+from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
 
-__all__ = ["collect", "fetching", "offsets", "start_at", "take", "until"]
+__all__ = ["Connected", "collect", "fetching", "offsets", "parts", "start_at", "take", "until"]
 
 PATIENCE_S = 20.0
 
@@ -26,6 +28,30 @@ async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: A
     settings.setdefault("retry_backoff_s", 0.01)
     async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
         yield fetcher
+
+
+class Connected:
+    """A client that knows the topics, and a fetcher on it."""
+
+    def __init__(self, cluster: Cluster, state: Any, **settings: Any) -> None:
+        self.client = KafkaClient(cluster.bootstrap)
+        self.fetcher = Fetcher(self.client, state, **settings)
+        self.topics = {tp.topic for tp in state.assigned_partitions()}
+
+    async def __aenter__(self) -> Fetcher:
+        await self.client.connect()
+        self.client.follow(self.topics)
+        await self.client.refresh()
+        await self.fetcher.start()
+        return self.fetcher
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.fetcher.close()
+        await self.client.close()
+
+
+def parts(topic: str, count: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, n) for n in range(count)]
 
 
 def offsets(records: list[Any]) -> list[int]:

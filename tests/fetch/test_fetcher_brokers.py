@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from reading import collect, offsets, start_at, take, until
+from reading import Connected, collect, offsets, parts, start_at, take, until
 
 from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
-from allocator.fetch import Fetcher
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.producing import ProducedRecord
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 OLD, NEW = "0.8.2.2", "3.9.1"
 LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")]
@@ -31,33 +29,9 @@ CODECS: dict[str, tuple[str | None, ...]] = {
 ALL_CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 
 
-def parts(topic: str, count: int) -> list[TopicPartition]:
-    return [TopicPartition(topic, n) for n in range(count)]
-
-
 def known(cluster: LocalCluster, topic: str) -> None:
     """All brokers know the topic."""
     wait_until(lambda: all(topic in m.topics for m in cluster.metadata()), 30, f"{topic} to be known")
-
-
-class Connected:
-    """A client that knows the topics, and a fetcher on it."""
-
-    def __init__(self, cluster: LocalCluster, state: Any, **settings: Any) -> None:
-        self.client = KafkaClient(cluster.bootstrap)
-        self.fetcher = Fetcher(self.client, state, **settings)
-        self.topics = {tp.topic for tp in state.assigned_partitions()}
-
-    async def __aenter__(self) -> Fetcher:
-        await self.client.connect()
-        self.client.follow(self.topics)
-        await self.client.refresh()
-        await self.fetcher.start()
-        return self.fetcher
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.fetcher.close()
-        await self.client.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -10,9 +10,11 @@ from typing import Any, Union
 from allocator.consumer.engine import CommitCallback, Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
+from allocator.consumer.metrics import lags, reference_metrics
 from allocator.consumer.reading import Reading
 from allocator.errors import Closed
 from allocator.fetch.batch import Batch
+from allocator.measures import Measures
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = ["Consumer"]
@@ -302,6 +304,19 @@ class Consumer:
         """The offset after the partition's last record as of the last fetch; None before the first."""
         self._engine.must_own([partition])
         return self._engine.state.high_watermark(partition)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Records between position and end of each of our partitions, as far as fetches have told its end."""
+        return lags(self._engine.state)
+
+    @property
+    def measures(self) -> Measures:
+        """How long joins, syncs, heartbeats and commits took, and how often they happened."""
+        return self._engine.client.measures
+
+    def metrics(self) -> dict[str, float]:
+        """What Kafka's own clients measure, under their names; `allocator.web.metrics` has it for Prometheus."""
+        return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
     @property
     def generation(self) -> int:

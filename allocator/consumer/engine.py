@@ -81,6 +81,7 @@ class Engine:
             self.fetcher,
             self.commit_progress,
             listener,
+            self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
         )
         self.membership = joining.make(

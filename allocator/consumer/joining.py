@@ -158,6 +158,7 @@ class Joining:
                 leader=self.leader,
             ),
             load=load,
+            measures=client.measures,
         )
 
     def _assignors(self) -> dict[str, Assignor]:
@@ -183,8 +184,8 @@ class Joining:
     def _next_settings(self) -> NextSettings:
         if self.assignor is not None and (not isinstance(self.assignor, str) or ":" in self.assignor):
             raise ConfigError(
-                f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: name one that it "
-                "has ('uniform', 'range') or none"
+                f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: "
+                "name one that it has ('uniform', 'range') or none"
             )
         return NextSettings(
             rebalance_timeout_s=self.rebalance_timeout_s,

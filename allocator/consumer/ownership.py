@@ -10,6 +10,7 @@ from typing import Protocol
 from allocator.consumer.listener import RebalanceListener, tell
 from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
+from allocator.measures import Measures
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import Scope, within
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -46,6 +47,7 @@ class Ownership:
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         listener: RebalanceListener,
+        measures: Measures,
         *,
         auto_commit: bool,
         retry_backoff_s: float = 0.1,
@@ -57,6 +59,7 @@ class Ownership:
         self._fetcher = fetcher
         self._commit = commit
         self._listener = listener
+        self._measures = measures
         self._auto_commit = auto_commit
         self._retry_backoff_s = retry_backoff_s
         self._suspended = False
@@ -78,6 +81,7 @@ class Ownership:
     async def assigned(self, partitions: Parts) -> None:
         assert self._scope is not None
         before = self._state.assigned_partitions()
+        self._measures.partitions_assigned += len(partitions)
         self._assign(before | partitions)
         # begun before the listener is called: it may ask for positions
         self._scope.start(self._find_positions(partitions), "positions")
@@ -102,9 +106,11 @@ class Ownership:
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
         await tell(self._listener.on_partitions_revoked, partitions)
+        self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
 
     async def lost(self, partitions: Parts) -> None:
+        self._measures.partitions_lost += len(partitions)
         self._stop(partitions)
         self._drop(partitions)
         await tell(self._listener.on_partitions_lost, partitions)

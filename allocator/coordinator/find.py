@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.coordinator.reactions import FIND, Reaction, react
 from allocator.errors import BrokerError
+from allocator.measures import Measure, Measures
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
@@ -22,6 +25,14 @@ MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks
 
 # for one request. more: a coordinator that hangs costs its successor's time; less: a slow one is asked twice
 PATIENCE_S = 10.0
+
+HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
+MEASURED: dict[int, Callable[[Measures], Measure]] = {
+    JoinGroupRequest.API_KEY: lambda measures: measures.join,
+    SyncGroupRequest.API_KEY: lambda measures: measures.sync,
+    **dict.fromkeys(HEARTBEATS, lambda measures: measures.heartbeat),
+    OffsetCommitRequest.API_KEY: lambda measures: measures.commit,
+}
 
 
 class Coordinator:
@@ -48,13 +59,21 @@ class Coordinator:
         Raises `BrokerError`, and looks for the coordinator anew after it.
         """
         node = await self.find(deadline)
-        if node is None:
-            return await self._client.send_any(request, self._timeout(deadline))
+        measures = self._client.measures
+        started = measures.clock()
+        if request.API_KEY in HEARTBEATS:
+            measures.last_heartbeat = started
         try:
-            return await self._client.send(node, request, self._timeout(deadline, patience_s))
+            if node is None:
+                answer = await self._client.send_any(request, self._timeout(deadline))
+            else:
+                answer = await self._client.send(node, request, self._timeout(deadline, patience_s))
         except BrokerError:
             self.forget(node)
             raise
+        if request.API_KEY in MEASURED:
+            MEASURED[request.API_KEY](measures).add(measures.clock() - started)
+        return answer
 
     def forget(self, node: int | None = None) -> None:
         """Find it again before the next request, unless another one than `node` was found meanwhile."""

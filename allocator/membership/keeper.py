@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from allocator.measures import Measures
 from allocator.membership.base import Owner
 from allocator.membership.lease import Lease
 from allocator.tasks import happens
@@ -30,11 +31,12 @@ class Keeper:
     Tells the owner `suspended` when the lease lapses or the connection is lost, and `resumed` with the next proof.
     """
 
-    def __init__(self, zk: ZooKeeper, group: str, owner: Owner, clock: Callable[[], float]) -> None:
+    def __init__(self, zk: ZooKeeper, group: str, owner: Owner, clock: Callable[[], float], measures: Measures) -> None:
         self.lease = Lease(clock)
         self._zk = zk
         self._group = group
         self._owner = owner
+        self._measures = measures
         self._suspended = False
         self._timer: asyncio.TimerHandle | None = None
         self._sooner: asyncio.Event
@@ -59,6 +61,7 @@ class Keeper:
         while True:
             self._sooner.clear()
             began, started = loop.time(), self.lease.clock()
+            self._measures.last_heartbeat = sent = self._measures.clock()
             try:
                 stat = await self._zk.set(path, data)
             except NoZnode:
@@ -69,6 +72,7 @@ class Keeper:
                 continue
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
+            self._measures.heartbeat.add(self._measures.clock() - sent)
             self._renew(started)
             pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
             if pause > 0:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from allocator.assign import Assignor
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
+from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
@@ -73,8 +74,8 @@ class ZooKeeperMembership:
 
     `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
     functions by name, the preferred one first; `load` tells those that want it how much work each partition is.
-    `followed` is called with each assignment once this member holds what that gives it, as far as it can. The
-    constructor touches nothing.
+    `followed` is called with each assignment once this member holds what that gives it, as far as it can;
+    `measures` gets the times of the proofs that the session lives. The constructor touches nothing.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ZooKeeperMembership:
         *,
         load: Load | None = None,
         followed: Callable[[Document], None] | None = None,
+        measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self.member_id = ""
@@ -122,7 +124,7 @@ class ZooKeeperMembership:
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = Polls(settings.max_poll_interval_s, clock)
         self._task: asyncio.Task[None] | None = None
-        self._keeper = Keeper(zk, paths.group, owner, clock)
+        self._keeper = Keeper(zk, paths.group, owner, clock, measures or Measures())
 
     # -- the surface ---------------------------------------------------------------------------------------------
 

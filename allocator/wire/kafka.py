@@ -13,6 +13,7 @@ import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
+from allocator.measures import Measures
 from allocator.tasks import within
 from allocator.types import TopicPartition
 from allocator.wire.kafka_channel import Channel
@@ -75,6 +76,8 @@ class KafkaClient:
             "reconnect_backoff_max_ms": 1000,  # more: a broker that came back stays unused for longer
             "receive_message_max_bytes": int(receive_max_bytes),
         }
+        self.measures = Measures()
+        """Of the consumer whose connections these are; whoever asks, or does, what is measured adds to it."""
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()

@@ -1,0 +1,60 @@
+"""Averages, maxima and rates of the last two samples, and what is counted for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.measures import SAMPLE_S, Measure
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_happened_is_seen_for_at_least_one_sample_and_at_most_two() -> None:
+    clock = Clock()
+    measure = Measure(clock)
+    measure.add(2.0)
+    measure.add(4.0)
+    clock.now += SAMPLE_S - 1
+    assert (measure.avg_s, measure.max_s) == (3.0, 4.0)
+    clock.now += SAMPLE_S
+    measure.add(6.0)
+    assert (measure.avg_s, measure.max_s) == (4.0, 6.0)
+    clock.now += SAMPLE_S
+    assert (measure.avg_s, measure.max_s) == (6.0, 6.0)
+    clock.now += SAMPLE_S
+    assert (measure.avg_s, measure.max_s, measure.rate) == (0.0, 0.0, 0.0)
+    assert (measure.count, measure.total_s) == (3, 12.0)
+
+
+def test_a_rate_is_that_of_steady_events_from_the_second_sample_on() -> None:
+    clock = Clock()
+    measure = Measure(clock)
+    for turn in range(200):
+        measure.add(0.1)
+        clock.now += 1.0
+        if turn > 2 * SAMPLE_S:
+            assert measure.rate == pytest.approx(1.0, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(0, 200), st.floats(0, 10)), max_size=30))
+def test_averages_lie_below_maxima_and_nothing_is_forgotten_too_early(events: list[tuple[float, float]]) -> None:
+    clock = Clock()
+    measure = Measure(clock)
+    seen: list[tuple[float, float]] = []
+    for pause_s, took_s in events:
+        clock.now += pause_s
+        measure.add(took_s)
+        seen.append((clock.now, took_s))
+        recent = [took for when, took in seen if clock.now - when < SAMPLE_S]
+        older = [took for when, took in seen if clock.now - when < 2 * SAMPLE_S]
+        assert max(recent) <= measure.max_s <= max(older)
+        assert 0 <= measure.avg_s <= measure.max_s + 1e-9
+        assert len(recent) <= measure.rate * 2 * SAMPLE_S + 1e-6

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP, SILENT, FakeBroker
+from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorResponse
 
@@ -85,8 +85,8 @@ class Coordinator(FakeBroker):
         return response(throttle_time_ms=0, topics=topics, error_code=group_code, version=request.API_VERSION)
 
 
-def offsets(client: KafkaClient, timeout_s: float = 10.0) -> GroupOffsets:
-    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=timeout_s)
+def offsets(client: KafkaClient, timeout_s: float = 10.0, **options: Any) -> GroupOffsets:
+    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=timeout_s, **options)
 
 
 # -- commit -----------------------------------------------------------------------------------------------------------
@@ -295,6 +295,132 @@ async def test_closing_waits_for_what_a_cancelled_commit_left_under_way() -> Non
         assert broker.stored == {A: at(1)}
 
 
+# -- many partitions --------------------------------------------------------------------------------------------------
+
+
+def many(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {TopicPartition("t", p): at(offset) for p in range(count)}
+
+
+async def test_many_partitions_go_out_as_several_requests_one_after_the_other() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        await group.commit(many(1234))
+        assert [len(request) for request in broker.commits] == [500, 500, 234]
+        assert broker.stored == many(1234)
+        assert await group.fetch(many(1234)) == many(1234)
+        asked = [r for r in broker.seen if r.API_KEY == 9]
+        assert [sum(len(t.partition_indexes) for t in r.topics) for r in asked] == [500, 500, 234]
+
+
+async def test_a_request_is_bounded_in_bytes_too() -> None:
+    """The coordinator writes each as one batch, which the offsets topic takes up to `max.message.bytes` only."""
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        await offsets(client).commit({tp: at(1, "x" * 4000) for tp in many(200)})
+        assert max(sum(len(text) for _, text in request.values()) for request in broker.commits) < 300_000
+        assert len(broker.stored) == 200
+
+
+async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit(many(1200)))
+        await wait_until_async(lambda: len(broker.commits) == 1)
+        later = asyncio.ensure_future(group.commit(many(1200, 2)))
+        latest = asyncio.ensure_future(group.commit({TopicPartition("t", 1100): at(3)}))
+        await asyncio.sleep(0)
+        broker.gate.set()
+        await asyncio.gather(first, later, latest)
+        assert broker.stored == {**many(1200, 2), TopicPartition("t", 1100): at(3)}
+
+
+async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_going() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
+        task = asyncio.ensure_future(offsets(client, timeout_s=30).commit(many(1300)))
+        await wait_until_async(lambda: set(broker.stored) == set(many(1300)) - set(many(600)), 20)
+        assert not task.done()
+        broker.codes.clear()
+        await task
+        assert broker.stored == many(1300)
+
+
+async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes = {TopicPartition("t", p): [29] for p in range(600)}
+        with pytest.raises(CommitFailed, match=r"committed: t:0, t:1, .*, t:9 and 590 more \(the coordinator: TOPIC"):
+            await offsets(client).commit(many(700))
+        assert len(broker.stored) == 100
+
+
+# -- commits that are not waited for ----------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_is_not_waited_for_tells_its_callback() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        told: list[Any] = []
+        group = offsets(client, on_commit=lambda asked, error: told.append(("default", asked, error)))
+        await group.commit_async({A: at(1)}, lambda asked, error: told.append((asked, error)))
+        await group.commit_async({A: at(2)})
+        broker.codes[A] = [29]
+        task = group.commit_async({A: at(3), B: at(3)}, lambda asked, error: told.append((asked, error)))
+        with pytest.raises(CommitFailed, match="t:0"):
+            await task
+        assert told[:2] == [({A: at(1)}, None), ("default", {A: at(2)}, None)]
+        asked, error = told[2]
+        assert asked == {A: at(3), B: at(3)}
+        assert isinstance(error, CommitFailed)
+        assert broker.stored == {A: at(2), B: at(3)}
+
+
+async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        group.commit_async({A: at(1)})
+        group.commit_async({A: at(2), B: at(2)})
+        await group.commit({A: at(3)})
+        await group.close()
+        assert broker.stored == {A: at(3), B: at(2)}
+
+
+async def test_closing_waits_for_commits_that_nobody_waits_for() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        group.commit_async({A: at(1)})
+        await group.close()
+        assert broker.stored == {A: at(1)}
+
+
+async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        task = group.commit_async({A: at(1)})
+        task.cancel()
+        await asyncio.wait({task})
+        await group.commit({B: at(1)})
+        await group.close()
+        assert broker.stored == {B: at(1)}
+
+
+async def test_failures_nobody_listens_for_and_callbacks_that_raise_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def raises(*_: Any) -> None:
+        raise RuntimeError("the user's")
+
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.codes[A] = [29]
+        with caplog.at_level(logging.ERROR, "allocator"):
+            group.commit_async({A: at(1)})
+            group.commit_async({B: at(1)}, raises)
+            await group.close()
+        assert "t:0 (the coordinator: TOPIC_AUTHORIZATION_FAILED" in caplog.text
+        assert "callback of a commit failed" in caplog.text
+        assert broker.stored == {B: at(1)}
+
+
 # -- fetch ------------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +439,24 @@ async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
         assert await offsets(client).fetch([A, B]) == {A: at(7), B: at(8)}
         last = [r for r in broker.seen if r.API_KEY == 9][-1]
         assert [(t.name, list(t.partition_indexes)) for t in last.topics] == [("t", [1])]
+
+
+async def test_what_an_open_transaction_may_change_is_waited_for_if_that_is_wanted() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.stored[A] = at(7)
+        broker.codes[A] = [88, 88]
+        assert await offsets(client).fetch([A], require_stable=True) == {A: at(7)}
+        assert [r.require_stable for r in broker.seen if r.API_KEY == 9] == [True] * 3
+        await offsets(client).fetch([A])
+        assert not broker.seen[-1].require_stable
+
+
+async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
+    async with Coordinator(versions={**MODERN, 9: (0, 6)}) as broker, KafkaClient(broker.address) as client:
+        with pytest.raises(NoOffsetsError, match=r"older than 2\.5.*without require_stable") as caught:
+            await offsets(client).fetch([A], require_stable=True)
+        assert not caught.value.retriable
+        assert broker.count(9) == 0
 
 
 async def test_unknown_is_not_believed_of_a_partition_that_the_cluster_has() -> None:

@@ -350,9 +350,9 @@ async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int) ->
 async def test_closing_while_nobody_hears_of_an_error_has_left() -> None:
     async with GroupServer() as broker:
         async with broker.group(join_backoff_s=1000) as group:
-            broker.codes[HEARTBEAT] = [REBALANCE]
-            broker.codes[SYNC] = [0, NOT_AUTHORISED]
             (await group.next()).start(forever)
+            broker.codes[HEARTBEAT] = [REBALANCE]
+            broker.codes[SYNC] = [NOT_AUTHORISED]
             await wait_until_async(lambda: group._offer is not None, 10, "an error to tell")
         assert len(broker.requests(LEAVE)) == 1
 

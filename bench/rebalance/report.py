@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .arithmetic import Summary, ratio
 
-__all__ = ["Case", "as_json", "markdown", "table"]
+__all__ = ["Case", "as_json", "headings", "markdown", "rows", "table"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ def _times(theirs: Summary, ours: Summary | None) -> str:
 def rows(cases: Sequence[Case]) -> list[list[str]]:
     """One line for each peer and event."""
     found = []
+    ours_there = ours_in(cases)
     for case in cases:
         for event, by_peer in case.results.items():
             for peer, summary in by_peer.items():
-                times = [_times(summary, by_peer.get(ours)) if peer not in OURS else "" for ours in OURS]
+                times = [_times(summary, by_peer.get(ours)) if peer not in OURS else "" for ours in ours_there]
                 found.append(
                     [
                         f"{case.members}",
@@ -67,15 +68,23 @@ HEADINGS = (
     "moved",
     "stopped without moving",
     "used by others",
-    "times ours",
-    "times ours-sticky",
 )
-OURS = ("ours", "ours-sticky")
+OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop")
+
+
+def ours_in(cases: Sequence[Case]) -> list[str]:
+    """The peers that are ours, of those that were measured."""
+    measured = {peer for case in cases for by_peer in case.results.values() for peer in by_peer}
+    return [name for name in OURS if name in measured]
+
+
+def headings(cases: Sequence[Case]) -> list[str]:
+    return [*HEADINGS, *(f"times {name}" for name in ours_in(cases))]
 
 
 def table(cases: Sequence[Case], runs: int) -> Table:
     shown = Table(title=f"from the event until the new owners read what moved; medians of {runs} or more")
-    for number, heading in enumerate(HEADINGS):
+    for number, heading in enumerate(headings(cases)):
         shown.add_column(heading, justify="left" if number in (2, 3) else "right")
     before: list[str] = []
     for row in rows(cases):
@@ -87,7 +96,8 @@ def table(cases: Sequence[Case], runs: int) -> Table:
 
 
 def markdown(cases: Sequence[Case]) -> str:
-    lines = [HEADINGS, ["---" if number in (2, 3) else "---:" for number in range(len(HEADINGS))], *rows(cases)]
+    columns = headings(cases)
+    lines = [columns, ["---" if number in (2, 3) else "---:" for number in range(len(columns))], *rows(cases)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

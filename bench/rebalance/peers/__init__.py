@@ -19,10 +19,14 @@ __all__ = ["PEERS", "Members", "members_of"]
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",
+    "ours-kafka": "ours:Kafka",
+    "ours-kafka-coop": "ours:KafkaCooperative",
     "kazoo": "set_partitioner:Partitioners",
     "kafka-python": "kafka_python:Eager",
     "kafka-python-coop": "kafka_python:Cooperative",
     "aiokafka": "aio_kafka:AioKafka",
+    "confluent": "confluent:Eager",
+    "confluent-coop": "confluent:Cooperative",
 }
 
 

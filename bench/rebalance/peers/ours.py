@@ -1,4 +1,5 @@
-"""This library's Consumer: with `naive`, which moves nearly everything, and with `sticky`."""
+"""This library's Consumer: through ZooKeeper with `naive`, which moves nearly everything, and with `sticky`; and in
+Kafka's own groups, eager and cooperative."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from allocator import Consumer, RebalanceListener, TopicPartition
 from ..journal import Journal
 from .base import Tasks
 
-__all__ = ["Ours", "Sticky"]
+__all__ = ["Kafka", "KafkaCooperative", "Ours", "Sticky"]
 
 
 class _Listener(RebalanceListener):
@@ -32,6 +33,7 @@ class _Listener(RebalanceListener):
 
 class Ours(Tasks):
     assignor = "naive"
+    membership = "zookeeper"
 
     async def member(self, name: str, journal: Journal, stop: asyncio.Event) -> None:
         settings = self.settings
@@ -43,7 +45,9 @@ class Ours(Tasks):
             group=settings.group,
             client_id=name,
             assignor=self.assignor,
+            membership=self.membership,
             session_timeout_s=settings.session_timeout_s,
+            heartbeat_interval_s=settings.heartbeat_s,
             auto_commit_interval_s=None,
             listener=listener,
         )
@@ -61,3 +65,12 @@ class Ours(Tasks):
 
 class Sticky(Ours):
     assignor = "sticky"
+
+
+class Kafka(Ours):
+    assignor = "range"
+    membership = "kafka"
+
+
+class KafkaCooperative(Kafka):
+    assignor = "cooperative-sticky"

@@ -1,0 +1,111 @@
+"""Time from making a consumer to its first record, commits a second, and the time of rebalances, beside the peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from allocator.testing import LocalCluster
+
+from .contenders import CONTENDERS, PARTITIONS
+
+# of bench.rebalance: the members that take part in Kafka's own groups
+REBALANCING = [
+    "ours-kafka",
+    "ours-kafka-coop",
+    "kafka-python",
+    "kafka-python-coop",
+    "aiokafka",
+    "confluent",
+    "confluent-coop",
+]
+
+
+def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: int) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "bench.group.contenders", name, cluster.bootstrap, topic, str(runs), str(commits)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> Table:
+    shown = Table(title="medians, with the fastest and the slowest run; ratios above 1: slower than ours")
+    for heading in (
+        "client",
+        "first record, ms",
+        "fastest - slowest",
+        "x ours",
+        "commits/s",
+        "slowest - fastest",
+        "x ours",
+    ):
+        shown.add_column(heading, justify="right")
+    ours = {what: statistics.median(found["ours"][what]) for what in ("first_s", "commit_s")} if "ours" in found else {}
+    for name, times in found.items():
+        first, commit = statistics.median(times["first_s"]), statistics.median(times["commit_s"])
+        shown.add_row(
+            name,
+            f"{first * 1000:.1f}",
+            f"{min(times['first_s']) * 1000:.1f} - {max(times['first_s']) * 1000:.1f}",
+            f"{first / ours['first_s']:.2f}" if ours else "",
+            f"{1 / commit:,.0f}",
+            f"{1 / max(times['commit_s']):,.0f} - {1 / min(times['commit_s']):,.0f}",
+            f"{commit / ours['commit_s']:.2f}" if ours else "",
+        )
+    return shown
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.group", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--clients", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--kafka", default="3.9.1")
+    parser.add_argument("--runs", type=int, default=5, help="groups that each client joins in a turn")
+    parser.add_argument("--turns", type=int, default=3, help="how often it is each client's turn")
+    parser.add_argument("--commits", type=int, default=300, help=f"in a run, each of {PARTITIONS} partitions")
+    parser.add_argument("--no-rebalance", action="store_true", help="leave the rebalances out")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = options_of(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    broker = {"group.min.session.timeout.ms": 1000, "group.initial.rebalance.delay.ms": 0}
+    console.print(f"starting Kafka {options.kafka} ...")
+    found: dict[str, dict[str, list[float]]] = {}
+    with LocalCluster(options.kafka, broker_config=broker, heap="768m") as cluster:
+        topic = "group"
+        cluster.create_topic(topic, PARTITIONS)
+        cluster.produce(topic, ((None, b"." * 100, number % PARTITIONS) for number in range(PARTITIONS * 10)))
+        for turn in range(options.turns):
+            # in turns, so that what disturbs the machine for a while disturbs all of them
+            for name in options.clients:
+                times = measure(name, cluster, topic, options.runs, options.commits)
+                for what, values in times.items():
+                    found.setdefault(name, {}).setdefault(what, []).extend(values)
+                console.print(f"  turn {turn + 1}: {name}")
+    console.print(table(found))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"kafka": options.kafka, "clients": found}, indent=1) + "\n")
+    if options.no_rebalance:
+        return 0
+    from bench.rebalance.__main__ import main as rebalance
+
+    sizes = ["--members", "3", "10", "--partitions", "24", "--events", "leave", "join"]
+    return rebalance([*sizes, "--peers", *REBALANCING, "--kafka", options.kafka])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""A native Kafka group of confluent-kafka's consumers (librdkafka), eager and cooperative."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from ..journal import Journal
+from .base import Threads
+
+__all__ = ["Cooperative", "Eager"]
+
+
+class _Group(Threads):
+    strategy: str
+
+    def member(self, name: str, journal: Journal, stop: threading.Event) -> None:
+        settings = self.settings
+        consumer = Consumer(
+            {
+                "bootstrap.servers": settings.bootstrap,
+                "group.id": settings.group,
+                "client.id": name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": int(settings.session_timeout_s * 1000),
+                "heartbeat.interval.ms": int(settings.heartbeat_s * 1000),
+                "fetch.wait.max.ms": int(settings.fetch_wait_s * 1000),
+                "partition.assignment.strategy": self.strategy,
+            }
+        )
+        moves = _Moves(consumer, journal)
+        consumer.subscribe([settings.topic], on_assign=moves.assigned, on_revoke=moves.revoked, on_lost=moves.lost)
+        while not stop.is_set():
+            for message in consumer.consume(10_000, settings.poll_s):
+                if message.error() is None:
+                    journal.got(message.partition())
+        self.leaves(name)
+        consumer.close()
+
+
+class _Moves:
+    def __init__(self, consumer: Consumer, journal: Journal) -> None:
+        self._consumer, self._journal = consumer, journal
+
+    def assigned(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        self._journal.own(p.partition for p in partitions)
+
+    def revoked(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        offsets = [TopicPartition(p.topic, p.partition, 0) for p in partitions]
+        self._journal.drop(p.partition for p in offsets)
+        if offsets:
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+            except KafkaException:
+                pass  # the rebalance was faster: what it commits, offset 0, stands there already
+
+    def lost(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        self._journal.drop(p.partition for p in partitions)
+
+
+class Eager(_Group):
+    strategy = "range"
+
+
+class Cooperative(_Group):
+    strategy = "cooperative-sticky"

@@ -27,6 +27,8 @@ REBALANCING = [
     "confluent-coop",
 ]
 
+HEADINGS = ("client", "first record, ms", "fastest - slowest", "x ours", "commits/s", "slowest - fastest", "x ours")
+
 
 def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: int) -> dict[str, list[float]]:
     command = [sys.executable, "-m", "bench.group.contenders", name, cluster.bootstrap, topic, str(runs), str(commits)]
@@ -39,15 +41,7 @@ def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: in
 
 def table(found: dict[str, dict[str, list[float]]]) -> Table:
     shown = Table(title="medians, with the fastest and the slowest run; ratios above 1: slower than ours")
-    for heading in (
-        "client",
-        "first record, ms",
-        "fastest - slowest",
-        "x ours",
-        "commits/s",
-        "slowest - fastest",
-        "x ours",
-    ):
+    for heading in HEADINGS:
         shown.add_column(heading, justify="right")
     ours = {what: statistics.median(found["ours"][what]) for what in ("first_s", "commit_s")} if "ours" in found else {}
     for name, times in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 
@@ -52,10 +53,8 @@ class _Moves:
         offsets = [TopicPartition(p.topic, p.partition, 0) for p in partitions]
         self._journal.drop(p.partition for p in offsets)
         if offsets:
-            try:
+            with contextlib.suppress(KafkaException):  # lost meanwhile; what it would commit, offset 0, stands there
                 self._consumer.commit(offsets=offsets, asynchronous=False)
-            except KafkaException:
-                pass  # the rebalance was faster: what it commits, offset 0, stands there already
 
     def lost(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:
         self._journal.drop(p.partition for p in partitions)

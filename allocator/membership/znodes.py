@@ -30,7 +30,7 @@ NONE: Parts = frozenset()
 FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
-INFLATED_BYTES = 256_000_000  # bounds what a hostile znode can make us allocate
+INFLATED_BYTES = 64_000_000  # bounds what a hostile znode can make us allocate: twenty times that, as empty lists
 MAX_PARTITION = 1_000_000  # bounds what a hostile range can make us allocate
 
 GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
@@ -86,7 +86,7 @@ class Paths:
         return f"{self.claims}/{member}"
 
 
-MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-(\d{10})\Z")
+MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10})\Z")
 
 
 def sequence(member: str) -> int | None:

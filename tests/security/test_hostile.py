@@ -1,0 +1,366 @@
+"""Whatever stands in a znode or comes as a record: it is named, it is bounded, and it stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+
+from allocator import Consumer
+from allocator.errors import CorruptRecordError
+from allocator.fetch import decode
+from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, in_join_order, sequence, shard_names
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.batches import ProducedRecord, encode
+
+Topics = Callable[..., str]
+MEMBER = "m-0123456789abcdef-0000000042"
+many = settings(deadline=None, max_examples=600, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def counted(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """What a fuzzing test did with its inputs, printed when it is through."""
+    inputs: Counter[str] = Counter()
+    yield inputs
+    with capsys.disabled():
+        print(f"\n  {request.node.name}: {sum(inputs.values())} inputs {dict(inputs)}")
+
+
+# -- znodes: bytes ---------------------------------------------------------------------------------------------------
+
+ranges = st.one_of(
+    st.sampled_from(["0-3,7", "", ",", "-", "5-2", "0-999999999", "-1", "1e9", "0" * 5000, "٣", "1_0", " 1", "0x10"]),
+    st.text(max_size=12),
+)
+names = st.one_of(
+    st.sampled_from([MEMBER, "..", ".", "../../etc", "/", "a/b", "m-" + "f" * 16 + "-9999999999", "\ud800", "\x00"]),
+    st.text(max_size=12),
+)
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**62, 2**63, -1, 10**400, 1e308, float("inf"), float("nan")]),
+    st.text(max_size=12),
+    ranges,
+)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4), max_leaves=10
+)
+fields = [
+    *("generation", "revision", "leader", "strategy", "owners", "promised", "waiting", "refused", "problem"),
+    *("name", "host", "topics", "pattern", "weight", "rack", "strategies", "held", "shards"),
+]
+partitions = st.dictionaries(names, ranges | values, max_size=3)
+by_member = st.dictionaries(names, partitions | values, max_size=3)
+documents = st.fixed_dictionaries(
+    {"format": st.sampled_from([1, 1, 1, 1, 2, "1", None])},
+    optional=dict.fromkeys(fields, by_member | partitions | values),
+)
+SOUND: tuple[dict[str, object], ...] = (
+    {
+        "format": 1,
+        "generation": 3,
+        "revision": 9,
+        "leader": MEMBER,
+        "strategy": "naive",
+        "problem": None,
+        "owners": {MEMBER: {"t": "0-3"}},
+        "promised": {},
+        "waiting": {MEMBER: [9, {"t": "7"}]},
+        "refused": {},
+    },
+    {"format": 1, "revision": 9, "generation": 3, "held": {"t": "0-3,7"}},
+    {
+        "format": 1,
+        "name": "n",
+        "host": "h",
+        "topics": ["t"],
+        "pattern": None,
+        "weight": 1.0,
+        "rack": None,
+        "strategies": ["naive"],
+    },
+    {"format": 1, "shards": ["9-m-0"]},
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> dict[str, object]:
+    """What we write, with at most two fields of something else."""
+    document: dict[str, object] = dict(draw(st.sampled_from(SOUND)))
+    for _ in range(draw(st.integers(0, 2))):
+        document[draw(st.sampled_from(sorted(document)))] = draw(by_member | partitions | values)
+    return document
+
+
+deep = st.builds(
+    lambda opening, depth, closing: (opening * depth + closing * depth).encode(),
+    st.sampled_from(["[", '{"a":', '[{"a":', '{"format":1,"held":[']),
+    st.integers(1, 60_000),
+    st.sampled_from(["]", "}", "", "}]"]),
+)
+plain = st.one_of(
+    st.binary(max_size=2000), (damaged() | documents).map(lambda document: json.dumps(document).encode()), deep
+)
+hostile = st.one_of(
+    damaged().map(lambda document: json.dumps(document).encode()),
+    damaged().map(lambda document: zlib.compress(json.dumps(document).encode())),
+    plain,
+    plain.map(zlib.compress),
+    st.tuples(plain.map(zlib.compress), st.integers(0, 60)).map(lambda pair: pair[0][: -pair[1] or None]),
+    st.tuples(plain.map(zlib.compress), st.binary(max_size=10)).map(b"".join),
+)
+DECODERS: dict[str, Callable[[str, bytes], object]] = {
+    "document": Document.decode,
+    "claim": Claim.decode,
+    "member": MemberInfo.decode,
+    "shards": shard_names,
+}
+
+
+def test_any_bytes_in_any_znode_are_a_value_or_rubbish(counted: Counter[str]) -> None:
+    slowest = 0.0
+
+    @many
+    @given(hostile)
+    def fuzz(data: bytes) -> None:
+        nonlocal slowest
+        for name, decode_it in DECODERS.items():
+            began = time.process_time()
+            try:
+                decode_it("/some/znode", data)
+                counted[f"{name} read"] += 1
+            except Rubbish as error:
+                assert "/some/znode" in str(error)
+                assert len(str(error)) < 100_000
+                counted[f"{name} rubbish"] += 1
+            slowest = max(slowest, time.process_time() - began)
+
+    fuzz()
+    assert slowest < 2.0, "one input took that many seconds of a processor"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("..", ".", "", "a/../b", "%2e%2e", "\u202e", f"{MEMBER}\n", f"../{MEMBER}", f"{MEMBER}/.."),
+        *("m-0123456789abcdef-000000004", "m-0123456789ABCDEF-0000000042", "m-0123456789abcdef--000000042"),
+        "m-0123456789abcdef-" + "\u0660" * 8 + "\u0664\u0662",  # digits, but not ours
+    ],
+)
+def test_a_name_with_a_trick_is_no_members(name: str) -> None:
+    assert sequence(name) is None
+    assert in_join_order([name, MEMBER]) == [MEMBER]
+
+
+INFLATE = """
+import resource, sys, zlib
+from allocator.membership.znodes import Claim, Rubbish
+unit = sys.argv[1].encode()
+data = zlib.compress(b'{"format":1,"x":[' + unit * (int(sys.argv[2]) // len(unit)) + b"0]}", 1)
+assert len(data) < 1 << 20
+del unit
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    Claim.decode("/x", data)
+except Rubbish:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("size", [60_000_000, 120_000_000], ids=["read", "too large to be read"])
+def test_what_a_small_znode_inflates_to_is_bounded(size: int) -> None:
+    """A znode holds a megabyte at most, which zlib can make a thousand of, and JSON twenty times as much again."""
+    done = subprocess.run(
+        [sys.executable, "-c", INFLATE, "[],", str(size)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(done.stdout) < 2000, f"{done.stdout} MB"
+
+
+# -- znodes: a group that lives among them ----------------------------------------------------------------------------
+
+
+def plant(hosts: str, base: str) -> int:
+    """What someone with the right to write there, and no good will, could leave; returns how many znodes."""
+    zk = KazooClient(hosts, timeout=10)
+    zk.start(20)
+    bomb = zlib.compress(b"0" * 300_000_000, 9)
+    depth = zlib.compress(b"[" * 500_000)
+    wide = zlib.compress(json.dumps({"format": 1, "revision": 0, "generation": 0, "held": {"t": "0-999998"}}).encode())
+    future = zlib.compress(json.dumps({"format": 2, "revision": 10**9, "generation": 1, "held": {}}).encode())
+    payloads = [b"", b"\x00" * 1_000_000, bomb, depth, wide, future, b"null", b"{" * 1000, b"\xff\xfe\xfd"]
+    pattern = json.dumps({"format": 1, "name": "n", "host": "h", "topics": [], "pattern": "(", "strategies": ["x"]})
+    greedy = {"format": 1, "name": "n", "host": "h", "topics": ["no-such-topic"] * 1000, "strategies": ["naive"]}
+    payloads += [pattern.encode(), json.dumps({**greedy, "weight": 1e300}).encode(), json.dumps(greedy).encode()]
+    count = 0
+    tricks = [
+        "%2e%2e",
+        "x" * 250,
+        "m-zz",
+        "\u202egnp",
+        "m-0123456789abcdef-00000000423",
+        "-",
+        "~",
+        "m-0123456789abcdef-",
+    ]
+    for number, payload in enumerate(payloads):
+        stranger = f"m-{number:016x}-00000000{number:02d}"
+        trick = tricks[number % len(tricks)]
+        places = [f"{kind}/{stranger}" for kind in ("members", "claims", "shards")]
+        for place in (*places, f"members/{trick}", f"claims/{trick}", f"members/{stranger}/below"):
+            with contextlib.suppress(KazooException):
+                zk.create(f"{base}/{place}", payload, ephemeral=False)
+                count += 1
+    for payload in payloads:
+        with contextlib.suppress(KazooException):
+            zk.set(f"{base}/assignment", payload)
+            count += 1
+        time.sleep(0.05)
+    for name in zk.get_children(f"{base}/claims")[:20]:
+        with contextlib.suppress(KazooException):
+            zk.set(f"{base}/claims/{name}", payloads[1])
+            count += 1
+    zk.stop()
+    zk.close()
+    return count
+
+
+def uproot(hosts: str, base: str) -> None:
+    """An operator deletes what the log names."""
+    zk = KazooClient(hosts, timeout=10)
+    zk.start(20)
+    for kind in ("members", "claims"):
+        for name in zk.get_children(f"{base}/{kind}"):
+            if zk.exists(f"{base}/{kind}/{name}").ephemeralOwner == 0:  # type: ignore[union-attr]
+                zk.delete(f"{base}/{kind}/{name}", recursive=True)
+    zk.stop()
+    zk.close()
+
+
+@pytest.mark.deadline(150)
+async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    topic = topic_factory(6)
+
+    def member(name: str) -> Consumer:
+        return Consumer(
+            topic,
+            brokers=kafka_cluster.bootstrap,
+            zookeeper=kafka_cluster.zookeeper,
+            group=group,
+            client_id=name,
+            session_timeout_s=6.0,
+            assignor="sticky",
+        )
+
+    base = f"/allocator/{group}"
+    async with member("one") as one, member("two") as two:
+        await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 3, 30, "both to share")
+        count = await asyncio.to_thread(plant, kafka_cluster.zookeeper, base)
+        assert count > 60
+        assert "is not readable" in caplog.text
+        await asyncio.sleep(1.0)  # whoever takes a bait again and again does so now
+        logged, used, began = len(caplog.records), time.process_time(), time.monotonic()
+        await asyncio.sleep(4.0)
+        share = (time.process_time() - used) / (time.monotonic() - began)
+        assert share < 0.5, f"{share:.0%} of a processor while nothing happens"
+        assert len(caplog.records) - logged < 100, "the same thing is logged again and again"
+        await asyncio.to_thread(uproot, kafka_cluster.zookeeper, base)
+        await wait_until_async(
+            lambda: len(one.assignment() | two.assignment()) == 6 and not one.assignment() & two.assignment(),
+            60,
+            lambda: f"all to be owned again: {one.assignment()} {two.assignment()}",
+        )
+        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"%d" % n, n % 6) for n in range(12)])
+        got: set[bytes] = set()
+
+        async def read(consumer: Consumer) -> None:
+            while len(got) < 12:
+                record = await consumer.getone(0.2)
+                if record is not None:
+                    got.add(record.value)
+
+        await asyncio.gather(read(one), read(two))
+    print(f"{count} hostile znodes, {share:.1%} of a processor")
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def record_set(records: int, size: int, compression: str | None, magic: int) -> bytes:
+    return encode([ProducedRecord(b"k" * (n % 7), b"v" * size) for n in range(records)], magic, compression, 1)
+
+
+@st.composite
+def hostile_records(draw: st.DrawFn) -> tuple[bytes, bool]:
+    """Sound record sets with bytes changed, cut, repeated and put together, or no record sets at all."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=600)), draw(st.booleans())
+    parts = []
+    for _ in range(draw(st.integers(1, 3))):
+        magic = draw(st.sampled_from([0, 1, 2]))
+        codec = draw(st.sampled_from([None, "gzip", "snappy", "lz4"] + (["zstd"] if magic == 2 else [])))
+        part = bytearray(record_set(draw(st.integers(1, 5)), draw(st.integers(0, 40)), codec, magic))
+        for _ in range(draw(st.integers(0, 4))):
+            at = draw(st.integers(0, len(part) - 1))
+            if draw(st.booleans()) and at + 4 <= len(part):
+                struct.pack_into(">i", part, at, draw(st.sampled_from([-1, 0, 1, 2**31 - 1, -(2**31), 1 << 24])))
+            else:
+                part[at] = draw(st.integers(0, 255))
+        parts.append(bytes(part[: draw(st.integers(0, len(part))) or None]))
+    return b"".join(parts), draw(st.booleans())
+
+
+def test_any_bytes_from_a_broker_are_records_or_a_corrupt_record(counted: Counter[str]) -> None:
+    slowest = 0.0
+
+    @many
+    @given(hostile_records())
+    def fuzz(case: tuple[bytes, bool]) -> None:
+        nonlocal slowest
+        data, check = case
+        began = time.process_time()
+        found = decode.scan(data, topic="t", partition=0, start=0, check_crcs=check)
+        records = 0
+        try:
+            for segment in found.segments:
+                columns = decode.columns(data, segment, topic="t", partition=0)
+                records += len(list(zip(columns.offsets, columns.keys(), columns.values(), columns.headers())))
+            if found.error is not None:
+                raise found.error
+            counted["records" if records else "nothing"] += 1
+        except CorruptRecordError:
+            counted["corrupt"] += 1
+        assert records <= 100 * len(data)
+        slowest = max(slowest, time.process_time() - began)
+
+    fuzz()
+    assert slowest < 2.0, "one input took that many seconds of a processor"
+
+
+def test_the_fuzzers_records_are_sound_before_they_are_damaged() -> None:
+    """A fuzzer whose inputs are all rubbish proves little: unchanged, they are read."""
+    for magic, codec in ((0, "gzip"), (1, "snappy"), (2, "zstd"), (2, None)):
+        data = record_set(3, 10, codec, magic)
+        found = decode.scan(data, topic="t", partition=0, start=0)
+        assert found.error is None
+        read = [v for s in found.segments for v in decode.columns(data, s, topic="t", partition=0).values()]
+        assert read == [b"v" * 10] * 3

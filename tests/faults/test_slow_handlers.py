@@ -1,0 +1,111 @@
+"""A handler that takes several session timeouts: what happens to its member, and to what it does next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator.errors import AllocatorError, CommitFailed
+from allocator.testing import LocalCluster, wait_until_async
+
+Topics = Callable[..., str]
+SESSION_S = 2.0
+
+
+class Listener(RebalanceListener):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append("assigned")
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append("revoked")
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append("lost")
+
+
+class Service:
+    """Consumers of one topic with one record."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.settings = {"brokers": cluster.bootstrap, "zookeeper": cluster.zookeeper, "group": group}
+        self.topic = topic
+        cluster.produce(topic, [b"work"])
+
+    def consumer(self, listener: RebalanceListener, max_poll_interval_s: float | None = None) -> Consumer:
+        return Consumer(
+            self.topic,
+            **self.settings,  # type: ignore[arg-type]
+            session_timeout_s=SESSION_S,
+            auto_commit_interval_s=None,
+            listener=listener,
+            max_poll_interval_s=max_poll_interval_s,
+        )
+
+
+@pytest.fixture
+def service(kafka_cluster: LocalCluster, topic_factory: Topics, group: str) -> Service:
+    return Service(kafka_cluster, topic_factory(1), group)
+
+
+async def test_one_that_awaits_keeps_its_membership_however_long_it_takes(service: Service) -> None:
+    listener = Listener()
+    async with service.consumer(listener) as consumer:
+        assert await consumer.getone(30) is not None
+        member, partition = consumer.member_id, TopicPartition(service.topic, 0)
+        for _ in range(30):
+            await asyncio.sleep(3 * SESSION_S / 30)
+            assert consumer.assignment() == {partition}
+        await consumer.until_may_act()
+        await consumer.commit({partition: 1})
+        assert consumer.member_id == member
+        assert listener.heard == ["assigned"]
+
+
+async def test_one_that_awaits_beyond_max_poll_interval_gives_way_and_commits_no_more(service: Service) -> None:
+    first, second = Listener(), Listener()
+    async with service.consumer(first, max_poll_interval_s=1.0) as slow, service.consumer(second) as other:
+        record = await slow.getone(30)
+        assert record is not None
+        partition = TopicPartition(service.topic, 0)
+        await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other one to have the partition")
+        assert not slow.assignment()
+        assert first.heard[-1] in ("revoked", "lost")
+        again = await other.getone(30)
+        assert again is not None
+        assert again.offset == record.offset
+        with pytest.raises(AllocatorError):
+            await slow.commit({partition: 1})
+        await other.commit({partition: 1})
+    assert await committed(service) == 1
+
+
+async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_new_proof(service: Service) -> None:
+    """kazoo's own thread keeps the session, so nobody else gets the partition; nothing is done on an old lease."""
+    listener = Listener()
+    async with service.consumer(listener) as consumer:
+        assert await consumer.getone(30) is not None
+        member, partition = consumer.member_id, TopicPartition(service.topic, 0)
+        assert consumer.may_act()
+        time.sleep(3 * SESSION_S)  # noqa: ASYNC251 - blocking the loop is the point
+        assert not consumer.may_act()
+        with pytest.raises(CommitFailed) as caught:
+            await consumer.commit({partition: 1})
+        assert caught.value.retriable
+        await consumer.until_may_act()
+        await wait_until_async(lambda: consumer.may_act(), 20, "a new proof")
+        await consumer.commit({partition: 1})
+        assert consumer.member_id == member, "its session was kept alive meanwhile"
+        assert listener.heard == ["assigned"]
+
+
+async def committed(service: Service) -> int | None:
+    async with service.consumer(Listener()) as reader:
+        found = await reader.committed(TopicPartition(service.topic, 0))
+        return None if found is None else found.offset

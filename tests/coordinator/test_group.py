@@ -42,6 +42,25 @@ async def test_a_member_takes_its_id_first_and_then_joins_leads_and_syncs() -> N
         assert [p.name for p in first.protocols] == ["first", "second"]
 
 
+async def test_a_coordinator_that_accepts_no_connection_is_looked_for_again() -> None:
+    async with GroupBroker() as broker:
+        async with GroupBroker() as gone:
+            pass
+        find = broker.handlers[FIND]
+
+        def stale(request: Any) -> Any:
+            answer = find(request)
+            if broker.count(FIND) < 3:
+                answer.node_id, answer.port = 7, gone.port
+            return answer
+
+        broker.handlers[FIND] = stale
+        async with Member(broker) as member:
+            await member.recorder.called("joined")
+            assert member.group.coordinator == 1
+            assert member.recorder.calls.count("prepare") == 1
+
+
 async def test_a_follower_syncs_with_nothing_to_hand_out() -> None:
     async with GroupBroker() as broker:
         broker.leads = False

@@ -129,7 +129,8 @@ class KafkaPython(_Threaded):
             consumer.partitions_for_topic(topic)
         consumer.subscribe(self._topics, listener=_TheirListener(self))
         while not self._stop.is_set():
-            consumer.poll(timeout_ms=200)
+            # a poll that times out in the middle of a rebalance may leave it a leader that never hands anything out
+            consumer.poll(timeout_ms=2000)
         self.ends(self.held)
         consumer.close()
 

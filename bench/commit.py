@@ -1,0 +1,106 @@
+"""How long a commit of many partitions takes, and for how long it holds up the loop.
+
+    python -m bench.commit                          10 000 partitions, on a broker started for it (a minute or two)
+    python -m bench.commit --partitions 1000 --rounds 20
+    python -m bench.commit --most 10000             all in one request, for comparison
+
+`held up` is the longest stretch between two turns of the loop while the commit goes on: everything else of the process
+waits for so long at worst. Beside the wall's clock it is given in CPU seconds of the loop's thread, which other
+processes on the machine do not lengthen. The first round is a row of its own: kafka-python compiles its encoders then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from allocator.coordinator import commits
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+TOPICS = 10
+
+
+class Ticker:
+    """Notices how long the loop was held up."""
+
+    async def __aenter__(self) -> Ticker:
+        self.wall_s = self.cpu_s = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        await asyncio.sleep(0.01)
+        self.wall_s = self.cpu_s = 0.0
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now, used = time.perf_counter(), time.thread_time()
+            self.wall_s, self.cpu_s = max(self.wall_s, now - wall), max(self.cpu_s, used - cpu)
+            wall, cpu = now, used
+
+
+async def measure(bootstrap: str, partitions: int, rounds: int) -> list[tuple[float, float, float]]:
+    """Of each round: seconds in all, and those of the longest stretch, by the wall and in CPU time."""
+    found = []
+    async with KafkaClient(bootstrap) as client:
+        offsets = GroupOffsets(client, "bench-commit")
+        await offsets.find()
+        for n in range(rounds + 1):
+            mine = {
+                TopicPartition(f"commits-{topic}", p): OffsetAndMetadata(n, "bench", -1)
+                for topic in range(TOPICS)
+                for p in range(partitions // TOPICS)
+            }
+            async with Ticker() as ticker:
+                start = time.perf_counter()
+                await offsets.commit(mine)
+                found.append((time.perf_counter() - start, ticker.wall_s, ticker.cpu_s))
+        await offsets.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kafka", default="4.1.1")
+    parser.add_argument("--most", type=int, help="partitions of one request, instead of the library's own number")
+    options = parser.parse_args()
+    if options.partitions % TOPICS:
+        parser.error(f"--partitions must be a multiple of {TOPICS}, the number of topics they are in")
+    if options.most is not None:
+        commits.MOST_PARTITIONS, commits.MOST_BYTES = options.most, 1 << 30
+    with LocalCluster(options.kafka, zookeepers=int(options.kafka < "4"), heap="1g") as cluster:
+        for topic in range(TOPICS):
+            cluster.create_topic(f"commits-{topic}", options.partitions // TOPICS)
+        first, *later = asyncio.run(measure(cluster.bootstrap, options.partitions, options.rounds))
+    table = Table(title=f"{options.partitions} partitions, {commits.MOST_PARTITIONS} in a request, {options.kafka}")
+    for heading in ("round", "commit", "partitions/s", "held up", "held up, CPU"):
+        table.add_column(heading, justify="right")
+    median = tuple(statistics.median(row[i] for row in later) for i in range(3))
+    worst = tuple(max(row[i] for row in later) for i in range(3))
+    for name, (total, wall, cpu) in (("first", first), ("median", median), ("worst", worst)):
+        table.add_row(
+            name,
+            f"{total * 1000:.0f} ms",
+            f"{options.partitions / total:,.0f}",
+            f"{wall * 1000:.1f} ms",
+            f"{cpu * 1000:.1f} ms",
+        )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

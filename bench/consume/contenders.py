@@ -1,0 +1,183 @@
+"""The contenders: each reads partitions, or a group's share of them, and hands lists of values to `Sink`.
+
+Imports stand inside, so that each process has only its own library in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from .settings import MAX_BYTES, PARTITION_BYTES, PREFETCH_BYTES, Job
+from .sink import Sink
+
+__all__ = ["CONTENDERS", "OURS", "load"]
+
+POLL_S = 0.2
+
+
+def _ours(job: Job, **more: Any) -> Any:
+    from allocator import Consumer
+
+    if job.kind != "cold":
+        more = {"membership": "fixed", "group": None, **more}
+    return Consumer(
+        job.topic,
+        brokers=job.bootstrap,
+        max_bytes=MAX_BYTES,
+        max_partition_bytes=PARTITION_BYTES,
+        prefetch_bytes=PREFETCH_BYTES,
+        auto_commit_interval_s=None,
+        **more,
+    )
+
+
+async def _each_batch(job: Job, sink: Sink, take: Callable[[Any], None], **more: Any) -> None:
+    async with _ours(job, **more) as consumer:
+        async for batch in consumer:
+            take(batch)
+            if sink.done:
+                return
+
+
+def _until_over(job: Job, sink: Sink, take: Callable[[Any], None], **more: Any) -> None:
+    async def run() -> None:
+        # an idle consumer waits in its loop for ever: the clock ends it
+        reading = asyncio.ensure_future(_each_batch(job, sink, take, **more))
+        await asyncio.wait({reading}, timeout=sink.seconds_left)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        if not reading.cancelled():
+            reading.result()
+
+    asyncio.run(run())
+
+
+def ours_records(job: Job, sink: Sink) -> None:
+    more = {"group": job.group, "membership": "kafka"} if job.kind == "cold" else {}
+    _until_over(job, sink, lambda batch: sink.values([record.value for record in batch]), **more)
+
+
+def ours_zookeeper(job: Job, sink: Sink) -> None:
+    more = {"group": job.group, "membership": "zookeeper", "zookeeper": job.zookeeper}
+    _until_over(job, sink, lambda batch: sink.values([record.value for record in batch]), **more)
+
+
+def ours_columns(job: Job, sink: Sink) -> None:
+    def take(batch: Any) -> None:
+        sink.counted(sum(last - first for _, first, last in batch.parts()), batch.nbytes)
+
+    _until_over(job, sink, take)
+
+
+def ours_arrow(job: Job, sink: Sink) -> None:
+    def take(batch: Any) -> None:
+        table = batch.to_arrow()
+        sink.counted(table.num_rows, table.nbytes)
+
+    _until_over(job, sink, take)
+
+
+def kafka_python(job: Job, sink: Sink) -> None:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(
+        *([job.topic] if job.kind == "cold" else []),
+        bootstrap_servers=job.bootstrap,
+        group_id=job.group or None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_bytes=MAX_BYTES,
+        max_partition_fetch_bytes=PARTITION_BYTES,
+        max_poll_records=10_000,
+    )
+    if job.kind != "cold":
+        consumer.assign([TopicPartition(job.topic, n) for n in range(job.partitions)])
+    while not sink.done:
+        for records in consumer.poll(timeout_ms=int(POLL_S * 1000)).values():
+            sink.values([record.value for record in records])
+    consumer.close()
+
+
+def aiokafka(job: Job, sink: Sink) -> None:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def run() -> None:
+        consumer = AIOKafkaConsumer(
+            *([job.topic] if job.kind == "cold" else []),
+            bootstrap_servers=job.bootstrap,
+            group_id=job.group or None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_bytes=MAX_BYTES,
+            max_partition_fetch_bytes=PARTITION_BYTES,
+        )
+        if job.kind != "cold":
+            consumer.assign([TopicPartition(job.topic, n) for n in range(job.partitions)])
+        await consumer.start()
+        try:
+            while not sink.done:
+                for records in (await consumer.getmany(timeout_ms=int(POLL_S * 1000))).values():
+                    sink.values([record.value for record in records])
+        finally:
+            await consumer.stop()
+
+    asyncio.run(run())
+
+
+def confluent(job: Job, sink: Sink) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": job.bootstrap,
+            "group.id": job.group or "bench-unused",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            # librdkafka's INTRODUCTION.md, "High throughput", and its CONFIGURATION.md on reading ahead
+            "queued.min.messages": 1_000_000,
+            "queued.max.messages.kbytes": PREFETCH_BYTES // 1024,
+            "fetch.max.bytes": MAX_BYTES,
+            "max.partition.fetch.bytes": PARTITION_BYTES,
+        }
+    )
+    if job.kind == "cold":
+        consumer.subscribe([job.topic])
+    else:
+        consumer.assign([TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)])
+    # it returns when it has so many, or the time is up: a call for many would hold the first one back
+    many, wait_s = (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
+    while not sink.done:
+        messages = consumer.consume(many, wait_s)
+        for message in messages:
+            if message.error() is not None:
+                raise KafkaException(message.error())
+        if messages:
+            sink.values([message.value() for message in messages])
+    consumer.close()
+
+
+CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
+    "ours, records": ours_records,
+    "ours, columns": ours_columns,
+    "ours, Arrow": ours_arrow,
+    "ours, ZooKeeper": ours_zookeeper,
+    "kafka-python": kafka_python,
+    "aiokafka": aiokafka,
+    "confluent-kafka": confluent,
+}
+# what is loaded before the clock starts
+LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
+OURS_LIBRARIES = ["allocator.consumer.consumer"]
+OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
+
+
+def load(name: str) -> None:
+    """Import what a contender needs, so that its start is not measured by the size of its modules."""
+    for module in LIBRARIES.get(name, OURS_LIBRARIES):
+        importlib.import_module(module)
+    if name == "ours, Arrow":
+        importlib.import_module("pyarrow")

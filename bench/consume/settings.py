@@ -1,0 +1,48 @@
+"""What every contender is given: the same limits, in its own words, or what its documentation advises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+__all__ = ["CODECS", "FORMATS", "SIZES", "Job", "records_of"]
+
+SIZES = (10, 100, 1_000, 100_000)
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+# format of what is stored -> the Kafka version that stores it so, and the topic's settings for it
+FORMATS = {"v2": ("3.9.1", {}), "0.10": ("2.8.2", {"message.format.version": "0.10.2"})}
+
+# one answer, one partition's part of it, and what is read ahead: the same for all who let it be set
+MAX_BYTES = 52_428_800
+PARTITION_BYTES = 1_048_576
+PREFETCH_BYTES = 64 << 20
+
+STAMP = "<q"
+"""The first 8 bytes of a value in the latency run: time.monotonic_ns() of its sending."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process of one contender is to do, and then to print."""
+
+    kind: str
+    """throughput: read `records`; latency, idle: for `seconds`; cold: until the first record, in a group."""
+    bootstrap: str
+    zookeeper: str
+    topic: str
+    partitions: int
+    records: int = 0
+    seconds: float = 0.0
+    group: str = ""
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+
+def records_of(size: int, most: int, volume: int = 400 << 20) -> int:
+    """How many records of `size` bytes to read: at most `most`, and `volume` bytes."""
+    return max(500, min(most, volume // size))

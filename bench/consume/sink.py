@@ -1,0 +1,78 @@
+"""Where the values of a contender end, and what is known of them."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .settings import STAMP, Job
+
+__all__ = ["Sink", "peak_rss_mb"]
+
+
+def peak_rss_mb() -> float:
+    """Of this process. Linux hands `ru_maxrss` down to what a process starts, so there its own mark is read."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Sink:
+    """Counts; in a latency run it notes how long each value was on its way."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.count = 0
+        self.size = 0
+        self.first_s: float | None = None
+        self._stamp = struct.Struct(STAMP).unpack_from if job.kind == "latency" else None
+        self._late: list[int] = []
+        self._cpu = time.process_time()
+        self._began = time.perf_counter()
+
+    @property
+    def seconds_left(self) -> float | None:
+        if not self._job.seconds:
+            return None
+        return max(0.0, self._began + self._job.seconds - time.perf_counter())
+
+    @property
+    def done(self) -> bool:
+        if self._job.seconds:
+            return self.seconds_left == 0.0
+        return self.count >= self._job.records
+
+    def values(self, values: Sequence[bytes]) -> None:
+        """A handler that looks at each value."""
+        if self._stamp is not None:
+            now = time.monotonic_ns()
+            self._late += [now - self._stamp(value)[0] for value in values]
+        self.counted(len(values), sum(map(len, values)))
+
+    def counted(self, count: int, size: int) -> None:
+        if self.first_s is None and count:
+            self.first_s = time.perf_counter() - self._began
+        self.count += count
+        self.size += size
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "count": self.count,
+            "bytes": self.size,
+            "wall_s": time.perf_counter() - self._began,
+            "cpu_s": time.process_time() - self._cpu,
+            "first_s": self.first_s,
+            "rss_mb": peak_rss_mb(),
+        }
+        if self._late:
+            late = sorted(self._late[len(self._late) // 10 :])  # the first tenth is warming up
+            found["late_ms"] = {
+                f"p{share:g}": late[min(len(late) - 1, int(len(late) * share / 100))] / 1e6 for share in (50, 99, 99.9)
+            }
+        return found

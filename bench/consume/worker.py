@@ -1,0 +1,22 @@
+"""One contender in a process of its own: `python -m bench.consume.worker NAME JOB` prints what it measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from .contenders import CONTENDERS, load
+from .settings import Job
+from .sink import Sink
+
+
+def main() -> None:
+    name, job = sys.argv[1], Job.load(sys.argv[2])
+    load(name)
+    sink = Sink(job)
+    CONTENDERS[name](job, sink)
+    print(json.dumps(sink.report()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,79 @@
-"""The metadata stands in pyproject.toml; this file keeps `python setup.py` and old tools working."""
+"""Builds the compiled decoder, `allocator/_records`; all else stands in pyproject.toml.
 
-from setuptools import setup
+The decoder is optional: where there is no C compiler, or no Cython, the installation goes on without it, says so, and
+records are decoded in Python. In the environment of a build:
 
-setup()
+    ALLOCATOR_PURE_PYTHON=1        leaves it out on purpose: a wheel for any machine
+    ALLOCATOR_REQUIRE_EXTENSION=1  fails where it cannot be built: for those who make wheels
+    ALLOCATOR_SANITIZE=1           builds it under the address and undefined-behaviour sanitizers, for the tests
+
+The C that Cython makes is in no archive: it fits one version of Cython, and whoever builds gets Cython from
+build-system.requires.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NAME = "allocator._records"
+SOURCE = "allocator/_records.pyx"
+HEADERS = ["allocator/_records.h", "allocator/_crc32c.h"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
+
+
+def wanted(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def without(why: object) -> None:
+    if wanted("ALLOCATOR_REQUIRE_EXTENSION"):
+        raise SystemExit(f"{NAME} cannot be built: {why}")
+    print(
+        f"\nallocator: {NAME} is left out ({why}).\nRecords will be decoded in plain Python, about 50 times slower. "
+        "With a C compiler and Cython 3.1 or newer, install again.\n",
+        file=sys.stderr,
+    )
+
+
+class OptionalBuild(build_ext):
+    """Goes on without what cannot be compiled."""
+
+    def build_extension(self, ext: Any) -> None:
+        try:
+            super().build_extension(ext)
+        except Exception as error:  # noqa: BLE001 - distutils raises many kinds; none may end an installation
+            without(error)
+
+    def copy_extensions_to_source(self) -> None:
+        # in place, for an editable installation: setuptools expects each to be there
+        self.extensions = [ext for ext in self.extensions if Path(self.get_ext_fullpath_built(ext)).exists()]
+        super().copy_extensions_to_source()
+
+    def get_ext_fullpath_built(self, ext: Any) -> str:
+        return os.path.join(self.build_lib, self.get_ext_filename(self.get_ext_fullname(ext.name)))
+
+
+def extensions() -> list[Any]:
+    if wanted("ALLOCATOR_PURE_PYTHON"):
+        return []
+    try:
+        from Cython.Build import cythonize
+    except ImportError as error:
+        without(error)
+        return []
+    sanitize = SANITIZERS if wanted("ALLOCATOR_SANITIZE") else []
+    # no debugging symbols: they are five sixths of the file
+    flags = [] if os.name == "nt" else sanitize or ["-O3", "-g0"]
+    extension = Extension(NAME, [SOURCE], depends=HEADERS, extra_compile_args=flags, extra_link_args=sanitize)
+    made: list[Any] = cythonize([extension], build_dir="build/cython", language_level=3)
+    return made
+
+
+if __name__ == "__main__":
+    setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild})

@@ -31,6 +31,7 @@ __all__ = [
     "IllegalState",
     "InconsistentAssignor",
     "LogTruncated",
+    "MissingExtra",
     "NoOffsetsError",
     "NotAssigned",
     "NotOwned",
@@ -50,6 +51,10 @@ class AllocatorError(Exception):
 
 class ConfigError(AllocatorError, ValueError):
     """A setting is unknown, of the wrong type, out of range, or contradicts another one."""
+
+
+class MissingExtra(AllocatorError, ImportError):
+    """What was asked for needs a package that only an extra installs; says which."""
 
 
 class GroupNameError(ConfigError):

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import chain, repeat
-from typing import Any, Optional, overload
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Optional, overload
 
-from allocator.errors import DeserializationError
-from allocator.fetch import decode
-from allocator.fetch.columns import Columns, Segment
-from allocator.types import Record
+from allocator.errors import DeserializationError, MissingExtra
+from allocator.fetch import arrow
+from allocator.fetch.decode import Columns, RecordSet
+from allocator.record import Record
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from allocator.fetch.columns import Segment
 
 __all__ = ["Batch", "Deserializer"]
 
 Deserializer = Optional[Callable[[bytes], Any]]
-_record = partial(tuple.__new__, Record)
+ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 
 
-class Batch:
+class Batch(Sequence[Record]):
     """Consecutive records of one partition, still the bytes that the broker sent.
 
     Iterating gives `Record`s and decodes one record batch of the wire at a time; what is not looked at is not
     decoded. `batch[i]` is a record, `batch[a:b]` and `batch.from_offset(n)` are batches of the same bytes.
+    `to_arrow()`, `keys` and `values` give columns without an object for each record. Records, slices and columns hold
+    on to the bytes that they need; a batch may be shared by threads.
     `high_watermark` is the partition's when the broker answered, `leader_epoch` that of the last record (None before
     Kafka 0.11).
 
@@ -34,11 +40,12 @@ class Batch:
     """
 
     __slots__ = (
+        "_end",
+        "_first",
         "_found",
         "_key_deserializer",
         "_last",
         "_length",
-        "_segments",
         "_start",
         "_stop",
         "_value_deserializer",
@@ -51,7 +58,7 @@ class Batch:
         self,
         topic: str,
         partition: int,
-        found: decode.RecordSet,
+        found: RecordSet,
         *,
         start: int = 0,
         high_watermark: int = -1,
@@ -63,7 +70,9 @@ class Batch:
         self.partition = partition
         self.high_watermark = high_watermark
         self._found = found
-        self._segments = found.segments
+        # the segments from which records are wanted
+        self._first = 0
+        self._end = len(found.segments)
         self._start = start
         # the offset after the last that belongs here; not after the last record: there may be none at the end
         self._stop = found.next_offset
@@ -76,7 +85,7 @@ class Batch:
     @property
     def base_offset(self) -> int:
         """No record here is below this offset."""
-        first = self._segments[0].base_offset if self._segments else self._stop
+        first = self._found.segments[self._first].base_offset if self._first < self._end else self._stop
         return max(self._start, first)
 
     @property
@@ -86,12 +95,12 @@ class Batch:
 
     @property
     def leader_epoch(self) -> int | None:
-        return self._segments[-1].leader_epoch if self._segments else None
+        return self._found.segments[self._end - 1].leader_epoch if self._first < self._end else None
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire of the record batches that are touched."""
-        return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in self._found.segments[self._first : self._end])
 
     def __len__(self) -> int:
         """The number of records. Decodes only record batches that do not say it: cut ones, and compressed old ones."""
@@ -100,7 +109,10 @@ class Batch:
         return self._length
 
     def __iter__(self) -> Iterator[Record]:
-        return chain.from_iterable(map(self._records, range(len(self._segments))))
+        records = chain.from_iterable(map(self._records, range(self._first, self._end)))
+        # no Python frame for each record in the common case
+        plain = self._key_deserializer is None and self._value_deserializer is None
+        return records if plain else map(self._deserialized, records)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -115,16 +127,66 @@ class Batch:
         if not 0 <= wanted < len(self):
             raise IndexError(f"record {index} of a batch of {len(self)}")
         number, within = self._locate(wanted)
-        _, first, _ = self._part(number)
-        return next(iter(self._made(number, first + within, first + within + 1)))
+        columns, first, _ = self._part(number)
+        record = next(columns.records(first + within, first + within + 1))
+        plain = self._key_deserializer is None and self._value_deserializer is None
+        return record if plain else self._deserialized(record)
 
     def from_offset(self, offset: int) -> Batch:
         """The records at `offset` and above, of the same bytes."""
         return self._between(max(offset, self._start), self._stop)
 
-    def parts(self) -> Iterator[tuple[Columns, int, int]]:
-        """The columns of each record batch, with the first index that belongs here and the one after the last."""
-        return map(self._part, range(len(self._segments)))
+    # -- columns
+
+    def to_arrow(
+        self, *, views: bool = True, key: ColumnDeserializer = None, value: ColumnDeserializer = None
+    ) -> pyarrow.RecordBatch:
+        """All records as one pyarrow.RecordBatch; needs `allocator[arrow]`, or raises `MissingExtra`.
+
+        Columns: offset (int64), timestamp (ms, UTC; null where there is none), timestamp_type (int8, as in `Record`),
+        key and value (binary_view), headers (list of key: string_view, value: binary_view). Topic, partition and
+        high watermark are in the schema's metadata. Names of headers that are not UTF-8 have U+FFFD instead.
+
+        Nothing is copied: keys and values longer than 12 bytes are views of the bytes that the broker sent, or of what
+        they were decompressed to, which live as long as the columns do. Many libraries know these types, some do not
+        (Spark, and pyarrow's own `take` and `filter`): with `views=False` the bytes are copied once, into columns of
+        the types string and binary.
+
+        `key` and `value` take the whole column and return one of the same length to stand in its place; the
+        deserializers of single records are not called. What they raise comes out as a `DeserializationError` at the
+        first offset. Bytes that do not decode raise `CorruptRecordError`.
+        """
+        columns, first, last = self._columns()
+        pa = arrow.pyarrow()
+        where = {"topic": self.topic, "partition": str(self.partition), "high_watermark": str(self.high_watermark)}
+        schema = arrow.schema(where, views=views)
+        arrays = arrow.record_batch(columns, first, last)
+        if not views:
+            arrays = [array if array.type == kind else array.cast(kind) for array, kind in zip(arrays, schema.types)]
+        for name, function in (("key", key), ("value", value)):
+            if function is not None:
+                number = schema.get_field_index(name)
+                arrays[number] = self._transformed(function, arrays[number], name)
+                schema = schema.set(number, pa.field(name, arrays[number].type))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`to_arrow` as a DataFrame: bytes objects for keys and values. Needs pandas too, or raises `MissingExtra`."""
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("DataFrames need pandas: pip install pandas 'allocator[arrow]'") from error
+        return self.to_arrow(views=False).to_pandas()
+
+    @property
+    def keys(self) -> pyarrow.Array:
+        """The raw keys, as in `to_arrow`; not copied."""
+        return arrow.field("key", *self._columns())
+
+    @property
+    def values(self) -> pyarrow.Array:
+        """The raw values, as in `to_arrow`; not copied."""
+        return arrow.field("value", *self._columns())
 
     def __repr__(self) -> str:
         return (
@@ -145,7 +207,12 @@ class Batch:
             value_deserializer=self._value_deserializer,
         )
         other._stop = max(start, stop)
-        other._segments = [s for s in self._segments if s.next_offset > start and s.base_offset < stop]
+        segments = self._found.segments
+        other._first, other._end = self._first, self._end
+        while other._first < other._end and segments[other._first].next_offset <= start:
+            other._first += 1
+        while other._first < other._end and segments[other._end - 1].base_offset >= stop:
+            other._end -= 1
         return other
 
     def _slice(self, index: slice) -> Batch:
@@ -160,18 +227,19 @@ class Batch:
     def _offset_at(self, index: int) -> int:
         number, within = self._locate(index)
         columns, first, _ = self._part(number)
-        return columns.offsets[first + within]
+        return columns.offset(first + within)
 
     def _locate(self, index: int) -> tuple[int, int]:
         """The segment that holds record `index`, and which of its visible records that is."""
-        for number, count in enumerate(self._counts()):
+        for number, count in enumerate(self._counts(), self._first):
             if index < count:
                 return number, index
             index -= count
         raise IndexError(index)
 
     def _counts(self) -> Iterator[int]:
-        for number, segment in enumerate(self._segments):
+        for number in range(self._first, self._end):
+            segment = self._found.segments[number]
             if segment.count >= 0 and self._whole(segment):
                 yield segment.count
             else:
@@ -182,43 +250,45 @@ class Batch:
         return segment.base_offset >= self._start and segment.next_offset <= self._stop
 
     def _part(self, number: int) -> tuple[Columns, int, int]:
-        segment = self._segments[number]
-        if self._last is not None and self._last[0] == number:
-            columns = self._last[1]
+        """The records of one segment, the first row that belongs here and the one after the last."""
+        last = self._last
+        if last is not None and last[0] == number:
+            columns = last[1]
         else:
-            columns = decode.columns(self._found.data, segment, topic=self.topic, partition=self.partition)
+            columns = self._found.columns(number, number + 1)
             self._last = (number, columns)
-        if self._whole(segment):
-            return columns, 0, len(columns)
-        return columns, bisect_left(columns.offsets, self._start), bisect_left(columns.offsets, self._stop)
+        return self._cut(columns, number, number + 1)
+
+    def _columns(self) -> tuple[Columns | None, int, int]:
+        """The same of all segments."""
+        if self._first == self._end:
+            return None, 0, 0
+        return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
+
+    def _cut(self, columns: Columns, first: int, end: int) -> tuple[Columns, int, int]:
+        segments = self._found.segments
+        low = 0 if segments[first].base_offset >= self._start else columns.find(self._start)
+        high = len(columns) if segments[end - 1].next_offset <= self._stop else columns.find(self._stop)
+        return columns, low, high
 
     def _records(self, number: int) -> Iterator[Record]:
-        _, first, last = self._part(number)
-        return self._made(number, first, last)
+        columns, first, last = self._part(number)
+        return columns.records(first, last)
 
-    def _made(self, number: int, first: int, last: int) -> Iterator[Record]:
-        columns, _, _ = self._part(number)
-        whole = first == 0 and last == len(columns)
-        raw = zip(
-            repeat(self.topic),
-            repeat(self.partition),
-            columns.offsets if whole else columns.offsets[first:last],
-            columns.timestamps if whole else columns.timestamps[first:last],
-            repeat(columns.timestamp_type),
-            columns.keys(first, last),
-            columns.values(first, last),
-            columns.headers(first, last),
-            repeat(self._segments[number].leader_epoch),
-        )
-        # no Python frame for each record in the common case
-        plain = self._key_deserializer is None and self._value_deserializer is None
-        return map(_record if plain else self._deserialized, raw)
+    def _transformed(self, function: Callable[[Any], Any], array: Any, part: str) -> Any:
+        try:
+            made = function(array)
+            if len(made) != len(array):
+                raise ValueError(f"{len(made)} values for {len(array)} records")
+        except Exception as error:
+            # whatever the user's code raises, the batch that it fell over must be known
+            raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
+        return made
 
-    def _deserialized(self, raw: tuple[Any, ...]) -> Record:
-        record: Record = _record(raw)
+    def _deserialized(self, record: Record) -> Record:
         key = self._apply(self._key_deserializer, record.key, "key", record.offset)
         value = self._apply(self._value_deserializer, record.value, "value", record.offset)
-        return record._replace(key=key, value=value)
+        return record.deserialized(key, value)
 
     def _apply(self, deserializer: Deserializer, data: bytes | None, part: str, offset: int) -> Any:
         if deserializer is None or data is None:

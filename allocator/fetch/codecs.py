@@ -6,11 +6,11 @@ Guarantee: the output of any input, well-formed or not, stays within `output_lim
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Protocol
 
 import cramjam
 
-__all__ = ["CODECS", "CodecError", "decompress", "output_limit"]
+__all__ = ["CODECS", "CodecError", "Room", "decompress", "output_limit"]
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
@@ -20,6 +20,8 @@ CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 LIMIT_FLOOR: Final = 16 << 20
 LIMIT_RATIO: Final = 128
 LIMIT_CEILING: Final = 1 << 30
+# lower: more batches are decompressed twice, as the first room was too small; higher: more memory to find at once
+FIRST_GUESS: Final = 8
 
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _GUARD: Final = b"\xa5\x5a\xc3\x3c\x96\x69\x0f\xf1" * 2
@@ -34,7 +36,28 @@ def output_limit(compressed: int) -> int:
     return min(max(LIMIT_FLOOR, compressed * LIMIT_RATIO), LIMIT_CEILING)
 
 
-def decompress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
+class Room(Protocol):
+    """Memory of `size` bytes to decompress into."""
+
+    view: memoryview
+
+    def __init__(self, size: int) -> None: ...
+
+    def take(self, size: int) -> bytes:
+        """The first `size` bytes. Nothing is left of the room then."""
+
+
+class PlainRoom:
+    """Cleared memory, and a copy of what is taken: all that Python itself offers."""
+
+    def __init__(self, size: int) -> None:
+        self.view = memoryview(bytearray(size))
+
+    def take(self, size: int) -> bytes:
+        return bytes(self.view[:size])
+
+
+def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: type[Room] = PlainRoom) -> bytes:
     """The plain bytes of `data`.
 
     `codec` is the number in the batch's attributes; `magic` its format: version 0 (Kafka 0.8 and 0.9) has LZ4 frames
@@ -42,67 +65,75 @@ def decompress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
     """
     try:
         if codec == SNAPPY:
-            return _snappy(data)
+            return _snappy(data, room)
         if codec == GZIP:
-            return _bounded(cramjam.gzip.decompress_into, data)
+            return _bounded(cramjam.gzip.decompress_into, data, room)
         if codec == LZ4:
-            return _bounded(cramjam.lz4.decompress_into, _mend_lz4(data) if magic == 0 else data)
+            return _bounded(cramjam.lz4.decompress_into, _mend_lz4(bytes(data)) if magic == 0 else data, room)
         if codec == ZSTD and magic >= 2:
-            return _bounded(cramjam.zstd.decompress_into, data)
+            return _bounded(cramjam.zstd.decompress_into, data, room)
     except cramjam.DecompressionError as error:
         raise CodecError(f"{CODECS[codec]}: {error}") from error
     raise CodecError(f"no codec {codec} in format v{magic}")
 
 
-def _bounded(into: Callable[[bytes, bytearray], int], data: bytes) -> bytes:
-    """Decompress into buffers that grow up to the limit.
+def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, room: type[Room]) -> bytes:
+    """Decompress into rooms that grow up to the limit.
 
     The frames need not say how much they hold, and what they say may be a lie. Overflow is told from damage by
-    whether the end of the buffer was written.
+    whether the end of the room was written.
     """
     limit = output_limit(len(data))
-    size = min(max(4096, 6 * len(data)), limit)
+    size = min(max(4096, FIRST_GUESS * len(data)), limit)
     while True:
-        buffer = bytearray(size)
-        buffer[-len(_GUARD) :] = _GUARD
+        here = room(size)
+        here.view[-len(_GUARD) :] = _GUARD
         try:
-            written = into(data, buffer)
+            written = into(data, here.view)
         except cramjam.DecompressionError:
-            if buffer.endswith(_GUARD):
+            if here.view[-len(_GUARD) :] == _GUARD:
                 raise
         else:
-            return bytes(memoryview(buffer)[:written])
+            return here.take(written)
         if size == limit:
             raise CodecError(f"{len(data)} bytes become more than {limit}")
         size = min(size * 4, limit)
 
 
-def _snappy(data: bytes) -> bytes:
+def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
     """Both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java)."""
-    if not data.startswith(_XERIAL):
-        return _snappy_block(data, output_limit(len(data)))
+    view = memoryview(data)
+    blocks = _xerial_blocks(view) if bytes(view[: len(_XERIAL)]) == _XERIAL else [view]
     limit = output_limit(len(data))
+    sizes: list[int] = []
+    for block in blocks:
+        # asked first: the length that a block claims is allocated before it is checked
+        claimed = cramjam.snappy.decompress_raw_len(block) if block else 0
+        if claimed > limit - sum(sizes):
+            raise CodecError(f"snappy: a block claims {claimed} bytes, more than {limit}")
+        if claimed > 64 * len(block):
+            raise CodecError(f"snappy: a block of {len(block)} bytes cannot hold the {claimed} that it claims")
+        sizes.append(claimed)
+    whole = room(sum(sizes))
+    at = 0
+    for block, size in zip(blocks, sizes):
+        if cramjam.snappy.decompress_raw_into(block, whole.view[at : at + size]) != size:
+            raise CodecError(f"snappy: a block has not the {size} bytes that it claims")
+        at += size
+    return whole.take(at)
+
+
+def _xerial_blocks(view: memoryview) -> list[memoryview]:
     # the version fields are not looked at: some writers have them in the wrong byte order
-    pos, end, parts = 16, len(data), []
+    pos, end, blocks = 16, len(view), []
     while pos < end:
-        size = int.from_bytes(data[pos : pos + 4], "big")
+        size = int.from_bytes(view[pos : pos + 4], "big")
         pos += 4
         if pos + size > end:
             raise CodecError(f"snappy: a block of {size} bytes where {max(0, end - pos)} are left")
-        parts.append(_snappy_block(data[pos : pos + size], limit))
-        limit -= len(parts[-1])
+        blocks.append(view[pos : pos + size])
         pos += size
-    return b"".join(parts)
-
-
-def _snappy_block(block: bytes, limit: int) -> bytes:
-    # asked first: the length that the block claims is allocated before it is checked
-    claimed = cramjam.snappy.decompress_raw_len(block) if block else 0
-    if claimed > limit:
-        raise CodecError(f"snappy: a block claims {claimed} bytes, more than {limit}")
-    if claimed > 64 * len(block):
-        raise CodecError(f"snappy: a block of {len(block)} bytes cannot hold the {claimed} that it claims")
-    return bytes(cramjam.snappy.decompress_raw(block))
+    return blocks
 
 
 def _mend_lz4(data: bytes) -> bytes:

@@ -1,25 +1,40 @@
-"""Decoded records as columns: what every decoder, plain or compiled, hands to `Batch`."""
+"""Decoded records as columns, in plain Python: lists of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, repeat
 from typing import Final, Optional
 
-__all__ = ["Columns", "Segment", "decode_headers", "varint"]
+from allocator.record import PlainRecord
+
+__all__ = ["Columns", "Part", "Segment", "decode_headers", "varint"]
 
 Headers = list[tuple[str, Optional[bytes]]]
 NO_HEADERS: Final[Mapping[int, int]] = {}
 
 
-class Columns:
-    """The records of one record batch: positions in a buffer instead of objects.
+class Part:
+    """The records of one record batch: positions in a buffer instead of objects. A `record.Source`.
 
     `keys_at` and `values_at` are the (start, end) pairs of each record in `buffer`, flattened: record i lies at
     [2*i] to [2*i+1]; a start of -1 is a null. `headers_at` has the position of the header block of each record that
-    has one, by index. `timestamp_type` as in `allocator.types.Record`.
+    has one, by index. `timestamp_type` as in `allocator.Record`.
     """
 
-    __slots__ = ("buffer", "headers_at", "keys_at", "offsets", "timestamp_type", "timestamps", "values_at")
+    __slots__ = (
+        "buffer",
+        "headers_at",
+        "keys_at",
+        "leader_epoch",
+        "offsets",
+        "partition",
+        "timestamp_type",
+        "timestamps",
+        "topic",
+        "values_at",
+    )
 
     def __init__(
         self,
@@ -31,6 +46,9 @@ class Columns:
         values_at: Sequence[int],
         headers_at: Mapping[int, int] = NO_HEADERS,
     ) -> None:
+        self.topic = ""
+        self.partition = -1
+        self.leader_epoch: int | None = None
         self.buffer = buffer
         self.offsets = offsets
         self.timestamps = timestamps
@@ -39,30 +57,78 @@ class Columns:
         self.values_at = values_at
         self.headers_at = headers_at
 
+    def belongs(self, topic: str, partition: int, leader_epoch: int | None) -> Part:
+        """This, which records are to say that they come from there."""
+        self.topic, self.partition, self.leader_epoch = topic, partition, leader_epoch
+        return self
+
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def keys(self, first: int = 0, last: int | None = None) -> list[bytes | None]:
-        """Keys of records `first` up to, not including, `last`."""
-        return _slices(self.buffer, self.keys_at, first, len(self) if last is None else last)
+    def key(self, row: int) -> bytes | None:
+        return self._bytes(self.keys_at, row)
 
-    def values(self, first: int = 0, last: int | None = None) -> list[bytes | None]:
-        """Values of records `first` up to, not including, `last`."""
-        return _slices(self.buffer, self.values_at, first, len(self) if last is None else last)
+    def value(self, row: int) -> bytes | None:
+        return self._bytes(self.values_at, row)
 
-    def headers(self, first: int = 0, last: int | None = None) -> list[Headers]:
-        """Headers of records `first` up to, not including, `last`; an own list for each record."""
-        indexes = range(first, len(self) if last is None else last)
-        at = self.headers_at
-        if not at:
-            return [[] for _ in indexes]
-        return [decode_headers(self.buffer, at[i]) if i in at else [] for i in indexes]
+    def headers(self, row: int) -> Headers:
+        """The headers of one record, in a list of its own."""
+        at = self.headers_at.get(row)
+        return [] if at is None else decode_headers(self.buffer, at)
+
+    def _bytes(self, at: Sequence[int], row: int) -> bytes | None:
+        start = at[2 * row]
+        return self.buffer[start : at[2 * row + 1]] if start >= 0 else None
+
+
+class Columns:
+    """The records of some record batches that follow each other."""
+
+    __slots__ = ("parts", "rows", "starts")
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        # the row that each part begins at
+        self.starts = [0, *accumulate(map(len, parts))]
+        self.rows = self.starts.pop()
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def find(self, offset: int) -> int:
+        """The first row at `offset` or above; the number of rows if all are below."""
+        for part, start in zip(self.parts, self.starts):
+            if part.offsets[-1] >= offset:
+                return start + bisect_left(part.offsets, offset)
+        return self.rows
+
+    def offset(self, row: int) -> int:
+        """The offset of one record."""
+        if not 0 <= row < self.rows:
+            raise IndexError(row)
+        number = bisect_right(self.starts, row) - 1
+        return self.parts[number].offsets[row - self.starts[number]]
+
+    def records(self, first: int = 0, last: int | None = None) -> Iterator[PlainRecord]:
+        """Records of rows `first` up to, not including, `last`."""
+        last = self.rows if last is None else last
+        cuts = (
+            (part, max(first - start, 0), min(last - start, len(part)))
+            for part, start in zip(self.parts, self.starts)
+            if start < last and start + len(part) > first
+        )
+        return chain.from_iterable(map(PlainRecord.at, repeat(part), range(low, high)) for part, low, high in cuts)
+
+    @property
+    def timestamp_types(self) -> list[tuple[int | None, int]]:
+        """(timestamp type, rows) of each part."""
+        return [(part.timestamp_type, len(part)) for part in self.parts]
 
 
 class Segment:
     """One record batch on the wire, or a run of uncompressed messages of the old formats.
 
-    `count` is -1 where only decoding tells it: a compressed old-format set. `columns` is there already where finding
+    `count` is -1 where only decoding tells it: a compressed old-format set. `part` is there already where finding
     the end meant walking through the records. `size` is bytes on the wire.
     """
 
@@ -70,13 +136,13 @@ class Segment:
         "base_offset",
         "base_timestamp",
         "codec",
-        "columns",
         "count",
         "end",
         "leader_epoch",
         "log_append_time",
         "magic",
         "next_offset",
+        "part",
         "size",
         "start",
     )
@@ -95,7 +161,7 @@ class Segment:
         base_timestamp: int = -1,
         log_append_time: int | None = None,
         leader_epoch: int | None = None,
-        columns: Columns | None = None,
+        part: Part | None = None,
     ) -> None:
         self.magic = magic
         self.base_offset = base_offset
@@ -110,7 +176,11 @@ class Segment:
         # the broker's time in ms, which holds for each record; None: records have their own
         self.log_append_time = log_append_time
         self.leader_epoch = leader_epoch
-        self.columns = columns
+        self.part = part
+
+    @property
+    def timestamp_type(self) -> int | None:
+        return None if self.magic == 0 else int(self.log_append_time is not None)
 
 
 def varint(buffer: bytes, pos: int) -> tuple[int, int]:
@@ -146,8 +216,3 @@ def decode_headers(buffer: bytes, pos: int) -> Headers:
             headers.append((name, buffer[pos : pos + size]))
             pos += size
     return headers
-
-
-def _slices(buffer: bytes, at: Sequence[int], first: int, last: int) -> list[bytes | None]:
-    pairs = iter(at[2 * first : 2 * last])
-    return [buffer[start:end] if start >= 0 else None for start, end in zip(pairs, pairs)]

@@ -6,7 +6,7 @@ import struct
 import zlib
 from typing import Final
 
-from allocator.fetch.columns import Columns, Segment
+from allocator.fetch.columns import Part, Segment
 
 __all__ = ["read_messages", "unpack_messages"]
 
@@ -19,6 +19,7 @@ _LOG_OVERHEAD: Final = 12
 _CRC_FROM: Final = 16
 _CODEC, _APPEND_TIME = 0x07, 0x08
 _MIN_LENGTH: Final = {0: 14, 1: 22}
+_INT64: Final = (1 << 63) - 1
 
 
 def _complete(data: bytes, pos: int) -> bool:
@@ -31,7 +32,7 @@ def _complete(data: bytes, pos: int) -> bool:
 def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment:
     """The compressed message at `pos`, or it and the uncompressed ones of its kind after it.
 
-    The first must be complete. Its fields, or those of `Columns`, are positions in `data`. Raises `ValueError` if the
+    The first must be complete. Its fields, or those of its `Part`, are positions in `data`. Raises `ValueError` if the
     first is bad; a bad one later only ends the run. `floor` is the offset that all must be above.
     """
     first_at, kind, size = pos, data[pos + 17], len(data)
@@ -59,7 +60,7 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
         value_at = at if value_size >= 0 else -1
         if (
             length < smallest
-            or offset <= floor
+            or not floor < offset < _INT64
             or key_size < -1
             or value_size < -1
             or at + max(0, value_size) != end
@@ -93,9 +94,9 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
         size=pos - first_at,
         base_timestamp=times[0],
         log_append_time=times[0] if append_time else None,
-        columns=None
+        part=None
         if compressed
-        else Columns(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
+        else Part(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
     )
 
 
@@ -106,12 +107,12 @@ def _what_is_wrong(data: bytes, pos: int, floor: int, check_crc: bool) -> str:
         return f"a message of {length} bytes in format v{magic}"
     if check_crc and zlib.crc32(memoryview(data)[pos + _CRC_FROM : pos + _LOG_OVERHEAD + length]) != crc:
         return "the checksum of the message is wrong"
-    if offset <= floor:
+    if not floor < offset < _INT64:
         return f"offset {offset} after {floor}"
     return "a message has another length than its fields"
 
 
-def unpack_messages(inner: bytes, wrapper: Segment) -> Columns:
+def unpack_messages(inner: bytes, wrapper: Segment) -> Part:
     """The messages of a compressed set, whose decompressed bytes are `inner`.
 
     In v1 their offsets are relative and the wrapper has the last one's (KIP-31); in v0 they are absolute. Under
@@ -126,12 +127,12 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> Columns:
         if not _complete(inner, pos):
             raise ValueError("a compressed set ends within a message")
         run = read_messages(inner, pos, offsets[-1] if offsets else -1, check_crc=True)
-        if run.columns is None:
+        if run.part is None:
             raise ValueError("a compressed set within a compressed set")
-        offsets += run.columns.offsets
-        times += run.columns.timestamps
-        keys_at += run.columns.keys_at
-        values_at += run.columns.values_at
+        offsets += run.part.offsets
+        times += run.part.timestamps
+        keys_at += run.part.keys_at
+        values_at += run.part.values_at
         pos = run.end
     if not offsets:
         raise ValueError("a compressed set without a message")
@@ -143,4 +144,4 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> Columns:
     if wrapper.log_append_time is not None:
         times = [wrapper.log_append_time] * len(offsets)
     kind = None if wrapper.magic == 0 else int(wrapper.log_append_time is not None)
-    return Columns(inner, offsets, times, kind, keys_at, values_at)
+    return Part(inner, offsets, times, kind, keys_at, values_at)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType
 from typing import Any, Optional
 
-from allocator.fetch import decode
+from allocator.fetch import Batch, plain
 
-DECODERS: list[ModuleType] = [decode]
+try:
+    from allocator import _records
+except ImportError:  # tests/fetch/test_extension.py says whether it may be missing
+    _records = None  # type: ignore[assignment]
+
+DECODERS: list[Any] = [plain] if _records is None else [plain, _records]
 
 Row = tuple[int, int, Optional[int], Optional[bytes], Optional[bytes], list[tuple[str, Optional[bytes]]]]
+
+
+def name_of(decoder: Any) -> str:
+    """For the ids of tests."""
+    return decoder.__name__.rpartition(".")[2].strip("_")
+
+
+def row_of(record: Any) -> Row:
+    return (record.offset, record.timestamp, record.timestamp_type, record.key, record.value, record.headers)
 
 
 def rows(
@@ -19,11 +32,17 @@ def rows(
     """(offset, timestamp, timestamp type, key, value, headers) of each record from `start` on; raises what is bad."""
     found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check_crcs)
     out: list[Row] = []
-    for segment in found.segments:
-        columns = decoder.columns(data, segment, topic="t", partition=3)
+    for number, segment in enumerate(found.segments):
+        columns = found.columns(number, number + 1)
         assert segment.count in (-1, len(columns))
-        kinds = [columns.timestamp_type] * len(columns)
-        out += zip(columns.offsets, columns.timestamps, kinds, columns.keys(), columns.values(), columns.headers())
+        out += map(row_of, columns.records())
     if found.error is not None:
         raise found.error
     return [row for row in out if row[0] >= start]
+
+
+def make(decoder: Any, data: bytes, start: int = 0, **kwargs: Any) -> Batch:
+    """A batch of all that is good."""
+    found = decoder.scan(data, topic="t", partition=3, start=start)
+    assert found.error is None
+    return Batch("t", 3, found, start=start, **kwargs)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+from fetch_decoders import DECODERS, name_of
+from fetch_decoders import make as made_by
 from fetch_encode import R, batch, messages, sign
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import CorruptRecordError, DeserializationError
-from allocator.fetch import Batch, decode
-from allocator.types import Record
+from allocator.fetch import Batch
+from allocator.record import PlainRecord, Record
 
 TIME = 1_700_000_000_000
 
+Make = Callable[..., Batch]
 
-def make(data: bytes, start: int = 0, **kwargs: Any) -> Batch:
-    found = decode.scan(data, topic="t", partition=3, start=start)
-    assert found.error is None
-    return Batch("t", 3, found, start=start, **kwargs)
+
+@pytest.fixture(params=DECODERS, ids=name_of)
+def make(request: pytest.FixtureRequest) -> Make:
+    """A batch of some bytes, by each decoder."""
+    return partial(made_by, request.param)
 
 
 # offsets 0-3 (v1, compressed: their number is not told outside), 4, 6, 8 (a gap), 10-12, and nothing at 13
@@ -36,21 +46,69 @@ def offsets(batch: Batch) -> list[int]:
     return [record.offset for record in batch]
 
 
-def test_records_have_every_field() -> None:
+def test_records_have_every_field(make: Make) -> None:
     made = make(batch([R(0, b"v", b"k", TIME, [("h", b"1")])], 7, epoch=4), high_watermark=9)
-    assert list(made) == [Record("t", 3, 7, TIME, 0, b"k", b"v", [("h", b"1")], 4)]
-    assert type(made[0]) is Record
+    kind = type(made[0])
+    assert list(made) == [kind("t", 3, 7, TIME, 0, b"k", b"v", [("h", b"1")], 4)]
     assert (made.topic, made.partition, made.high_watermark, made.leader_epoch) == ("t", 3, 9, 4)
-    assert list(make(messages([R(0, b"v")], 0, 7))) == [Record("t", 3, 7, -1, None, None, b"v", [], None)]
+    assert list(make(messages([R(0, b"v")], 0, 7))) == [kind("t", 3, 7, -1, None, None, b"v", [], None)]
+    assert isinstance(made, Sequence)
 
 
-def test_headers_of_a_record_are_its_own() -> None:
+def test_the_public_record_is_the_one_of_the_decoder_in_use() -> None:
+    assert Record is type(made_by(DECODERS[-1], batch([R(0)]))[0])
+    assert set(dir(PlainRecord)) - set(dir(Record)) <= {
+        "__slots__",
+        "__module__",
+        "at",
+        "_key",
+        "_value",
+        "_headers",
+        "_known",
+        "_row",
+        "_source",
+        "__weakref__",
+    }
+
+
+def test_records_have_the_attributes_of_the_peers(make: Make) -> None:
+    from aiokafka.structs import ConsumerRecord as Theirs
+    from kafka.consumer.fetcher import ConsumerRecord
+
+    record = make(batch([R(0, b"value", None)]))[0]
+    missing = [name for name in (*Theirs.__dataclass_fields__, *ConsumerRecord._fields) if not hasattr(record, name)]
+    assert missing == ["serialized_header_size"], "which aiokafka has not, and kafka-python counts in its own way"
+    assert (record.serialized_key_size, record.serialized_value_size, record.checksum) == (-1, 5, None)
+
+
+def test_records_may_be_copied_pickled_and_compared(make: Make) -> None:
+    first, second = make(batch([R(0, b"v", b"k", TIME, [("h", b"1")]), R(1)], 7))
+    for other in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert other == first
+        assert repr(other) == repr(first)
+    assert first != second
+    assert first != "first"
+    assert "offset=7" in repr(first)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(first)
+    with pytest.raises(AttributeError):
+        first.offset = 3
+
+
+def test_what_was_read_once_is_kept(make: Make) -> None:
+    record = make(batch([R(0, b"value" * 10, b"key" * 10, headers=[("h", b"1")])]))[0]
+    assert record.value is record.value
+    assert record.key is record.key
+    assert record.headers is record.headers
+
+
+def test_headers_of_a_record_are_its_own(make: Make) -> None:
     first, second = make(batch([R(0), R(1)]))
     first.headers.append(("x", None))
     assert second.headers == []
 
 
-def test_offsets_reach_beyond_the_last_record() -> None:
+def test_offsets_reach_beyond_the_last_record(make: Make) -> None:
     made = make(SETS)
     assert offsets(made) == OFFSETS
     assert len(made) == len(OFFSETS)
@@ -60,7 +118,7 @@ def test_offsets_reach_beyond_the_last_record() -> None:
 
 
 @pytest.mark.parametrize("start", range(15))
-def test_from_offset_leaves_out_what_is_below(start: int) -> None:
+def test_from_offset_leaves_out_what_is_below(make: Make, start: int) -> None:
     whole = make(SETS)
     for cut in (whole.from_offset(start), make(SETS, start)):
         assert offsets(cut) == [o for o in OFFSETS if o >= start]
@@ -70,9 +128,10 @@ def test_from_offset_leaves_out_what_is_below(start: int) -> None:
     assert whole.from_offset(start).from_offset(0).base_offset >= start
 
 
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @given(first=st.integers(-12, 12), last=st.one_of(st.none(), st.integers(-12, 12)))
-def test_slices_are_those_of_a_list(first: int, last: int | None) -> None:
-    whole = make(SETS)
+def test_slices_are_those_of_a_list(decoder: Any, first: int, last: int | None) -> None:
+    whole = made_by(decoder, SETS)
     cut = whole[first:last]
     expected = OFFSETS[first:last]
     assert offsets(cut) == expected
@@ -84,7 +143,7 @@ def test_slices_are_those_of_a_list(first: int, last: int | None) -> None:
         assert cut.next_offset == (14 if expected[-1] == 12 else expected[-1] + 1)
 
 
-def test_a_record_or_step_that_is_not_there() -> None:
+def test_a_record_or_step_that_is_not_there(make: Make) -> None:
     whole = make(SETS)
     for index in (10, -11):
         with pytest.raises(IndexError):
@@ -93,26 +152,35 @@ def test_a_record_or_step_that_is_not_there() -> None:
         whole[::2]
 
 
-def test_counting_decodes_nothing_that_says_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
+class Watched:
+    """A record set that notes which of its segments are decoded."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+        self.decoded: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+    def columns(self, first: int, last: int) -> Any:
+        self.decoded += [segment.base_offset for segment in self._found.segments[first:last]]
+        return self._found.columns(first, last)
+
+
+def test_counting_decodes_nothing_that_says_its_count(make: Make) -> None:
     data = b"".join(batch([R(i) for i in range(5)], base, "gzip") for base in (0, 5, 10))
-    decoded = []
-    real = decode.columns
-
-    def spy(data: bytes, segment: Any, **where: Any) -> Any:
-        decoded.append(segment.base_offset)
-        return real(data, segment, **where)
-
-    monkeypatch.setattr(decode, "columns", spy)
-    assert len(make(data)) == 15
-    assert decoded == []
-    assert len(make(data, 7)) == 8
-    assert decoded == [5]
-    records = iter(make(data))
+    found: Any = Watched(make(data)._found)
+    assert len(Batch("t", 3, found)) == 15
+    assert found.decoded == []
+    cut: Any = Watched(make(data, 7)._found)
+    assert len(Batch("t", 3, cut, start=7)) == 8
+    assert cut.decoded == [5]
+    records = iter(Batch("t", 3, found))
     next(records)
-    assert decoded == [5, 0], "one at a time"
+    assert found.decoded == [0], "one at a time"
 
 
-def test_deserializers_see_what_is_there() -> None:
+def test_deserializers_see_what_is_there(make: Make) -> None:
     made = make(
         batch([R(0, b"[1]", b"a"), R(1, None, None)]), key_deserializer=bytes.decode, value_deserializer=json.loads
     )
@@ -120,7 +188,7 @@ def test_deserializers_see_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("part", ["key", "value"])
-def test_a_deserializer_that_raises_names_the_record_and_is_passed_over(part: str) -> None:
+def test_a_deserializer_that_raises_names_the_record_and_is_passed_over(make: Make, part: str) -> None:
     bad, good = b"not json", b"1"
     data = batch([R(0, good, good), R(1, bad, good) if part == "value" else R(1, good, bad), R(2, good, good)], 40)
     made = make(data, key_deserializer=json.loads, value_deserializer=json.loads)
@@ -136,7 +204,7 @@ def test_a_deserializer_that_raises_names_the_record_and_is_passed_over(part: st
     assert offsets(made.from_offset(error.offset + 1)) == [42]
 
 
-def test_bytes_that_do_not_decode_name_the_record() -> None:
+def test_bytes_that_do_not_decode_name_the_record(make: Make) -> None:
     inside = bytearray(batch([R(0, b"abc"), R(1, b"abc")], 20))
     inside[61] = 127
     made = make(batch([R(0)], 19) + sign(bytes(inside)) + batch([R(0)], 22))
@@ -147,6 +215,47 @@ def test_bytes_that_do_not_decode_name_the_record() -> None:
     assert offsets(made.from_offset(22)) == [22]
 
 
-def test_empty_is_possible() -> None:
+def test_empty_is_possible(make: Make) -> None:
     made = make(batch([], 5, last_delta=3), 5)
     assert (list(made), len(made), made.base_offset, made.next_offset, made.leader_epoch) == ([], 0, 9, 9, None)
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_records_outlive_their_batch(make: Make, codec: str) -> None:
+    def some() -> list[Any]:
+        data = b"".join(batch([R(i, b"%5d" % i * 10, b"key") for i in range(100)], base, codec) for base in (0, 100))
+        return list(make(data))[::17]
+
+    records = some()
+    gc.collect()
+    filler = [bytes(1000) for _ in range(1000)]
+    assert [r.value for r in records] == [b"%5d" % (r.offset % 100) * 10 for r in records]
+    del filler
+
+
+def test_threads_may_share_a_batch(make: Make) -> None:
+    data = b"".join(
+        batch([R(i, b"%d" % (base + i) * 20) for i in range(50)], base, "gzip" if base % 100 else "none")
+        for base in range(0, 1000, 50)
+    )
+    shared = make(data)
+    problems: list[BaseException] = []
+
+    def read(seed: int) -> None:
+        try:
+            for turn in range(10):
+                first = (seed * 37 + turn * 101) % 900
+                assert [r.value for r in shared[first : first + 100]] == [
+                    b"%d" % n * 20 for n in range(first, first + 100)
+                ]
+                assert shared[first].offset == first
+                assert len(shared.from_offset(first)) == 1000 - first
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            problems.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from typing import Any
 
 import pytest
-from fetch_decoders import DECODERS, rows
+from fetch_decoders import DECODERS, name_of, rows
 from fetch_encode import APPEND_TIME, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from kafka.record.util import encode_varint
 
 from allocator.errors import CorruptRecordError
 from allocator.fetch.columns import decode_headers, varint
@@ -23,7 +26,7 @@ ALL_CODECS = ["none", "gzip", "snappy", "xerial", "lz4", "zstd"]
 OLD_CODECS = ["none", "gzip", "snappy", "xerial", "lz4"]
 
 
-@pytest.fixture(params=DECODERS, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.fixture(params=DECODERS, ids=name_of)
 def decoder(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -167,6 +170,7 @@ def patched(raw: bytes, form: str, at: int, value: int) -> bytes:
 
 
 V2 = batch([R(0, b"abc"), R(1, b"abc")], 5)
+LATER = batch([R(0, timestamp=TIME), R(1, timestamp=TIME + 5)], 5)
 V1 = messages([R(0, b"abc")], 1, 5)
 
 
@@ -193,6 +197,8 @@ V1 = messages([R(0, b"abc")], 1, 5)
         pytest.param(sign(patched(V2, ">b", 61, 1)), id="record of negative length"),
         pytest.param(sign(patched(V2, ">b", 66, 127)), id="value longer than the record"),
         pytest.param(sign(patched(V2, ">b", 70, 100)), id="headers that are not there"),
+        pytest.param(sign(patched(LATER, ">q", 27, (1 << 63) - 3)), id="timestamp overflow"),
+        pytest.param(sign(patched(V2, ">q", 27, -(1 << 63))), id="timestamp underflow"),
         pytest.param(sign(V2[:61] + b"\xff" * (len(V2) - 61)), id="varint without an end"),
         pytest.param(sign_message(patched(V1, ">i", 26, 1 << 30)), id="old key longer than the message"),
         pytest.param(sign_message(patched(V1, ">i", 30, -5)), id="old value of negative length"),
@@ -207,12 +213,32 @@ def test_malformed_bytes_are_a_corrupt_record(decoder: Any, data: bytes) -> None
         rows(decoder, data)
 
 
+@pytest.mark.parametrize("base", [(1 << 63) - 2, -(1 << 63) + 1, 0, -1])
+def test_timestamps_at_their_limits(decoder: Any, base: int) -> None:
+    data = sign(patched(batch([R(0, timestamp=TIME)], 0), ">q", 27, base))
+    assert [row[1] for row in rows(decoder, data)] == [base]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 11, 12, 13, 62, 63, 64, 8190, 8191, 8192, 1 << 20])
+@pytest.mark.parametrize("key", [b"", b"k", b"k" * 12, b"k" * 13, None])
+def test_keys_and_values_of_every_size_class(decoder: Any, size: int, key: bytes | None) -> None:
+    value = bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    for data in (batch([R(0, value, key), R(1, key, value)], 0), messages([R(0, value, key), R(1, key, value)], 1)):
+        assert [row[3:5] for row in rows(decoder, data)] == [(key, value), (value, key)]
+        # the value is the last thing in memory
+        assert rows(decoder, split(data)[-1])[-1][3:5] == (value, key)
+
+
+def test_a_batch_of_many_records_keeps_its_nulls_apart(decoder: Any) -> None:
+    many = [R(i, None if i % 3 == 0 else b"v", None if i % 7 else b"k") for i in range(1000)]
+    for data in (batch(many, 0), messages(many, 1), batch(many[:5], 0) + batch(many[:11], 5) + batch(many, 16)):
+        found = decoder.scan(data, topic="t", partition=3, start=0)
+        got = [(r.key, r.value) for r in found.columns(0, len(found.segments)).records()]
+        assert got[-1000:] == [(r.key, r.value) for r in many]
+
+
 def test_compression_within_compression_is_refused(decoder: Any) -> None:
     inner = messages([R(0)], 1, 0, "gzip")
-    import gzip
-
-    from kafka.record.legacy_records import LegacyRecordBatchBuilder
-
     builder: Any = LegacyRecordBatchBuilder(1, 0, 1 << 20)
     builder.append(0, TIME, None, gzip.compress(inner))
     raw = bytearray(builder.build())
@@ -232,8 +258,6 @@ def test_header_names_that_are_not_text_survive(decoder: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)])
 def test_varints_at_their_limits(value: int) -> None:
-    from kafka.record.util import encode_varint
-
     out = bytearray()
     encode_varint(value, out.append)
     assert varint(bytes(out) + b"\x01", 0) == (value, len(out))

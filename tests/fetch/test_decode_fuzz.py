@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any, Optional
 
 import pytest
-from fetch_decoders import DECODERS, Row, rows
+from fetch_decoders import DECODERS, Row, name_of, row_of, rows
 from fetch_encode import APPEND_TIME, CONTROL, R, batch, messages, sign, sign_message, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -77,7 +77,7 @@ def by_kafka_python(data: bytes) -> Optional[list[Row]]:
     return out
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(deadline=None, max_examples=150)
 @given(data=record_sets())
 def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
@@ -86,7 +86,7 @@ def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
     assert rows(decoder, data) == theirs
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(deadline=None, max_examples=100)
 @given(data=record_sets(), cut=st.integers(0, 1 << 16))
 def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int) -> None:
@@ -113,8 +113,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return b"".join(bytes(part) for part in parts)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@settings(deadline=None, max_examples=600)
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+@settings(deadline=None, max_examples=250)
 @given(data=damaged(), check=st.booleans())
 @example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]), check=True)
 def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes, check: bool) -> None:
@@ -135,7 +135,35 @@ def split_or_none(data: bytes) -> list[bytes]:
         return []
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+def outcome(decoder: Any, data: bytes, check: bool, start: int, aborted: list[tuple[int, int]]) -> list[Any]:
+    """All that a decoder makes of some bytes: where batches are, their records, and the errors with their places."""
+    found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check)
+    out: list[Any] = [found.next_offset, found.wanted, place(found.error)]
+    for number, segment in enumerate(found.segments):
+        out.append((segment.base_offset, segment.next_offset, segment.count, segment.size, segment.leader_epoch))
+        try:
+            out += map(row_of, found.columns(number, number + 1).records())
+        except CorruptRecordError as error:
+            out.append(place(error))
+    return out
+
+
+def place(error: CorruptRecordError | None) -> Any:
+    return error and (error.topic, error.partition, error.offset, error.next_offset)
+
+
+@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+@settings(deadline=None, max_examples=300)
+@given(data=st.one_of(damaged(), record_sets()), check=st.booleans(), start=st.integers(0, 20), data2=st.data())
+def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start: int, data2: st.DataObject) -> None:
+    if data2.draw(st.booleans()):
+        data = data[: data2.draw(st.integers(0, len(data)))]
+    aborted = data2.draw(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=2))
+    one, other = (outcome(decoder, data, check, start, aborted) for decoder in DECODERS)
+    assert one == other
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(deadline=None, max_examples=300)
 @given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
 def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
@@ -145,7 +173,7 @@ def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
         rows(decoder, data, check_crcs=False)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
 @pytest.mark.parametrize("count", [1, 2_000_000_000])
 def test_memory_stays_in_proportion(decoder: Any, codec: str, count: int) -> None:

@@ -1,0 +1,694 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The compiled decoder of record sets, and the `Record` that it hands out.
+
+The same promises as `fetch/plain.py` and `record.py`, which stand in where this was not built. All that walks bytes is
+in `_records.h`, and runs without the interpreter's lock when there is much of it. Memory that outlives a call is in
+`bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
+by hand. Objects do not change once they are handed out, so threads may share them.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memset
+
+import heapq
+from bisect import bisect_right
+
+from allocator.errors import CorruptRecordError
+
+cdef extern from "Python.h":
+    int PyBUF_WRITE
+    object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *v, Py_ssize_t size) except NULL
+    char *text_of "PyBytes_AsString"(PyObject *bytes) except NULL
+    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
+    void Py_XDECREF(PyObject *o)
+    void Py_DECREF(PyObject *o)
+
+cdef extern from "_records.h" nogil:
+    enum: CONTROL, TRANSACTIONAL, CODEC_MASK, LOG_OVERHEAD, V2_HEADER
+    int crc_hardware
+
+    ctypedef struct problem_t:
+        const char *form
+        int64_t a, b
+
+    ctypedef struct segment_t:
+        int64_t base_offset, next_offset, base_timestamp, append_time, producer
+        int64_t start, end, size
+        int32_t count, leader_epoch
+        uint8_t magic, codec, attributes, has_append_time
+
+    ctypedef struct view_t:
+        int32_t length
+        uint8_t prefix[4]
+        int32_t buffer, position
+
+    ctypedef struct columns_t:
+        int64_t *offsets
+        int64_t *timestamps
+        view_t *keys
+        view_t *values
+        int32_t *headers
+        uint8_t *key_bits
+        uint8_t *value_bits
+        int64_t null_keys, null_values, headered
+
+    ctypedef struct header_t:
+        int64_t name_at, name_size, value_at, value_size
+
+    void crc_init()
+    uint32_t crc32c_of(const uint8_t *p, size_t n, int hardware)
+    int32_t be_int32(const uint8_t *p)
+    int64_t be_int64(const uint8_t *p)
+    int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int check_crcs,
+                          int hardware, segment_t *out, int64_t most, problem_t *why)
+    int decode_batch(const uint8_t *base, int64_t start, int64_t end, const segment_t *segment, columns_t *out,
+                     int64_t row, int32_t buffer, problem_t *why)
+    int64_t count_messages(const uint8_t *base, int64_t size, int64_t *first, int64_t *last, problem_t *why)
+    void decode_messages(const uint8_t *base, int64_t start, int64_t end, int64_t shift, const segment_t *wrapper,
+                         columns_t *out, int64_t row, int32_t buffer)
+    int64_t headers_at(const uint8_t *base, int64_t size, int64_t *at)
+    int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header_t *out)
+    int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_t buffer, view_t *names, view_t *values,
+                        uint8_t *value_bits, int64_t row, int64_t *null_values)
+
+cdef enum:
+    CHUNK = 64
+    # bytes of a row in the columns, without the two bits that say whether key and value are there
+    ROW = 8 + 8 + 16 + 16 + 4
+    # fewer bytes are decoded sooner than the interpreter's lock is got back
+    RELEASE_FROM = 16384
+    # a view holds as many bytes itself
+    WITHIN = 12
+    KEY = 1
+    VALUE = 2
+    HEADERS = 4
+
+crc_init()
+
+
+def crc32c(bytes data not None, bint hardware=True):
+    """CRC-32C of `data`; from tables where the processor has no instruction for it, or if `hardware` is False."""
+    cdef const uint8_t *p = _start_of(data)
+    cdef size_t size = len(data)
+    cdef uint32_t crc
+    with nogil:
+        crc = crc32c_of(p, size, hardware and crc_hardware)
+    return crc
+
+
+cdef inline const uint8_t *_start_of(bytes data) except NULL:
+    return <const uint8_t *>PyBytes_AsString(data)
+
+
+cdef str _message(problem_t *why):
+    return why.form.decode().format(why.a, why.b)
+
+
+@cython.final
+cdef class Room:
+    """Memory to decompress into. It is not cleared, so what is not written to costs nothing."""
+
+    cdef PyObject *data
+    cdef readonly object view
+
+    def __cinit__(self, Py_ssize_t size):
+        self.data = new_bytes(NULL, size)
+        self.view = PyMemoryView_FromMemory(text_of(self.data), size, PyBUF_WRITE)
+
+    def __dealloc__(self):
+        Py_XDECREF(self.data)
+
+    def take(self, Py_ssize_t size):
+        """The first `size` bytes. Nothing is left of the room then."""
+        if self.data is NULL:
+            raise ValueError("the room was taken before")
+        self.view.release()
+        _PyBytes_Resize(&self.data, size)
+        taken = <object>self.data
+        Py_DECREF(self.data)
+        self.data = NULL
+        return taken
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Segment:
+    """One record batch on the wire, or a run of old messages, as `allocator.fetch.columns.Segment`."""
+
+    cdef segment_t c
+
+    @property
+    def magic(self):
+        return self.c.magic
+
+    @property
+    def codec(self):
+        return self.c.codec
+
+    @property
+    def base_offset(self):
+        return self.c.base_offset
+
+    @property
+    def next_offset(self):
+        return self.c.next_offset
+
+    @property
+    def count(self):
+        return self.c.count
+
+    @property
+    def size(self):
+        return self.c.size
+
+    @property
+    def leader_epoch(self):
+        return self.c.leader_epoch if self.c.leader_epoch >= 0 else None
+
+    @property
+    def timestamp_type(self):
+        return self.c.has_append_time if self.c.magic else None
+
+
+@cython.final
+cdef class RecordSet:
+    """What a fetch answer holds of one partition, found but not decoded, as `allocator.fetch.plain.RecordSet`."""
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly bytes data
+    cdef readonly list segments
+    cdef readonly object next_offset, error, wanted
+
+    def columns(self, Py_ssize_t first, Py_ssize_t last):
+        """The records of segments `first` up to, not including, `last`. Raises `CorruptRecordError`."""
+        return self._decode(self.segments[first:last])
+
+    cdef Columns _decode(self, list segments):
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Segment segment
+        cdef segment_t *c
+        cdef bytes buffer
+        cdef problem_t why
+        cdef int64_t rows = 0, count, first_offset = 0, last_offset = 0
+        cdef int32_t number
+        cdef list counts = []
+        columns.topic, columns.partition = self.topic, self.partition
+        columns.parts = segments
+        columns.starts = []
+        columns.buffers = []
+        columns.buffer_of = []
+        for segment in segments:
+            c = &segment.c
+            count = c.count
+            if not c.codec:
+                if columns.plain < 0:
+                    columns.plain = len(columns.buffers)
+                    columns.buffers.append(self.data)
+                columns.buffer_of.append(columns.plain)
+            else:
+                buffer = self._decompressed(segment)
+                columns.buffer_of.append(len(columns.buffers))
+                columns.buffers.append(buffer)
+                if c.magic == 2:
+                    if count * 7 > <int64_t>len(buffer):
+                        raise self._corrupt(segment, f"{count} records in {len(buffer)} bytes")
+                else:
+                    count = self._count(segment, buffer, &first_offset, &last_offset)
+                    # in v1 the offsets inside are relative, and the last one's is outside (KIP-31)
+                    columns.shifts[len(counts)] = c.next_offset - 1 - last_offset if c.magic else 0
+            columns.starts.append(rows)
+            counts.append(count)
+            rows += count
+        columns._make_room(rows)
+        for number in range(len(segments)):
+            segment = segments[number]
+            if self._fill(columns, segment, number, columns.starts[number], counts[number], &why):
+                raise self._corrupt(segment, _message(&why))
+        return columns
+
+    cdef int _fill(self, Columns columns, Segment segment, int32_t number, int64_t row, int64_t count,
+                   problem_t *why) except -2:
+        """Decode one segment, whose buffer is there, from row `row` on."""
+        cdef segment_t *c = &segment.c
+        cdef int32_t place = columns.buffer_of[number]
+        cdef bytes buffer = columns.buffers[place]
+        cdef const uint8_t *base = _start_of(buffer)
+        cdef int64_t start = 0 if c.codec else c.start, end = <int64_t>len(buffer) if c.codec else c.end
+        cdef int64_t shift = 0
+        cdef int failed
+        if c.magic < 2:
+            if c.codec:
+                shift = columns.shifts[number]
+            with nogil:
+                decode_messages(base, start, end, shift, c if c.codec else NULL, &columns.c, row, place)
+            return 0
+        if end - start < RELEASE_FROM:
+            return decode_batch(base, start, end, c, &columns.c, row, place, why)
+        with nogil:
+            failed = decode_batch(base, start, end, c, &columns.c, row, place, why)
+        return failed
+
+    cdef bytes _decompressed(self, Segment segment):
+        # not at the top: the room `fetch` imports what imports this
+        from allocator.fetch.codecs import decompress
+        try:
+            return decompress(
+                segment.c.codec,
+                memoryview(self.data)[segment.c.start:segment.c.end],
+                magic=segment.c.magic,
+                room=Room,
+            )
+        except ValueError as error:
+            raise self._corrupt(segment, str(error)) from error
+
+    cdef int64_t _count(self, Segment segment, bytes buffer, int64_t *first, int64_t *last) except -1:
+        """The messages in a compressed set."""
+        cdef const uint8_t *base = _start_of(buffer)
+        cdef int64_t size = len(buffer), count
+        cdef segment_t *c = &segment.c
+        cdef problem_t why
+        with nogil:
+            count = count_messages(base, size, first, last, &why)
+        if count < 0:
+            raise self._corrupt(segment, _message(&why))
+        if c.magic:
+            first[0] += c.next_offset - 1 - last[0]
+        if first[0] < 0 or (not c.magic and last[0] >= c.next_offset):
+            raise self._corrupt(
+                segment,
+                f"offsets {first[0]} to {c.next_offset - 1 if c.magic else last[0]} in a set that ends at "
+                f"{c.next_offset - 1}",
+            )
+        return count
+
+    cdef object _corrupt(self, Segment segment, str why):
+        # a compressed set of an old format shows no offset but its last
+        cdef int64_t offset = segment.c.base_offset if segment.c.count >= 0 else segment.c.next_offset - 1
+        return CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
+
+
+def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=(), bint check_crcs=True):
+    """Find the record batches of `data`, as `allocator.fetch.plain.scan`."""
+    cdef RecordSet found = RecordSet.__new__(RecordSet)
+    cdef const uint8_t *p = _start_of(data)
+    cdef int64_t size = len(data), pos = 0, floor = -1, count = CHUNK, i, next_offset = start
+    cdef segment_t chunk[CHUNK]
+    cdef segment_t *c
+    cdef problem_t why
+    cdef Segment segment
+    cdef str problem = None
+    cdef bint visible
+    # transactions not begun yet, by first offset, and the producers whose aborted one is open
+    cdef list waiting = [(first, producer) for producer, first in aborted]
+    cdef set aborting = set()
+    heapq.heapify(waiting)
+
+    found.topic, found.partition, found.data = topic, partition, data
+    found.segments = []
+    while count == CHUNK and problem is None:
+        if size < RELEASE_FROM:
+            count = scan_segments(p, size, &pos, &floor, check_crcs, crc_hardware, chunk, CHUNK, &why)
+        else:
+            with nogil:
+                count = scan_segments(p, size, &pos, &floor, check_crcs, crc_hardware, chunk, CHUNK, &why)
+        if why.form is not NULL:
+            problem = _message(&why)
+        for i in range(count):
+            c = &chunk[i]
+            visible = not c.attributes & CONTROL
+            if waiting or aborting:
+                while waiting and waiting[0][0] < c.next_offset:
+                    aborting.add(heapq.heappop(waiting)[1])
+                if c.attributes & TRANSACTIONAL and c.producer in aborting:
+                    visible = False
+                if c.attributes & CONTROL and c.count and c.producer in aborting:
+                    try:
+                        if _aborts(found, c):
+                            aborting.discard(c.producer)
+                    except CorruptRecordError as error:
+                        problem = f"a control record that does not decode ({error})"
+                        pos = c.start - V2_HEADER
+                        floor = chunk[i - 1].next_offset - 1 if i else floor
+                        break
+            if c.next_offset <= start:
+                continue
+            next_offset = c.next_offset
+            if visible and c.count:
+                segment = Segment.__new__(Segment)
+                segment.c = c[0]
+                found.segments.append(segment)
+    found.next_offset = next_offset
+    if problem is not None:
+        found.error = CorruptRecordError(
+            topic, partition, max(next_offset, start), problem, next_offset=_after_bad(p, size, pos, max(floor, start))
+        )
+    elif pos == 0 and size:
+        found.wanted = LOG_OVERHEAD + be_int32(p + 8) if size >= LOG_OVERHEAD else 0
+    return found
+
+
+cdef bint _aborts(RecordSet found, segment_t *c) except -1:
+    """Whether a control batch ends its producer's transaction by an abort."""
+    cdef Segment segment = Segment.__new__(Segment)
+    segment.c = c[0]
+    key = found._decode([segment])._bytes(0, True)
+    if key is None or len(key) < 4:
+        raise CorruptRecordError(found.topic, found.partition, c.base_offset, "a key of less than 4 bytes")
+    return key[2] == 0 and key[3] == 0
+
+
+cdef object _after_bad(const uint8_t *p, int64_t size, int64_t pos, int64_t floor):
+    """The offset of the batch after the one at `pos`, as far as lengths can be believed."""
+    cdef int64_t here = be_int64(p + pos), length = be_int32(p + pos + 8), there
+    cdef int64_t following = pos + LOG_OVERHEAD + max(length, 0)
+    if length > 0 and following + LOG_OVERHEAD <= size:
+        there = be_int64(p + following)
+        return there if there > max(here, floor) else None
+    if length < 14 or size - pos < LOG_OVERHEAD + length:
+        return None
+    # a message of the old formats has its last offset in front, a batch its first one
+    after = int(here) + 1 + (be_int32(p + pos + 23) if p[pos + 16] == 2 and length >= 49 else 0)
+    return after if here >= 0 and after > max(here, floor) else None
+
+
+@cython.final
+cdef class Columns:
+    """The records of some segments: their fields as Arrow lays them out.
+
+    `buffers` are what the views of keys and values point into: the record set as it came, and what was decompressed.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly list parts, buffers
+    cdef list starts, buffer_of
+    cdef dict shifts
+    cdef Py_ssize_t plain
+    cdef readonly Py_ssize_t rows
+    cdef readonly bytes memory
+    cdef columns_t c
+
+    def __cinit__(self):
+        self.plain = -1
+        self.shifts = {}
+
+    cdef int _make_room(self, int64_t rows) except -1:
+        cdef int64_t bits = (rows + 7) // 8
+        cdef char *p
+        self.rows = rows
+        self.memory = PyBytes_FromStringAndSize(NULL, rows * ROW + 2 * bits)
+        p = PyBytes_AsString(self.memory)
+        self.c.keys = <view_t *>p
+        self.c.values = <view_t *>(p + 16 * rows)
+        self.c.offsets = <int64_t *>(p + 32 * rows)
+        self.c.timestamps = <int64_t *>(p + 40 * rows)
+        self.c.headers = <int32_t *>(p + 48 * rows)
+        self.c.key_bits = <uint8_t *>(p + ROW * rows)
+        self.c.value_bits = self.c.key_bits + bits
+        memset(self.c.key_bits, 0, 2 * bits)
+        self.c.null_keys = self.c.null_values = self.c.headered = 0
+        return 0
+
+    def __len__(self):
+        return self.rows
+
+    def find(self, offset):
+        """The first row at `offset` or above; the number of rows if all are below."""
+        cdef Py_ssize_t low = 0, high = self.rows, middle
+        cdef int64_t wanted = min(max(offset, 0), INT64_MAX)
+        while low < high:
+            middle = (low + high) // 2
+            if self.c.offsets[middle] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def offset(self, Py_ssize_t row):
+        """The offset of one record."""
+        if not 0 <= row < self.rows:
+            raise IndexError(row)
+        return self.c.offsets[row]
+
+    def records(self, Py_ssize_t first=0, last=None):
+        """Records of rows `first` up to, not including, `last`."""
+        cdef _Records records = _Records.__new__(_Records)
+        records.columns = self
+        records.row = max(first, 0)
+        records.last = self.rows if last is None else min(<Py_ssize_t>last, self.rows)
+        return records
+
+    @property
+    def layout(self):
+        """(keys, values, offsets, timestamps, key bits, value bits) in one memory: each (start, bytes)."""
+        cdef Py_ssize_t n = self.rows, bits = (self.rows + 7) // 8
+        return (
+            (0, 16 * n), (16 * n, 16 * n), (32 * n, 8 * n), (40 * n, 8 * n), (ROW * n, bits), (ROW * n + bits, bits)
+        )
+
+    @property
+    def null_keys(self):
+        return self.c.null_keys
+
+    @property
+    def null_values(self):
+        return self.c.null_values
+
+    @property
+    def untimed(self):
+        """How many records have -1 for a timestamp: none is known."""
+        cdef Py_ssize_t row, count = 0
+        for row in range(self.rows):
+            count += self.c.timestamps[row] == -1
+        return count
+
+    @property
+    def timestamp_types(self):
+        """(timestamp type, rows) of each part."""
+        ends = self.starts[1:] + [self.rows]
+        return [(part.timestamp_type, end - start) for part, start, end in zip(self.parts, self.starts, ends)]
+
+    def header_columns(self):
+        """None where no record has headers; else the ends of the rows as int32, the number of headers, the views of
+        names and of values, the bits of values that are there, and how many are not; all but the numbers `bytes`."""
+        if not self.c.headered:
+            return None
+        cdef bytes ends = PyBytes_FromStringAndSize(NULL, 4 * (self.rows + 1))
+        cdef int32_t *end_of = <int32_t *>PyBytes_AsString(ends)
+        cdef Py_ssize_t row, part = -1, part_end = 0
+        cdef const uint8_t *base = NULL
+        cdef int64_t size = 0, total = 0, at, nulls = 0
+        cdef int32_t place = 0
+        cdef bytes names = b"", values = b"", bits = b"", buffer
+        cdef view_t *name_views = NULL
+        cdef view_t *value_views = NULL
+        cdef uint8_t *value_bits = NULL
+        for filling in range(2):
+            part, part_end = -1, 0
+            if filling:
+                if total > 0x7FFFFFFF:
+                    raise OverflowError(f"{total} headers in one batch; slice it")
+                names = PyBytes_FromStringAndSize(NULL, 16 * total)
+                values = PyBytes_FromStringAndSize(NULL, 16 * total)
+                bits = bytes((total + 7) // 8)
+                name_views = <view_t *>PyBytes_AsString(names)
+                value_views = <view_t *>PyBytes_AsString(values)
+                value_bits = <uint8_t *>PyBytes_AsString(bits)
+                total = 0
+                end_of[0] = 0
+            for row in range(self.rows):
+                while row >= part_end:
+                    part += 1
+                    part_end = self.starts[part + 1] if part + 1 < len(self.starts) else self.rows
+                    place = self.buffer_of[part]
+                    buffer = self.buffers[place]
+                    base, size = _start_of(buffer), len(buffer)
+                if self.c.headers[row]:
+                    at = self.c.headers[row]
+                    if filling:
+                        total = put_headers(base, size, at, place, name_views, value_views, value_bits, total, &nulls)
+                    else:
+                        total += headers_at(base, size, &at)
+                if filling:
+                    end_of[row + 1] = <int32_t>total
+        return ends, total, names, values, bits, nulls
+
+    cdef bytes _bytes(self, Py_ssize_t row, bint key):
+        """The key or value of a row; None if it is null."""
+        cdef view_t *view = &(self.c.keys if key else self.c.values)[row]
+        cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
+        if not bits[row >> 3] >> (row & 7) & 1:
+            return None
+        if view.length <= WITHIN:
+            return PyBytes_FromStringAndSize(<char *>view.prefix, view.length)
+        return PyBytes_FromStringAndSize(
+            PyBytes_AsString(self.buffers[view.buffer]) + view.position, view.length
+        )
+
+    cdef Py_ssize_t _size(self, Py_ssize_t row, bint key):
+        cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
+        if not bits[row >> 3] >> (row & 7) & 1:
+            return -1
+        return (self.c.keys if key else self.c.values)[row].length
+
+    cdef list _headers(self, Py_ssize_t row):
+        cdef list headers = []
+        cdef header_t header
+        cdef bytes buffer
+        cdef const uint8_t *base
+        cdef int64_t at = self.c.headers[row], size
+        if not at:
+            return headers
+        buffer = self.buffers[self.buffer_of[self._part(row)]]
+        base, size = _start_of(buffer), len(buffer)
+        for _ in range(headers_at(base, size, &at)):
+            at = read_header(base, size, at, &header)
+            name = (<char *>base)[header.name_at:header.name_at + header.name_size]
+            value = None
+            if header.value_size >= 0:
+                value = (<char *>base)[header.value_at:header.value_at + header.value_size]
+            headers.append((name.decode("utf-8", "surrogateescape"), value))
+        return headers
+
+    cdef Py_ssize_t _part(self, Py_ssize_t row) except -1:
+        return 0 if len(self.starts) == 1 else bisect_right(self.starts, row) - 1
+
+    cdef Segment _segment(self, Py_ssize_t row):
+        return self.parts[self._part(row)]
+
+
+@cython.final
+cdef class _Records:
+    """One `Record` after the other."""
+
+    cdef Columns columns
+    cdef Py_ssize_t row, last
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.row >= self.last:
+            raise StopIteration
+        cdef Record record = Record.__new__(Record)
+        record._columns = self.columns
+        record._row = self.row
+        self.row += 1
+        return record
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Record:
+    """One record, decoded when an attribute is read; see `allocator.record.PlainRecord`, which has the same surface."""
+
+    cdef Columns _columns
+    cdef Py_ssize_t _row
+    cdef object _key, _value, _headers
+    # which of these three are there already
+    cdef int _known
+
+    def __init__(
+        self, topic, partition, offset, timestamp, timestamp_type, key, value, headers, leader_epoch=None
+    ):
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Segment segment = Segment.__new__(Segment)
+        memset(&segment.c, 0, sizeof(segment_t))
+        segment.c.magic = timestamp_type is not None
+        segment.c.has_append_time = bool(timestamp_type)
+        segment.c.leader_epoch = -1 if leader_epoch is None else leader_epoch
+        columns.topic, columns.partition = topic, partition
+        columns.parts, columns.starts, columns.buffers = [segment], [0], []
+        columns._make_room(1)
+        columns.c.offsets[0], columns.c.timestamps[0] = offset, timestamp
+        self._columns, self._row = columns, 0
+        self._key, self._value, self._headers = key, value, headers
+        self._known = KEY | VALUE | HEADERS
+
+    @property
+    def topic(self):
+        return self._columns.topic
+
+    @property
+    def partition(self):
+        return self._columns.partition
+
+    @property
+    def offset(self):
+        return self._columns.c.offsets[self._row]
+
+    @property
+    def timestamp(self):
+        return self._columns.c.timestamps[self._row]
+
+    @property
+    def timestamp_type(self):
+        return self._columns._segment(self._row).timestamp_type
+
+    @property
+    def leader_epoch(self):
+        return self._columns._segment(self._row).leader_epoch
+
+    @property
+    def key(self):
+        if not self._known & KEY:
+            self._key = self._columns._bytes(self._row, True)
+            self._known |= KEY
+        return self._key
+
+    @property
+    def value(self):
+        if not self._known & VALUE:
+            self._value = self._columns._bytes(self._row, False)
+            self._known |= VALUE
+        return self._value
+
+    @property
+    def headers(self):
+        if not self._known & HEADERS:
+            self._headers = self._columns._headers(self._row)
+            self._known |= HEADERS
+        return self._headers
+
+    @property
+    def serialized_key_size(self):
+        return self._columns._size(self._row, True)
+
+    @property
+    def serialized_value_size(self):
+        return self._columns._size(self._row, False)
+
+    @property
+    def checksum(self):
+        return None
+
+    def deserialized(self, key, value):
+        self._key, self._value = key, value
+        self._known |= KEY | VALUE
+        return self
+
+    def _fields(self):
+        return (
+            self.topic, self.partition, self.offset, self.timestamp, self.timestamp_type, self.key, self.value,
+            self.headers, self.leader_epoch,
+        )
+
+    def __eq__(self, other):
+        return self._fields() == other._fields() if isinstance(other, Record) else NotImplemented
+
+    __hash__ = None
+
+    def __reduce__(self):
+        return Record, self._fields()
+
+    def __repr__(self):
+        topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()
+        return (
+            f"Record(topic={topic!r}, partition={partition}, offset={offset}, timestamp={timestamp}, "
+            f"timestamp_type={kind}, key={key!r}, value={value!r}, headers={headers!r}, leader_epoch={epoch})"
+        )

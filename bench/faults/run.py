@@ -162,6 +162,7 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
     for member in group.ended():
         code = member.process.returncode
         problems.append(f"{member.name} ended by itself with code {code} after {kind!r}; see {member.log}")
+        member.killed = time.monotonic()  # its turns ended at that time at the latest
         group.members.remove(member)
         group.add()
 

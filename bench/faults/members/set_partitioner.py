@@ -95,7 +95,13 @@ class Member:
             self.journal.turn("own", self.mine)
         committed = time.monotonic()
         while partitioner.acquired and not self.stop.is_set():
-            for partition, records in self.consumer.poll(50, max_records=50).items():
+            try:
+                fetched = self.consumer.poll(50, max_records=50)
+            except KafkaError as error:
+                logging.warning("Kafka: %r", error)
+                time.sleep(0.1)
+                continue
+            for partition, records in fetched.items():
                 for record in records:
                     began = time.monotonic()
                     time.sleep(self.settings["work_s"])

@@ -341,9 +341,9 @@ def test_any_bytes_from_a_broker_are_records_or_a_corrupt_record(counted: Counte
         found = decode.scan(data, topic="t", partition=0, start=0, check_crcs=check)
         records = 0
         try:
-            for segment in found.segments:
-                columns = decode.columns(data, segment, topic="t", partition=0)
-                records += len(list(zip(columns.offsets, columns.keys(), columns.values(), columns.headers())))
+            for number in range(len(found.segments)):
+                columns = found.columns(number, number + 1)
+                records += len([(r.offset, r.key, r.value, r.headers) for r in columns.records()])
             if found.error is not None:
                 raise found.error
             counted["records" if records else "nothing"] += 1
@@ -362,5 +362,5 @@ def test_the_fuzzers_records_are_sound_before_they_are_damaged() -> None:
         data = record_set(3, 10, codec, magic)
         found = decode.scan(data, topic="t", partition=0, start=0)
         assert found.error is None
-        read = [v for s in found.segments for v in decode.columns(data, s, topic="t", partition=0).values()]
+        read = [record.value for record in found.columns(0, len(found.segments)).records()]
         assert read == [b"v" * 10] * 3

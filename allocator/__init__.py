@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allocator.consumer.group_config import ConsumerGroupConfig
     from allocator.consumer.grouped import GroupedConsumer
     from allocator.consumer.listener import RebalanceListener
-    from allocator.errors import AllocatorError, GenerationEnded, GroupClosed
+    from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
     from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
@@ -25,9 +25,11 @@ __version__ = "0.1.0"
 _HOME = {
     "AllocatorError": "allocator.errors",
     "Batch": "allocator.fetch.batch",
+    "CommitFailed": "allocator.errors",
     "Consumer": "allocator.consumer.consumer",
     "ConsumerGroup": "allocator.consumer.consumer_group",
     "ConsumerGroupConfig": "allocator.consumer.group_config",
+    "Fenced": "allocator.errors",
     "Generation": "allocator.consumer.generation",
     "GenerationEnded": "allocator.errors",
     "GroupClosed": "allocator.errors",
@@ -41,9 +43,11 @@ _HOME = {
 __all__ = [
     "AllocatorError",
     "Batch",
+    "CommitFailed",
     "Consumer",
     "ConsumerGroup",
     "ConsumerGroupConfig",
+    "Fenced",
     "Generation",
     "GenerationEnded",
     "GroupClosed",

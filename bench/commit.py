@@ -84,7 +84,7 @@ def main() -> None:
         commits.MOST_PARTITIONS, commits.MOST_BYTES = options.most, 1 << 30
     with LocalCluster(options.kafka, zookeepers=int(options.kafka < "4"), heap="1g") as cluster:
         for topic in range(TOPICS):
-            cluster.create_topic(f"commits-{topic}", options.partitions // TOPICS)
+            cluster.create_topic(f"commits-{topic}", options.partitions // TOPICS, timeout_s=300)
         first, *later = asyncio.run(measure(cluster.bootstrap, options.partitions, options.rounds))
     table = Table(title=f"{options.partitions} partitions, {commits.MOST_PARTITIONS} in a request, {options.kafka}")
     for heading in ("round", "commit", "partitions/s", "held up", "held up, CPU"):

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
@@ -95,3 +96,29 @@ async def test_commits_of_two_clients_of_one_group_meet(cluster_factory: Any, un
         await GroupOffsets(one, group).commit({a: at(1)})
         await GroupOffsets(two, group).commit({b: at(2)})
         assert await GroupOffsets(one, group).fetch(None) == {a: at(1), b: at(2)}
+
+
+@pytest.mark.deadline(120)
+async def test_offsets_of_an_open_transaction_are_waited_for(
+    cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory)
+    topic = unique_name()
+    await asyncio.to_thread(cluster.create_topic, topic, 2)
+    a, b = (TopicPartition(topic, p) for p in range(2))
+    async with KafkaClient(cluster.bootstrap) as client:
+        await known(client, topic)
+        offsets = GroupOffsets(client, group, timeout_s=60)
+        await offsets.commit({a: at(1), b: at(1)})
+        producer = KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","), transactional_id=unique_name())
+        try:
+            await asyncio.to_thread(producer.init_transactions)
+            producer.begin_transaction()
+            await asyncio.to_thread(producer.send_offsets_to_transaction, {a: at(5)}, group)
+            stable = asyncio.ensure_future(offsets.fetch([a, b], require_stable=True))
+            assert await offsets.fetch([a, b]) == {a: at(1), b: at(1)}
+            assert not stable.done()
+            await asyncio.to_thread(producer.commit_transaction)
+            assert await stable == {a: at(5), b: at(1)}
+        finally:
+            await asyncio.to_thread(producer.close)

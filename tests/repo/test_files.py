@@ -41,9 +41,11 @@ def test_the_public_names_are_these() -> None:
     assert allocator.__all__ == [
         "AllocatorError",
         "Batch",
+        "CommitFailed",
         "Consumer",
         "ConsumerGroup",
         "ConsumerGroupConfig",
+        "Fenced",
         "Generation",
         "GenerationEnded",
         "GroupClosed",

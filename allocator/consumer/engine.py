@@ -101,11 +101,10 @@ class Engine:
         joining, topics = self._joining, self.state.group_subscription()
         try:
             self._exits.push_async_callback(self.client.close)
-            await self.client.connect(joining.connect_timeout_s)
             self.client.follow(topics)
             if joining.pattern is not None:
                 self.client.follow_all()
-            await self.client.refresh()
+            await self.client.connect(joining.connect_timeout_s)
             for topic in topics:
                 if self.client.partitions(topic) is None:
                     log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)

@@ -105,6 +105,8 @@ class Leaders:
         self._discarded: dict[TopicPartition, int] = {}
         self._seen_version = -1
         self._new_metadata = True
+        # brokers whose connection for fetches was opened while positions were looked for
+        self._prepared: set[int] = set()
         # something was not asked for want of room
         self._pressed = False
         self._lease_look_at: float | None = None
@@ -253,6 +255,8 @@ class Leaders:
                 self._due_at[self._resets] = 0.0
             elif partition.awaiting_validation:
                 self._due_at[self._validations] = 0.0
+            if partition.position is None:
+                self._prepare(tp)
             if partition.position is None or self._discarded.get(tp) == partition.epoch:
                 continue
             if tp not in self._feeds:
@@ -285,6 +289,13 @@ class Leaders:
             leader_state.feeds = {**kept, **{tp: self._feeds[tp] for tp in mine}}
             if not mine and leader_state.main is None and leader_state.urgent is None:
                 del self._leaders[node_id]
+
+    def _prepare(self, tp: TopicPartition) -> None:
+        """The position of `tp` is being looked for: meanwhile the connection to its leader is opened."""
+        leader = self._client.leader(tp)
+        if leader is not None and leader not in self._prepared:
+            self._prepared.add(leader)
+            self._spawn(self._client.prepare(leader, FetchRequest))
 
     def _drop(self, feed: Feed) -> None:
         self.budget.held -= feed.held

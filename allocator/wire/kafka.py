@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -365,6 +366,14 @@ class KafkaClient:
                 last = exc
         assert last is not None  # bootstrap addresses are candidates always
         raise last
+
+    async def prepare(self, node_id: int, request_class: Any) -> None:
+        """Open the connection on which such requests go to this broker, before the first one is known.
+
+        Whether that fails, the first one tells.
+        """
+        with contextlib.suppress(kafka_errors.KafkaError, OSError, Closed):
+            await self._live().prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
         """End the connection on which such requests go to this broker: what is under way there fails.

@@ -58,6 +58,9 @@ class Channel:
     def drop(self, broker_id: Any) -> None:
         self._manager.drop(broker_id)
 
+    async def prepare(self, broker_id: Any, request_class: Any, deadline: float) -> None:
+        await self.connected(self._lane(broker_id, request_class), deadline)
+
     def hang_up(self, broker_id: Any, request_class: Any) -> None:
         self._manager.hang_up(self._lane(broker_id, request_class))
 

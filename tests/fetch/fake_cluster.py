@@ -83,6 +83,7 @@ class FakeCluster:
         self.held: dict[int, asyncio.Event] = {}
         self.requests: list[Request] = []
         self.refreshed: list[frozenset[str]] = []
+        self.prepared: list[int] = []
         self.on_refresh: Callable[[], None] = lambda: None
         self._news: list[asyncio.Event] = []
         self._listeners: list[Callable[[], None]] = []
@@ -152,6 +153,9 @@ class FakeCluster:
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
+
+    async def prepare(self, node: int, _: Any) -> None:
+        self.prepared.append(node)
 
     async def refresh(self, topics: Iterable[str] = ()) -> None:
         self.refreshed.append(frozenset(topics))

@@ -148,6 +148,21 @@ async def test_the_next_request_is_out_before_the_reader_hears_of_the_answer() -
             assert asked[-1] > n, f"at record {n} the broker was asked for {asked}"
 
 
+async def test_connections_are_opened_while_positions_are_looked_for() -> None:
+    cluster = FakeCluster()
+    state = SubscriptionState("earliest")
+    state.assign_from_user([cluster.add(A0, 0), cluster.add(A1, 1), cluster.add(B0, 1)])
+    async with fetching(cluster, state) as fetcher:
+        await until(lambda: cluster.prepared, "connections")
+        assert sorted(cluster.prepared) == [0, 1]
+        assert not cluster.requests
+        for tp in (A0, A1, B0):
+            state.request_offset_reset(tp)
+        cluster.append(B0)
+        await take(fetcher, state)
+        assert sorted(cluster.prepared) == [0, 1], "once"
+
+
 # -- leader epochs (KIP-320)
 
 

@@ -1,0 +1,120 @@
+"""Time to decode a record set, with the limit that memory and the checksum set, and with two threads."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable
+
+from aiokafka.record.default_records import DefaultRecordBatch
+from kafka.errors import UnsupportedCodecError
+
+from .data import Sample, sample
+from .decoders import CONTENDERS, REFERENCE, limit
+
+
+
+def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: float) -> dict[str, float]:
+    """The shortest run of each, in ns of this thread's CPU; in turns, so that a busy moment hits all alike."""
+    best = dict.fromkeys(functions, float("inf"))
+    for function in functions.values():
+        function(data)
+    until = time.monotonic() + seconds * len(functions)
+    rounds = 0
+    while time.monotonic() < until or rounds < 3:
+        rounds += 1
+        for name, function in functions.items():
+            # the fast ones several times, as long as the slow ones hold them up
+            for _ in range(1 if best[name] > 5e6 else 10):
+                began = time.thread_time_ns()
+                function(data)
+                best[name] = min(best[name], time.thread_time_ns() - began)
+    return best
+
+
+def run(made: Sample, seconds: float) -> list[str]:
+    """The row of a table for each contender."""
+    functions: dict[str, Callable[[bytes], int]] = {"limit": limit(made.data)}
+    lacking = []
+    for name, function in CONTENDERS.items():
+        if function is None:
+            continue
+        try:
+            count = function(made.data)
+        except UnsupportedCodecError as error:  # kafka-python's codecs come from packages that need not be here
+            lacking.append(f"{name} ({type(error).__name__})")
+            continue
+        if count != made.records:
+            raise SystemExit(f"{made.name}: {name} reads {count} records of {made.records}")
+        functions[name] = function
+    took = best_ns(functions, made.data, seconds)
+    rows = []
+    aiokafka = took["aiokafka, records"]
+    for name, ns in took.items():
+        of_limit = took["limit"] / ns
+        rows.append(
+            f"| {made.name} | {name} | {ns / made.records:.1f} | {made.records / ns * 1e3:.2f} "
+            f"| {len(made.data) / ns:.2f} | {of_limit:.0%} | {aiokafka / ns:.2f} |"
+        )
+    if lacking:
+        rows.append(f"| {made.name} | cannot: {', '.join(lacking)} | | | | | |")
+    return rows
+
+
+def threads(made: Sample, seconds: float) -> str:
+    """Columns by one thread, and by two at once that have a record set each."""
+    function = CONTENDERS[REFERENCE]
+    assert function is not None
+
+    def rate(many: int) -> float:
+        counts = [0] * many
+        until = time.perf_counter() + seconds
+        began = time.perf_counter()
+
+        def work(number: int) -> None:
+            while time.perf_counter() < until:
+                function(made.data)
+                counts[number] += 1
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(many)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return sum(counts) * made.records / (time.perf_counter() - began)
+
+    one, two = (max(rate(many) for _ in range(3)) for many in (1, 2))
+    return f"| {made.name} | {one / 1e6:.2f} | {two / 1e6:.2f} | {two / one:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 100_000], help="bytes of a value")
+    parser.add_argument("--codecs", nargs="+", default=["none", "gzip", "snappy", "lz4", "zstd"])
+    parser.add_argument("--codec-size", type=int, default=100, help="bytes of a value under the codecs but none")
+    parser.add_argument("--batch-bytes", type=int, nargs="+", default=[16384], help="of a record batch, uncompressed")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and sample")
+    options = parser.parse_args()
+
+    if "_crecords" not in DefaultRecordBatch.__module__:
+        print("aiokafka runs without its extension here\n")
+    samples = [
+        sample(size, codec, batch_bytes=batch_bytes)
+        for batch_bytes in options.batch_bytes
+        for codec in options.codecs
+        for size in (options.sizes if codec == "none" else [options.codec_size])
+    ]
+    samples.append(sample(options.codec_size, "none", magic=1))
+    print("| values | | ns a record | M records/s | GB/s | of the limit | times aiokafka |")
+    print("|---|---|---|---|---|---|---|")
+    for made in samples:
+        print("\n".join(run(made, options.seconds)), flush=True)
+    if CONTENDERS[REFERENCE] is not None:
+        print("\n| values | one thread, M records/s | two | times |\n|---|---|---|---|")
+        for made in samples:
+            print(threads(made, options.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The contenders: each is a function of a record set, and returns how many records it has read.
+
+Who hands out records is asked for the offset, key and value of each, as a handler would; checksums are checked by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Optional
+
+import crc32c
+from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
+from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
+
+from allocator.fetch import Batch, plain
+
+try:
+    from allocator import _records as compiled
+except ImportError:
+    compiled = None  # type: ignore[assignment]
+
+__all__ = ["CONTENDERS", "REFERENCE", "limit"]
+
+Decoder = Callable[[bytes], int]
+REFERENCE = "ours, columns"
+
+
+def limit(data: bytes) -> Callable[[bytes], int]:
+    """Copy and CRC-32C of the same bytes, which every decoder that copies would need at least."""
+    room = memoryview(bytearray(len(data)))
+
+    def both(data: bytes) -> int:
+        room[:] = data
+        crc32c.crc32c(data)
+        return 0
+
+    return both
+
+
+def columns(decoder: Any, data: bytes) -> int:
+    found = decoder.scan(data, topic="t", partition=0, start=0)
+    return len(found.columns(0, len(found.segments)))
+
+
+def arrow(decoder: Any, data: bytes) -> int:
+    rows: int = Batch("t", 0, decoder.scan(data, topic="t", partition=0, start=0)).to_arrow().num_rows
+    return rows
+
+
+def arrow_copied(decoder: Any, data: bytes) -> int:
+    rows: int = Batch("t", 0, decoder.scan(data, topic="t", partition=0, start=0)).to_arrow(views=False).num_rows
+    return rows
+
+
+def look_at(records: Iterable[Any]) -> int:
+    count = 0
+    for record in records:
+        record.offset, record.key, record.value  # noqa: B018 - what is lazy is decoded now
+        count += 1
+    return count
+
+
+def records(decoder: Any, data: bytes) -> int:
+    return look_at(Batch("t", 0, decoder.scan(data, topic="t", partition=0, start=0)))
+
+
+def by_peer(kind: Any, data: bytes) -> int:
+    found, count = kind(data), 0
+    while found.has_next():
+        batch = found.next_batch()
+        if not batch.validate_crc():
+            raise ValueError("a wrong checksum")
+        count += look_at(batch)
+    return count
+
+
+def _contenders() -> dict[str, Optional[Decoder]]:
+    found: dict[str, Optional[Decoder]] = {}
+    for name, function in (
+        ("columns", columns),
+        ("Arrow", arrow),
+        ("Arrow, copied", arrow_copied),
+        ("records", records),
+    ):
+        found[f"ours, {name}"] = None if compiled is None else _of(function, compiled)
+    found["aiokafka, records"] = _of(by_peer, AiokafkaRecords)
+    found["kafka-python, records"] = _of(by_peer, KafkaPythonRecords)
+    found["plain, columns"] = _of(columns, plain)
+    found["plain, records"] = _of(records, plain)
+    return found
+
+
+def _of(function: Callable[[Any, bytes], int], decoder: Any) -> Decoder:
+    return lambda data: function(decoder, data)
+
+
+CONTENDERS = _contenders()
+"""Name -> decoder; None: not built here."""

@@ -48,7 +48,7 @@ class Bench:
         self.options = options
         self.console = console
 
-    def case(self, name: str, jobs: Any, contenders: list[str], timeout_s: float = 300) -> Case:
+    def case(self, name: str, jobs: Any, contenders: list[str], timeout_s: float = 60) -> Case:
         """Each contender once, then each again: what disturbs the machine for a while disturbs all."""
         runs: dict[str, list[dict[str, Any]]] = {}
         failures: dict[str, str] = {}
@@ -60,7 +60,10 @@ class Bench:
                     runs.setdefault(contender, []).append(one(contender, jobs(), timeout_s))
                 except RuntimeError as error:
                     failures[contender] = str(error)
-        found = Case(name, {name: median(each) for name, each in runs.items() if each}, failures)
+        found = Case(name, {name: median(each) for name, each in runs.items()}, failures)
+        for contender, why in failures.items():
+            if contender in runs:
+                self.console.print(f"{name}, {contender}: only {len(runs[contender])} runs: {why}", style="red")
         self.console.print(f"{name}: done; load {os.getloadavg()[0]:.1f}")
         return found
 
@@ -87,7 +90,7 @@ class Bench:
                             "throughput", cluster.bootstrap, cluster.zookeeper, topic, options.partitions, records=count
                         )
                         time.sleep(options.rest_s)  # the broker writes what it has taken
-                        yield self.case(f"{form}, {size:,} B, {codec}", lambda job=job: job, self.contenders())
+                        yield self.case(f"{form}, {size:,} B, {codec}", lambda job=job: job, self.contenders(), 300)
                         cluster.delete_topic(topic, timeout_s=0)
 
     def latency(self, cluster: LocalCluster) -> Iterator[Case]:

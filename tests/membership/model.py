@@ -1,0 +1,275 @@
+"""The ownership protocol as a model that is small enough to look at every state it can be in.
+
+Three members, two partitions; members join, leave, crash, are frozen or cut off, lose their sessions, have their znodes
+deleted by hand, and lead one after the other, in every order. One step here is what nobody can come in between of.
+
+In ZooKeeper stand, in one order of writes, the document (who owns each partition, or whom it waits for), the members'
+znodes, and their claims. What a member goes by may be old, for it reads at one time and acts at another:
+
+- a follower has read some document, and that may have been replaced since;
+- a leader goes on from some document; what it has not heard of yet (a newcomer, an end, a claim) it leaves out. Two may
+  lead at once: one whose znode was deleted by hand goes on until it notices.
+
+Abstractions, each with more behaviours than there are, not with fewer:
+
+- *The lease* is that a session ends only after its member has stopped: `expire` is both in one step. Who is frozen, cut
+  off or dead is a member that takes no steps until then.
+- *Revisions* are compared in one place: is a claim as new as what it is waited for? So there are two bits for each
+  member, of its claim and of the document it has read, instead of numbers that grow for ever.
+- *The allocator function* is any: whatever is owned may be revoked, whatever is free may be given to anyone, at any
+  time. So it does not matter to whom a partition is promised, and promises are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+__all__ = [
+    "FAULTS",
+    "PARTITIONS",
+    "RULES",
+    "Document",
+    "Entry",
+    "Member",
+    "State",
+    "Step",
+    "canonical",
+    "decisions",
+    "steps",
+]
+
+MEMBERS = 3
+PARTITIONS = (0, 1)
+EVERYTHING = 0b11  # sets of partitions, and of members, are bits of a number
+NOBODY = -1
+
+
+class Entry(NamedTuple):
+    """One partition in the document: owned by one, waited for from one, or free."""
+
+    owner: int = NOBODY
+    waits_for: int = NOBODY
+
+
+Document = tuple[Entry, Entry]
+FREE = Entry()
+
+
+class Member(NamedTuple):
+    """One member, and what it has in mind. Members are numbered as they join, and never come back."""
+
+    znode: bool = True  # its member znode stands; its claim does until the session ends
+    session: bool = True
+    held: int = 0
+    draining: int = 0  # still worked on, to be released
+    claim: int = 0
+    claim_counts: bool = True  # its claim is as new as what it is waited for, if it is
+    current: bool = False  # the document it has read is the newest
+    has_seen: bool = True  # ... or at least as new as what it is waited for
+    leads: bool = False
+    knows: bool = False  # the document it goes on from is the newest
+    believes: int = 0  # what an older document gave it, in a model where that is not checked
+    outdated: tuple[Entry, ...] = ()  # that document, in a model where writes are not compared
+    names: int = 0  # the members it has seen, in a model where it keeps them
+
+    @property
+    def acting_on(self) -> int:
+        """The partitions of which it may deliver records and commit offsets."""
+        return self.held | self.draining
+
+
+GONE = Member(znode=False, session=False)
+
+
+class State(NamedTuple):
+    document: Document = (FREE, FREE)
+    members: tuple[Member, ...] = ()
+
+
+class Step(NamedTuple):
+    what: str
+    who: int
+    after: State
+
+
+FAULTS = frozenset({"expire", "delete-znode", "leave", "join"})
+"""Steps that the world takes; all others members take by themselves."""
+
+
+RULES = {
+    "lease": "a session ends only after its member has stopped",
+    "check": "a claim grows only in one transaction with a check of the document",
+    "since": "only a claim that is new enough shows a release",
+    "drain": "a member has stopped before its claim shows it",
+    "names": "a leader that goes on from somebody else's document reads the names after it",
+    "claims": "who has a claim is not gone, though its znode may be",
+    "compare": "a document is written by compare-and-set",
+    "wait": "what is revoked is waited for",
+    "news": "a claim is written when something was released",
+}
+"""What the protocol rests on; each can be left out, to see that it is missed."""
+
+
+def steps(state: State, broken: str = "") -> Iterator[Step]:
+    """All that can happen next. `broken` names the rules that are left out."""
+    if len(state.members) < MEMBERS:
+        yield Step("join", len(state.members), State(state.document, (*state.members, Member())))
+    for me, member in enumerate(state.members):
+        if member == GONE:
+            continue
+        if not member.session:  # only where the lease is broken: it has not noticed yet
+            yield Step("notice", me, _with(state, me, GONE))
+            continue
+        # leaving is the same: it stops, then closes its session
+        yield Step("expire", me, _with(state, me, GONE if "lease" not in broken else _unaware(member)))
+        if not member.znode:
+            yield Step("notice", me, _with(state, me, GONE))  # at the next proof of its lease
+        elif all(other.znode or not other.session for other in state.members):
+            yield Step("delete-znode", me, _with(state, me, member._replace(znode=False)))
+        yield from _follow(state, me, member, broken)
+        yield from _lead(state, me, member, broken)
+
+
+def _with(state: State, me: int, member: Member) -> State:
+    return State(state.document, (*state.members[:me], member, *state.members[me + 1 :]))
+
+
+def _unaware(member: Member) -> Member:
+    return GONE._replace(held=member.held, draining=member.draining) if member.acting_on else GONE
+
+
+# -- every member ----------------------------------------------------------------------------------------------------
+
+
+def _follow(state: State, me: int, member: Member, broken: str) -> Iterator[Step]:
+    mine = owned_by(state.document, me)
+
+    def step(what: str, **changes: object) -> Step:
+        return Step(what, me, _with(state, me, member._replace(**changes)))  # type: ignore[arg-type]
+
+    if not member.current:
+        released = member.held & ~mine
+        yield step(
+            "read",
+            current=True,
+            has_seen=True,
+            believes=0,
+            held=member.held & mine,
+            draining=member.draining | released,
+        )
+    gained = (mine if member.current else member.believes) & ~member.acting_on
+    if gained:
+        # one transaction, with a check that the document is still the one that was read
+        holds = member.acting_on | gained
+        yield step("gain", held=member.held | gained, claim=holds, claim_counts=member.has_seen)
+        yield step("gain unheard", claim=holds, claim_counts=member.has_seen)
+    if not gained and (member.claim, member.claim_counts) != (member.acting_on, member.has_seen):
+        yield step("claim", claim=member.acting_on, claim_counts=member.has_seen)
+    if member.draining and "news" not in broken:
+        # the handler is done and its offsets are committed before the claim shows it
+        left = member.draining if "drain" in broken else 0
+        yield step("release", draining=left, claim=member.held, claim_counts=member.has_seen)
+
+
+def owned_by(document: Document, me: int) -> int:
+    return sum(1 << p for p in PARTITIONS if document[p].owner == me)
+
+
+# -- the leader ------------------------------------------------------------------------------------------------------
+
+
+def _lead(state: State, me: int, member: Member, broken: str) -> Iterator[Step]:
+    document, members = state
+    stands = [other.znode if "claims" in broken else other.session for other in members]
+    alive = sum(1 << place for place, there in enumerate(stands) if there)
+    names = (member.names or alive) if "names" in broken else 0
+    if not member.leads:
+        if member.znode and not any(older.znode for older in members[:me]):
+            yield Step("elect", me, _with(state, me, member._replace(leads=True, knows=True, names=names)))
+        return
+    if not member.knows:
+        yield Step("see", me, _with(state, me, member._replace(knows=True, names=names, outdated=())))
+        if member.outdated:
+            for following in decisions((member.outdated[0], member.outdated[1]), alive, 0):
+                yield Step("write", me, written(state, me, following, broken))
+        return
+    if "names" in broken:
+        alive = member.names
+    freed = sum(1 << p for p in PARTITIONS if _released(p, document[p].waits_for, members, broken))
+    for following in decisions(document, alive, freed, broken):
+        yield Step("write", me, written(state, me, following, broken))
+
+
+def _released(partition: int, by: int, members: tuple[Member, ...], broken: str) -> bool:
+    """Whether a claim shows that a partition was released by whom it waits for."""
+    if by == NOBODY or not members[by].session:
+        return False  # no claim shows nothing; that the member is gone is another matter
+    return not members[by].claim >> partition & 1 and (members[by].claim_counts or "since" in broken)
+
+
+@cache
+def decisions(document: Document, alive: int, freed: int, broken: str = "") -> frozenset[Document]:
+    """The documents that may come next, when these members are alive and these partitions shown to be released.
+
+    What a leader has not heard of yet it leaves as it is, so that is among them.
+    """
+    takers = [place for place in range(MEMBERS) if alive >> place & 1]
+    choices = []
+    for p, entry in enumerate(document):
+        possible = {entry}
+        if entry == FREE or (freed >> p & 1) or not alive >> max(entry) & 1:
+            # who is gone holds nothing: it had stopped before its session ended
+            possible |= {FREE, *(Entry(owner=taker) for taker in takers)}
+        elif entry.owner != NOBODY:
+            possible.add(Entry(waits_for=entry.owner))
+            if "wait" in broken:
+                possible |= {Entry(owner=taker) for taker in takers}
+        choices.append(possible)
+    return frozenset(product(*choices)) - {document}  # type: ignore[arg-type]
+
+
+def written(state: State, me: int, document: Document, broken: str = "") -> State:
+    """By compare-and-set on the one that it was decided from: whoever has read that has an old one now."""
+    members = []
+    for place, member in enumerate(state.members):
+        waited = any(new.waits_for == place for new in document)
+        newly = any(new.waits_for == place != old.waits_for for new, old in zip(document, state.document))
+        members.append(
+            member._replace(
+                current=False,
+                has_seen=(member.has_seen or not waited) and not newly,
+                claim_counts=(member.claim_counts or not waited) and not newly,
+                knows=place == me,
+                believes=owned_by(state.document, place) if "check" in broken and member.current else member.believes,
+                outdated=state.document if "compare" in broken and member.leads and place != me else (),
+            )
+            if member.session
+            else member
+        )
+    return State(document, tuple(members))
+
+
+# -- states that differ in nothing that matters ----------------------------------------------------------------------
+
+_SWAP = (0, 2, 1, 3)
+
+
+def canonical(state: State) -> State:
+    """The two partitions may change roles: one of the two states that are alike so."""
+    document = (state.document[1], state.document[0])
+    if state.document < document:
+        return state
+    members = tuple(
+        m._replace(
+            held=_SWAP[m.held],
+            draining=_SWAP[m.draining],
+            claim=_SWAP[m.claim],
+            believes=_SWAP[m.believes],
+            outdated=m.outdated[::-1],
+        )
+        for m in state.members
+    )
+    return min(state, State(document, members))

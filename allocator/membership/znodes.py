@@ -31,6 +31,7 @@ FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
 INFLATED_BYTES = 64_000_000  # bounds what a hostile znode can make us allocate: twenty times that, as empty lists
+MAX_CONTAINERS = 200_000  # in one document; a few for each member are ours. Millions take the parser many seconds
 MAX_PARTITION = 1_000_000  # bounds what a hostile range can make us allocate
 
 GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
@@ -340,6 +341,8 @@ def _inflate(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _object(path: str, data: bytes) -> dict[str, Any]:
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        raise Rubbish(path, "more lists and objects than any group needs")
     try:
         doc = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ from kafka_members import Ours, coordinator_of, shared
 from members import History
 
 from allocator.errors import BrokerError, BrokersUnavailable, CommitFailed, Fenced
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = [pytest.mark.deadline(240), pytest.mark.timeout(280)]
@@ -148,6 +148,12 @@ async def test_a_group_is_joined_once_the_offsets_topic_can_be_made(
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, brokers=2, broker_config=mine)
     absent, topic = cluster.brokers[1], unique_name()
     await asyncio.to_thread(absent.kill)
+    await asyncio.to_thread(
+        wait_until,  # until then the dead one is given a replica like any other
+        lambda: all(absent.id not in known.brokers for known in cluster.metadata()),
+        60,
+        "its absence to be noticed",
+    )
     await asyncio.to_thread(cluster.create_topic, topic, 2)
     hasty = Ours(cluster.bootstrap, group, [topic], connect_timeout_s=2.0)
     with pytest.raises(BrokersUnavailable, match="is the offsets topic available") as failure:

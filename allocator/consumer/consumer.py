@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
-from allocator.consumer.engine import CommitCallback, Engine
+from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.metrics import lags, reference_metrics
 from allocator.consumer.reading import Reading
+from allocator.coordinator.offsets import OnCommit
 from allocator.errors import Closed
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
@@ -224,12 +225,12 @@ class Consumer:
         await self._engine.commit(_with_metadata(offsets))
 
     def commit_soon(
-        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: CommitCallback | None = None
+        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
     ) -> None:
         """As `commit`, without waiting: takes effect in the order of the calls, and `close` waits for it.
 
         `callback(offsets, error)` is called once it is decided, with None for no error; without a callback an error is
-        logged. Raises NotOwned.
+        logged. Raises NotOwned, and CommitFailed when the lease has lapsed.
         """
         if offsets is None:
             offsets = self._engine.progress.uncommitted(in_hand=True)

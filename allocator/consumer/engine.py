@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from allocator.consumer.lag import lag
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.coordinator.find import Coordinator
+from allocator.coordinator.offsets import GroupOffsets, OnCommit
 from allocator.coordinator.old_offsets import fetch_old_offsets
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
@@ -28,12 +29,11 @@ from allocator.tasks import Scope
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
-__all__ = ["CommitCallback", "Engine"]
+__all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-CommitCallback = Callable[[Offsets, "AllocatorError | None"], Any]
 
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
@@ -84,13 +84,14 @@ class Engine:
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
         )
-        self.membership = joining.make(
-            self.client, self._ownership, partial(lag, self.client, self.committed, auto_offset_reset)
-        )
-        self._offsets = None if self.group is None else GroupOffsets(self.client, self.group)
+        coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
+        load = partial(lag, self.client, self.committed, auto_offset_reset)
+        self.membership = joining.make(self.client, self._ownership, coordinator, load)
+        self._offsets = None
+        if self.group is not None:
+            self._offsets = GroupOffsets(self.client, self.group, coordinator=coordinator)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
-        self._commits: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
         self._scope: Scope
         self._one_commit: asyncio.Lock
@@ -101,6 +102,7 @@ class Engine:
         joining, topics = self._joining, self.state.group_subscription()
         try:
             self._exits.push_async_callback(self.client.close)
+            # before the first answer, so that it tells of them
             self.client.follow(topics)
             if joining.pattern is not None:
                 self.client.follow_all()
@@ -124,8 +126,8 @@ class Engine:
     async def close(self) -> None:
         """Drains, commits what is done, leaves, and closes every connection."""
         try:
-            if self._commits:
-                await asyncio.wait(set(self._commits))
+            if self._offsets is not None:
+                await self._offsets.close()  # what was to be committed without waiting
             await self.membership.leave()
         finally:
             await self._exits.aclose()
@@ -207,21 +209,9 @@ class Engine:
     async def commit(self, offsets: Offsets) -> None:
         """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""
         group = self.offsets
-        if not offsets:
-            return
-        self.must_own(offsets)
-        if not self.membership.may_act():
-            error = CommitFailed(
-                f"{self.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed that this "
-                "member still owns them; they are committed once it is, or read again by the next owner"
-            )
-            error.retriable = True
-            raise error
-        stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
-        await group.commit(
-            {p: OffsetAndMetadata(o.offset, o.metadata or stamp, o.leader_epoch) for p, o in offsets.items()}
-        )
-        self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+        if offsets:
+            await group.commit(self._to_send(offsets))
+            self.progress.note_committed({p: o.offset for p, o in offsets.items()})
 
     async def commit_progress(
         self,
@@ -244,30 +234,32 @@ class Engine:
             # only now: a partition that is to move is released when it is done, and the commit comes before
             self.progress.finish_up_to(offsets)
 
-    def commit_soon(self, offsets: Offsets, callback: CommitCallback | None = None) -> None:
-        """Commits without waiting, after what was to be committed before; `close` waits for it.
+    def commit_soon(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
+        """As `commit`, without waiting: it has its place in the order when this returns, and `close` waits for it."""
+        group = self.offsets
+        if offsets:
+            group.commit_async(self._to_send(offsets), partial(self._decided, callback))
 
-        `callback` is given the offsets and the error, or None; without one an error is logged.
-        """
+    def _decided(self, callback: OnCommit | None, offsets: Offsets, error: AllocatorError | None) -> None:
+        if error is None:
+            self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+        if callback is not None:
+            callback(offsets, error)
+        elif error is not None:
+            log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), error)
+
+    def _to_send(self, offsets: Offsets) -> Offsets:
+        """With who commits, for people; raises what forbids it now."""
         self.must_own(offsets)
-        task = self._scope.start(self._commit_and_tell(offsets, callback), "commit")
-        self._commits.add(task)
-        task.add_done_callback(self._commits.discard)
-
-    async def _commit_and_tell(self, offsets: Offsets, callback: CommitCallback | None) -> None:
-        failure: AllocatorError | None = None
-        try:
-            await self.commit(offsets)
-        except AllocatorError as error:
-            failure = error
-        if callback is None:
-            if failure is not None:
-                log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), failure)
-            return
-        try:
-            callback(offsets, failure)
-        except Exception:  # the user's bug must not end the consumer's tasks
-            log.exception("%s: the callback of a commit failed", self.group)
+        if not self.membership.may_act():
+            error = CommitFailed(
+                f"{self.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed that this "
+                "member still owns them; they are committed once it is, or read again by the next owner"
+            )
+            error.retriable = True
+            raise error
+        stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
+        return {p: OffsetAndMetadata(o.offset, o.metadata or stamp, o.leader_epoch) for p, o in offsets.items()}
 
     async def _auto_commit(self, interval_s: float) -> None:
         wait_s = interval_s

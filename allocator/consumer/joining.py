@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from allocator.assign import Assignor, resolve
+from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import ConfigError
@@ -104,7 +105,7 @@ class Joining:
                 faults.append(str(error))
         return faults
 
-    def make(self, client: KafkaClient, owner: Owner, load: Load) -> Membership:
+    def make(self, client: KafkaClient, owner: Owner, coordinator: Coordinator, load: Load) -> Membership:
         """The membership itself, which has touched nothing yet; `load` is for allocator functions that want it."""
         topics = frozenset(self.topics)
         if self.membership == "fixed":
@@ -123,6 +124,7 @@ class Joining:
                     connect_timeout_s=self.connect_timeout_s,
                     group=self._next_settings(),
                 ),
+                coordinator=coordinator,
             )
         if self.membership == "kafka":
             return KafkaMembership(
@@ -139,6 +141,7 @@ class Joining:
                     connect_timeout_s=self.connect_timeout_s,
                     group=self._group_settings(),
                 ),
+                coordinator=coordinator,
             )
         assert self.zookeeper is not None
         return ZooKeeperMembership(

@@ -49,6 +49,7 @@ class GroupCoordinator:
         participant: Participant,
         settings: GroupSettings,
         *,
+        coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
@@ -57,7 +58,7 @@ class GroupCoordinator:
         self._participant = participant
         self._settings = settings
         self._clock = clock
-        self._coordinator = Coordinator(client, group, settings.retry_backoff_s)
+        self._coordinator = coordinator or Coordinator(client, group, settings.retry_backoff_s)
         self._member_id = ""
         self._generation = -1
         self._rejoin: str | None = "first join"

@@ -55,6 +55,7 @@ class NextGroup:
         participant: NextParticipant,
         settings: NextSettings,
         *,
+        coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
@@ -65,7 +66,7 @@ class NextGroup:
         self._client = client
         self._participant = participant
         self._settings = settings
-        self._coordinator = Coordinator(client, group, settings.retry_backoff_s)
+        self._coordinator = coordinator or Coordinator(client, group, settings.retry_backoff_s)
         self._timing = Heartbeat(clock, max_poll_interval_s=settings.max_poll_interval_s)
         self._signals: Signals | None = None
         self._urgent = True  # a heartbeat is due whatever the interval says

@@ -28,7 +28,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
-__all__ = ["GroupOffsets"]
+__all__ = ["GroupOffsets", "OnCommit"]
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,9 @@ class GroupOffsets:
 
     `on_commit` is called with the result of each `commit_async` that has no callback of its own.
 
-    `timeout_s` bounds each call, retries included. Use it from the loop of `client`, which stays the caller's to
-    close; `close` waits for a request that a cancelled commit left under way.
+    `coordinator` is given where a membership looks for the same one. `timeout_s` bounds each call, retries included.
+    Use it from the loop of `client`, which stays the caller's to close; `close` waits for a request that a cancelled
+    commit left under way.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class GroupOffsets:
         committer: Committer | None = None,
         retention_s: float | None = None,
         on_commit: OnCommit | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
         self.group = group
         self._client = client
         self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
         self._on_commit = on_commit
-        self._coordinator = Coordinator(client, group, retry_backoff_s)
+        self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
         self._commits = Commits(
             self._coordinator,
             group,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from allocator.assign import Assignor
 from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malformed
+from allocator.coordinator.find import Coordinator
 from allocator.coordinator.group import GroupCoordinator
 from allocator.coordinator.group_messages import JoinedMember
 from allocator.coordinator.identity import Identity
@@ -76,6 +77,7 @@ class KafkaMembership:
         assignors: Mapping[str, Assignor],
         settings: KafkaSettings,
         *,
+        coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         if not assignors:
@@ -100,7 +102,7 @@ class KafkaMembership:
         self._sizes = Sizes(client.partitions, clock)
         self._target: Mapping[str, Parts] = {}
         self._lease = KafkaLease(group, owner, clock)
-        self._group = GroupCoordinator(client, group, self, settings.group, clock=clock)
+        self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
         self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -239,7 +241,7 @@ class KafkaMembership:
         topics = subscribed(members)
         self._follow(topics)
         try:
-            await self._client.refresh(topics)
+            await self._client.refresh(topics, max_age_s=1.0)
         except AllocatorError as error:
             log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
         decision = decide(self._assignors[protocol], members, self._sizes, self._target)

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from allocator.coordinator.find import Coordinator
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.next_group import NextGroup
 from allocator.coordinator.next_settings import Ids, NextSettings, Wants
@@ -75,6 +76,7 @@ class KafkaNextMembership:
         owner: Owner,
         settings: KafkaNextSettings,
         *,
+        coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self.ended: BaseException | None = None
@@ -88,7 +90,7 @@ class KafkaNextMembership:
         self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
         self._draining: Parts = NONE
         self._lease = KafkaLease(group, owner, clock)
-        self._group = NextGroup(client, group, self, settings.group, clock=clock)
+        self._group = NextGroup(client, group, self, settings.group, coordinator=coordinator, clock=clock)
         self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 

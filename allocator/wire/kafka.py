@@ -82,6 +82,7 @@ class KafkaClient:
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
+        self._answered = float("-inf")
         self._directory = Directory(self._addresses)
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
@@ -141,8 +142,9 @@ class KafkaClient:
                     )
                     refused.retriable = False
                     raise refused from exc
-                except asyncio.TimeoutError:
-                    causes[f"{broker.host}:{broker.port}"] = f"no answer within {patience:.1f} s"
+                except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
+                    # the last try may be short; what an earlier one met says more
+                    causes.setdefault(f"{broker.host}:{broker.port}", f"no answer within {patience:.1f} s")
                 except kafka_errors.KafkaError as exc:
                     causes[f"{broker.host}:{broker.port}"] = describe(exc)
                     log.debug("%s:%s: %s", broker.host, broker.port, describe(exc))
@@ -246,13 +248,18 @@ class KafkaClient:
         self._followed = None
         self._refresher.poke()
 
-    async def refresh(self, topics: Iterable[str] | None = None) -> None:
+    async def refresh(self, topics: Iterable[str] | None = None, *, max_age_s: float = 0.0) -> None:
         """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
 
         The answer is to a request sent after this call began; callers that wait at the same time share one. Topics
         that do not exist are not created and stay unknown. Raises `BrokersUnavailable` when no broker answers.
+
+        With `max_age_s`, an answer of so many seconds ago will do, if it knew all these topics.
         """
         self._live()
+        wanted = None if self._followed is None else self._followed.union(topics or ())
+        if time.monotonic() - self._answered < max_age_s and self._metadata.settled(wanted):
+            return
         await self._refresher.refresh(topics)
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -316,7 +323,7 @@ class KafkaClient:
         self._apply(self._metadata.updated(response, complete=names is None))
 
     def _apply(self, metadata: Metadata) -> None:
-        before, self._metadata = self._metadata, metadata
+        before, self._metadata, self._answered = self._metadata, metadata, time.monotonic()
         for node_id in self._directory.replace(metadata.brokers):
             log.info("broker %s listens at another address now", node_id)
             self._live().drop(node_id)

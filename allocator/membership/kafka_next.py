@@ -15,7 +15,9 @@ that does not release within its rebalance timeout, counted from when it was tol
 
 Members of the classic protocol may be in the same group while a service is moved, if the broker lets it
 (`group.consumer.migration.policy`). From the first member of the new protocol to the last one the coordinator assigns,
-to the classic members as well, whatever functions they offer.
+to the classic members as well, whatever functions they offer. (Kafka 4.1 does not count what classic members hold of a
+topic that is so new that the coordinator has not heard of it when it takes the group over: do not move a group within
+the second in which its topics are made.)
 """
 
 from __future__ import annotations

@@ -244,6 +244,9 @@ async def test_a_classic_group_is_moved_while_it_runs_and_back(
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     classic = {"assignors": [assignor], "history": history}
+    async with Next(cluster.bootstrap, f"{group}-before", counts) as probe:
+        # a coordinator that has not heard of a new topic yet does not know who has it when it takes a group over
+        await shared([probe], counts)
     async with Ours(cluster.bootstrap, group, counts, name="old", **classic) as old:
         await shared([old], counts)
         await old.offsets.commit({min(old.held): at(3)})

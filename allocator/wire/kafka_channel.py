@@ -40,6 +40,9 @@ class Channel:
         self.directory = directory
         self._manager = Manager(AsyncioNet(), directory, tls, on_loss, **settings)
         self._probing = asyncio.Lock()
+        # what `api_version` found; it is asked before each fetch
+        self._versions: dict[Any, int | None] = {}
+        self._versions_of: Any = None
 
     @property
     def broker_version(self) -> tuple[int, ...]:
@@ -47,10 +50,16 @@ class Channel:
 
     def api_version(self, request_class: Any) -> int | None:
         data = self._manager.broker_version_data
-        try:
-            return None if data is None else int(data.api_version(request_class))
-        except kafka_errors.IncompatibleBrokerVersion:
+        if data is None:
             return None
+        if data is not self._versions_of:
+            self._versions_of, self._versions = data, {}
+        if request_class not in self._versions:
+            try:
+                self._versions[request_class] = int(data.api_version(request_class))
+            except kafka_errors.IncompatibleBrokerVersion:
+                self._versions[request_class] = None
+        return self._versions[request_class]
 
     def least_busy(self) -> Any:
         return self._manager.least_loaded_node()

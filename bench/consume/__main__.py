@@ -57,9 +57,11 @@ class Bench:
                 if contender in failures:
                     continue
                 try:
-                    runs.setdefault(contender, []).append(one(contender, jobs(), timeout_s))
+                    measured = one(contender, jobs(), timeout_s)
                 except RuntimeError as error:
                     failures[contender] = str(error)
+                else:
+                    runs.setdefault(contender, []).append(measured)
         found = Case(name, {name: median(each) for name, each in runs.items()}, failures)
         for contender, why in failures.items():
             if contender in runs:

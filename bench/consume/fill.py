@@ -60,7 +60,7 @@ def stream(bootstrap: str, topic: str, partitions: int, rate: int, seconds: floa
     """`rate` records a second, evenly, each with the time of its sending."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": 1})
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "acks": 1})
     rest = bytes(size - struct.calcsize(STAMP))
     began = time.monotonic()
     sent = 0

@@ -59,8 +59,11 @@ class Store:
             else:
                 return Claim.decode(path, data)
 
-    async def document(self, watch: Watch | None = None) -> tuple[Document | None, int]:
-        """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish."""
+    async def document(self, watch: Watch | None = None, *, only: str | None = None) -> tuple[Document | None, int]:
+        """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish.
+
+        `only`: as far as it is about that member.
+        """
         path = self.paths.assignment
         while True:
             try:
@@ -71,7 +74,7 @@ class Store:
                 continue
             names = shard_names(path, data)
             if names is None:
-                return Document.decode(path, data), stat.version
+                return Document.decode(path, data, only), stat.version
             try:
                 pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
             except NoZnode:
@@ -79,7 +82,7 @@ class Store:
                 if (await self.zk.get(path))[1].version == stat.version:
                     raise Rubbish(path, "shards that it names are missing") from None
                 continue
-            return Document.decode(path, b"".join(piece for piece, _ in pieces)), stat.version
+            return Document.decode(path, b"".join(piece for piece, _ in pieces), only), stat.version
 
     async def write_document(self, document: Document, version: int) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.

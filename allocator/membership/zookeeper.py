@@ -21,6 +21,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from allocator.assign import Assignor
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
@@ -280,7 +281,7 @@ class ZooKeeperMembership:
         with contextlib.suppress(ZnodeExists):
             await self._zk.create(self._paths.claim(self.member_id), self._claim.encode(), ephemeral=True)
         self._refused = None
-        self._document = Watched(self._store.document, self._changed.set)
+        self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
         log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
 
     async def _end_session(self) -> None:

@@ -135,3 +135,21 @@ def test_a_subscription_too_large_for_a_znode_is_refused() -> None:
     info = MemberInfo("n", "h", frozenset(f"topic-{number:08d}" for number in range(10_000)))
     with pytest.raises(ConfigError, match="subscribe by pattern"):
         info.encode()
+
+
+def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
+    parts = {name: frozenset({TopicPartition("t", number)}) for number, name in enumerate("abc")}
+    whole = Document(
+        generation=3,
+        revision=7,
+        owners=parts,
+        promised=parts,
+        waiting={"b": Waiting(2, parts["b"])},
+        refused={"c": "no"},
+    )
+    for name in "abcd":
+        read = Document.decode("assignment", whole.encode(), only=name)
+        assert (read.generation, read.revision) == (3, 7)
+        for field in ("owners", "promised", "waiting", "refused"):
+            of = getattr(whole, field)
+            assert getattr(read, field) == ({name: of[name]} if name in of else {})

@@ -1,0 +1,181 @@
+"""Some members of the group, in one process; started by `bench.scale`, told what to do by lines on standard input.
+
+`join`: all of them at once. `leave`: the last one. `stats`: the counters. Prints one line of JSON for each change of
+what a member owns, with the machine's monotonic time, and for each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from allocator.assign import resolve
+from allocator.membership.leader import LeaderSettings
+from allocator.membership.znodes import Paths
+from allocator.membership.zookeeper import Settings, ZooKeeperMembership
+from allocator.types import TopicPartition
+from allocator.wire.zookeeper import Op, Stat, ZooKeeper
+
+__all__ = ["Topics", "say"]
+
+Parts = frozenset[TopicPartition]
+
+
+def say(**what: Any) -> None:
+    print(json.dumps({"at": time.monotonic(), **what}), flush=True)
+
+
+class Topics:
+    """A cluster that is nothing but partition counts."""
+
+    def __init__(self, topics: int, partitions: int) -> None:
+        self._counts = {f"topic-{number:03}": partitions // topics for number in range(topics)}
+
+    def follow(self, topics: Iterable[str]) -> None: ...
+
+    def follow_all(self) -> None: ...
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None: ...
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None:
+        return tuple(range(self._counts[topic])) if topic in self._counts else None
+
+    def topics(self, internal: bool = False) -> frozenset[str]:
+        return frozenset(self._counts)
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        return ()
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+class CountingZooKeeper(ZooKeeper):
+    """Counts requests, bytes of data, and watches that fired; proofs of the lease apart."""
+
+    def __init__(self, hosts: str, session_timeout_s: float) -> None:
+        super().__init__(hosts, session_timeout_s=session_timeout_s)
+        self.count: Counter[str] = Counter()
+
+    def _wrote(self, path: str, size: int) -> None:
+        if "/members/m-" in path:
+            self.count["proofs"] += 1
+        else:
+            self.count["writes"] += 1
+            self.count["bytes written"] += size
+
+    async def get(self, path: str, watch: Any = None) -> tuple[bytes, Stat]:
+        data, stat = await super().get(path, watch)
+        self.count["reads"] += 1
+        self.count["bytes read"] += len(data)
+        return data, stat
+
+    async def get_children(self, path: str, watch: Any = None) -> list[str]:
+        names = await super().get_children(path, watch)
+        self.count["reads"] += 1
+        self.count["bytes read"] += sum(map(len, names))
+        return names
+
+    async def exists(self, path: str, watch: Any = None) -> Stat | None:
+        self.count["reads"] += 1
+        return await super().exists(path, watch)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
+        made = await super().create(path, data, ephemeral=ephemeral, sequence=sequence)
+        self.count["writes"] += 1
+        self.count["bytes written"] += len(data)
+        return made
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        self._wrote(path, len(data))
+        return await super().set(path, data, version)
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        self.count["writes"] += 1
+        await super().delete(path, version)
+
+    async def multi(self, ops: Sequence[Op]) -> None:
+        self.count["writes"] += 1
+        self.count["bytes written"] += sum(len(op.data) for op in ops)
+        await super().multi(ops)
+
+    def _watch(self, watch: Any) -> Any:
+        def counted() -> None:
+            self.count["events"] += 1
+            watch()
+
+        return super()._watch(None if watch is None else counted)
+
+
+class BenchMember:
+    """A member that processes nothing: what it is told to release it has released."""
+
+    def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:
+        self.number = number
+        self.owned: set[TopicPartition] = set()
+        self.zk = CountingZooKeeper(hosts, session_timeout_s)
+        function = resolve(assignor)
+        self.membership = ZooKeeperMembership(
+            self.zk,
+            Paths("/allocator", "scale"),
+            self,
+            topics,
+            {function.name: function},
+            Settings(
+                name=f"worker-{number}",
+                topics=topics.topics(),
+                connect_timeout_s=120.0,
+                leader=LeaderSettings(topic_poll_s=3600.0),
+            ),
+        )
+
+    def _tell(self, began: int = 0) -> None:
+        say(member=self.number, owned=len(self.owned), began=began, generation=self.membership.generation)
+
+    async def assigned(self, partitions: Parts) -> None:
+        self.owned |= partitions
+        self._tell(len(partitions))
+
+    async def revoked(self, partitions: Parts) -> None:
+        self.owned -= partitions
+        self._tell()
+
+    async def lost(self, partitions: Parts) -> None:
+        self.owned -= partitions
+        self._tell()
+        say(lost=self.number)
+
+    def suspended(self, why: str) -> None:
+        say(suspended=self.number, why=why)
+
+    def resumed(self) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        say(failed=self.number, why=str(error))
+
+
+async def main(hosts: str, first: int, count: int, topics: int, partitions: int, timeout_s: float, name: str) -> None:
+    stub = Topics(topics, partitions)
+    members = [BenchMember(first + n, hosts, stub, timeout_s, name) for n in range(count)]
+    joined: list[BenchMember] = []
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := (await reader.readline()).decode().strip():
+        if line == "join":
+            await asyncio.gather(*(member.membership.join() for member in members))
+            joined = list(members)
+        elif line == "leave":
+            await joined.pop().membership.leave()
+        counts = {member.number: dict(member.zk.count) for member in members}
+        say(done=line, counts=counts, leading=[m.number for m in joined if m.membership.leading])
+    await asyncio.gather(*(member.membership.leave() for member in joined))
+
+
+if __name__ == "__main__":
+    hosts, *numbers, timeout, assignor = sys.argv[1:]
+    asyncio.run(main(hosts, *map(int, numbers), float(timeout), assignor))

@@ -71,7 +71,7 @@ class Bench:
 
     def contenders(self, *, cold: bool = False, views: bool = True) -> list[str]:
         chosen = [name for name in self.options.contenders if cold or name != COLD_ONLY]
-        return chosen if views else [name for name in chosen if name not in ("ours, columns", "ours, Arrow")]
+        return chosen if views else [name for name in chosen if name not in ("ours, batches", "ours, Arrow")]
 
     def throughput(self) -> Iterator[Case]:
         options = self.options

@@ -80,7 +80,7 @@ COLUMNS: dict[str, list[tuple[str, Any]]] = {
 
 _COLOURS = {
     "ours, records": "#1b6ca8",
-    "ours, columns": "#3a9bd9",
+    "ours, batches": "#3a9bd9",
     "ours, Arrow": "#8cc8f0",
     "confluent-kafka": "#d9822b",
     "aiokafka": "#7a9a4f",

@@ -377,9 +377,9 @@ async def test_credentials_close_the_znodes_to_others(bench: Bench) -> None:
 
 
 @pytest.mark.deadline(120)
-async def test_thirty_members_start_at_once(bench: Bench) -> None:
+async def test_a_storm_of_fifty_that_start_at_once_ends_in_three_generations(bench: Bench) -> None:
     bench.topics.counts = {"t": 1000}
-    members = [bench.member(f"m{number}", session_timeout_s=8.0) for number in range(30)]
+    members = [bench.member(f"m{number}", session_timeout_s=10.0) for number in range(50)]
     await asyncio.gather(*(member.membership.join() for member in members))
     try:
         await bench.settle(*members, timeout_s=60)

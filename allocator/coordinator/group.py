@@ -18,7 +18,7 @@ from allocator.coordinator.group_messages import Joined, heartbeat_request, join
 from allocator.coordinator.heartbeat import Heart, Heartbeat
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.leave import leave_group
-from allocator.coordinator.participant import GroupSettings, Participant
+from allocator.coordinator.participant import GroupSettings, Participant, passes
 from allocator.coordinator.phases import MOVES, Loss, Phase
 from allocator.coordinator.reactions import HEARTBEAT, JOIN, MEMBER_COMMIT, SYNC, Reaction, react
 from allocator.coordinator.slow import Interrupted, SlowRequests, unless
@@ -185,7 +185,7 @@ class GroupCoordinator:
             except Interrupted:
                 self._back_to_joining()
             except AllocatorError as error:
-                if error.retriable and isinstance(error, BrokerError):
+                if passes(error):
                     log.info("%s: %s; trying again", self.group, error)
                 elif self._joined.done():
                     self._report(error)
@@ -193,7 +193,7 @@ class GroupCoordinator:
                     await self._leave_group(self._me, "it cannot take part")  # once it is told that, we are ended
                     raise
                 self._back_to_joining()
-                await happens(self._stop, self._pause_s(error))
+                await happens(self._stop, self._settings.pause_s(error))
 
     async def _rebalance(self) -> None:
         if self.phase is not Phase.JOINING:
@@ -350,7 +350,7 @@ class GroupCoordinator:
         log.warning("%s: %s", self.group, error)
         if not error.retriable:
             self._participant.failed(error)
-        return self._pause_s(error)
+        return self._settings.pause_s(error)
 
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
@@ -388,10 +388,6 @@ class GroupCoordinator:
             self._heart.poke()
             if stop:
                 self._stop.set()
-
-    def _pause_s(self, error: AllocatorError) -> float:
-        passes = error.retriable and isinstance(error, BrokerError)
-        return self._settings.retry_backoff_s if passes else self._settings.failure_pause_s
 
     def _report(self, error: Exception) -> None:
         if not self._joined.done():

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allocator.coordinator.group_messages import STATIC_MEMBERS, JoinedMember
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, BrokerError, ConfigError
 
-__all__ = ["GroupSettings", "Participant"]
+__all__ = ["GroupSettings", "Participant", "passes"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,15 @@ class GroupSettings:
             raise ConfigError(f"group {group!r}: the brokers are older than 0.9 and have no group protocol")
         if self.instance_id is not None and join_version < STATIC_MEMBERS:
             raise ConfigError(f"group {group!r}: static members (an instance id) need brokers from 2.3 on")
+
+    def pause_s(self, error: AllocatorError) -> float:
+        """Before what met `error` is tried again."""
+        return self.retry_backoff_s if passes(error) else self.failure_pause_s
+
+
+def passes(error: AllocatorError) -> bool:
+    """Whether it is a broker's trouble that ends by itself: not for the user to hear of."""
+    return error.retriable and isinstance(error, BrokerError)
 
 
 class Participant(Protocol):

@@ -13,6 +13,7 @@ __all__ = ["lag_aware"]
 
 SLACK = 0.1  # more: fewer moves as lag comes and goes; less: a more even load
 IDLE = 0.1  # what a partition without lag counts, of the mean; 0: idle ones could all end up with one member
+TRIES = 8  # members with least in all that are asked whether they take a partition, before its takers are looked at
 _KEEP = (1.0, 0.95, 0.85, 0.7, 0.5, 0.0)
 
 
@@ -82,6 +83,10 @@ class _Deal:
         for place, pile in enumerate(holdings.piles):
             for number in pile.numbers:
                 self._pile[number] = place
+        self._takes = [bytearray(len(holdings.members)) for _ in holdings.piles]
+        for takes, pile in zip(self._takes, holdings.piles):
+            for member in pile.members:
+                takes[member] = 1
         self._hands: list[list[int]] = []
         self.loads: list[float] = []
         """What each member has after the last deal."""
@@ -108,20 +113,32 @@ class _Deal:
     def _deal(self, hands: list[list[int]], numbers: Iterable[int]) -> float:
         work, pile_of = self._work, self._pile
         has = [(sum(map(work.__getitem__, hand)), len(hand), member) for member, hand in enumerate(hands)]
-        heaps = []
-        for pile in self._holdings.piles:
-            heap = [has[member] for member in pile.members]
-            heapify(heap)
-            heaps.append(heap)
+        # whoever has least of all takes most partitions; where they do not, the takers of the pile are looked at. What
+        # a member got by the other way only made its entry in a heap too low
+        everyone = list(has)
+        heapify(everyone)
+        heaps: dict[int, list[tuple[int, int, int]]] = {}
         for number in numbers:
-            heap = heaps[pile_of[number]]
-            # what a member got from another heap only made its entry too low here
-            while heap[0] != has[heap[0][2]]:
-                heapreplace(heap, has[heap[0][2]])
+            place = pile_of[number]
+            takes = self._takes[place]
+            passed_over: list[tuple[int, int, int]] = []
+            heap = everyone
+            while heap[0] != has[heap[0][2]] or not takes[heap[0][2]]:
+                if heap[0] != has[heap[0][2]]:
+                    heapreplace(heap, has[heap[0][2]])
+                elif len(passed_over) < TRIES and len(heap) > 1:
+                    passed_over.append(heappop(heap))
+                else:
+                    if place not in heaps:
+                        heaps[place] = [has[member] for member in self._holdings.piles[place].members]
+                        heapify(heaps[place])
+                    heap = heaps[place]
             load, count, member = heap[0]
             has[member] = (load + work[number], count + 1, member)
             hands[member].append(number)
             heapreplace(heap, has[member])
+            for entry in passed_over:
+                heappush(everyone, entry)
         self._hands = hands
         self.loads = [load for load, _, _ in has]
         return max(self.loads, default=0.0)

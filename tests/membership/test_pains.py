@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from members import History, StaticTopics, TestMember, everything, settled
 
-from allocator.membership.znodes import Claim, Paths
+from allocator.membership.znodes import Claim, Document, Paths
 from allocator.testing import wait_until_async
 from allocator.wire.zookeeper import NoZnode, SessionState, ZooKeeper
 
@@ -202,3 +202,42 @@ async def test_watches_stand_again_after_each_reconnect(pain: Pain) -> None:
             await pain.settle(a, b)
         assert not a.owner.lost_partitions
         assert not b.owner.lost_partitions
+
+
+async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: Pain) -> None:
+    """Each follower hears of the documents and of its predecessor, however many members there are."""
+    fired: dict[str, int] = {}
+
+    def counted(member: TestMember, name: str) -> TestMember:
+        watch = member.zk._watch
+
+        def wrapped(callback: Callable[[], None] | None) -> object:
+            def tell() -> None:
+                fired[name] = fired.get(name, 0) + 1
+                callback()
+
+            return watch(None if callback is None else tell)
+
+        member.zk._watch = wrapped
+        return member
+
+    async with contextlib.AsyncExitStack() as stack:
+        pain.topics.counts = {"t": 48}
+        names = [f"m{number}" for number in range(12)]
+        members = [await stack.enter_async_context(counted(pain.member(name, 6.0), name)) for name in names]
+        await pain.settle(*members)
+        async with pain.client() as zk:
+            before = await revision(zk, pain)
+            fired.clear()
+            async with pain.member("late", 6.0) as late:
+                await pain.settle(*members, late)
+            await pain.settle(*members)
+            documents = await revision(zk, pain) - before
+        followers = [count for name, count in fired.items() if name != "m0"]
+        assert documents <= 6
+        assert len(followers) == 11
+        assert max(followers) <= documents  # the predecessor of none of them went
+
+
+async def revision(zk: ZooKeeper, pain: Pain) -> int:
+    return Document.decode("assignment", (await zk.get(pain.paths.assignment))[0]).revision

@@ -39,7 +39,7 @@ clean: ## Remove the virtual environment and what tools leave behind (not the ca
 	rm -rf $(VENV) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # the stamp comes last: an installation that broke off is begun again
-$(STAMP): pyproject.toml setup.py
+$(STAMP): pyproject.toml setup.py $(wildcard allocator/*.pyx allocator/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
 		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear) $(VENV)

@@ -15,16 +15,27 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
 NAME = "allocator._records"
 SOURCE = "allocator/_records.pyx"
 HEADERS = ["allocator/_records.h", "allocator/_crc32c.h"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
+
+
+# Python's stable interface, so that one wheel serves 3.9 and all after it; records made from Python's own take 5 % less
+# time. Builds without the interpreter's lock have no stable interface yet.
+STABLE = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def wanted(name: str) -> bool:
@@ -59,6 +70,15 @@ class OptionalBuild(build_ext):
         return os.path.join(self.build_lib, self.get_ext_filename(self.get_ext_fullname(ext.name)))
 
 
+class StableWheel(bdist_wheel):
+    """One wheel for this Python and all that come after it."""
+
+    def finalize_options(self) -> None:
+        if STABLE and self.distribution.ext_modules:
+            self.py_limited_api = "cp39"
+        super().finalize_options()
+
+
 def extensions() -> list[Any]:
     if wanted("ALLOCATOR_PURE_PYTHON"):
         return []
@@ -70,10 +90,18 @@ def extensions() -> list[Any]:
     sanitize = SANITIZERS if wanted("ALLOCATOR_SANITIZE") else []
     # no debugging symbols: they are five sixths of the file
     flags = [] if os.name == "nt" else sanitize or ["-O3", "-g0"]
-    extension = Extension(NAME, [SOURCE], depends=HEADERS, extra_compile_args=flags, extra_link_args=sanitize)
+    extension = Extension(
+        NAME,
+        [SOURCE],
+        depends=HEADERS,
+        define_macros=[("Py_LIMITED_API", "0x03090000")] if STABLE else [],
+        py_limited_api=STABLE,
+        extra_compile_args=flags,
+        extra_link_args=sanitize,
+    )
     made: list[Any] = cythonize([extension], build_dir="build/cython", language_level=3)
     return made
 
 
 if __name__ == "__main__":
-    setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild})
+    setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild, "bdist_wheel": StableWheel})

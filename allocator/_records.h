@@ -487,6 +487,29 @@ static void decode_messages(const uint8_t *base, int64_t start, int64_t end, int
     }
 }
 
+/* One segment to be decoded: its bytes, `start` to `end` of `base`, and where its records go. */
+typedef struct {
+    const segment_t *segment;
+    const uint8_t *base;
+    int64_t start, end, shift, row;
+    int32_t buffer;
+} job_t;
+
+/* How many were decoded; fewer than `many`: the next is bad. */
+static int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, problem_t *why)
+{
+    for (int64_t i = 0; i < many; i++) {
+        const job_t *job = &jobs[i];
+        const segment_t *segment = job->segment;
+        if (segment->magic < 2)
+            decode_messages(job->base, job->start, job->end, job->shift, segment->codec ? segment : NULL, out, job->row,
+                            job->buffer);
+        else if (decode_batch(job->base, job->start, job->end, segment, out, job->row, job->buffer, why))
+            return i;
+    }
+    return many;
+}
+
 /* A compressed message, or it and the uncompressed ones of its kind after it. The first must be complete. */
 static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t floor, int check_crcs, segment_t *out,
                          problem_t *why)

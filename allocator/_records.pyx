@@ -8,8 +8,8 @@ by hand. Objects do not change once they are handed out, so threads may share th
 """
 
 cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
-from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
@@ -19,13 +19,7 @@ from bisect import bisect_right
 from allocator.errors import CorruptRecordError
 
 cdef extern from "Python.h":
-    int PyBUF_WRITE
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
-    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *v, Py_ssize_t size) except NULL
-    char *text_of "PyBytes_AsString"(PyObject *bytes) except NULL
-    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
-    void Py_XDECREF(PyObject *o)
-    void Py_DECREF(PyObject *o)
 
 cdef extern from "_records.h" nogil:
     enum: CONTROL, TRANSACTIONAL, CODEC_MASK, LOG_OVERHEAD, V2_HEADER
@@ -65,11 +59,14 @@ cdef extern from "_records.h" nogil:
     int64_t be_int64(const uint8_t *p)
     int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int check_crcs,
                           int hardware, segment_t *out, int64_t most, problem_t *why)
-    int decode_batch(const uint8_t *base, int64_t start, int64_t end, const segment_t *segment, columns_t *out,
-                     int64_t row, int32_t buffer, problem_t *why)
+    ctypedef struct job_t:
+        const segment_t *segment
+        const uint8_t *base
+        int64_t start, end, shift, row
+        int32_t buffer
+
+    int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, problem_t *why)
     int64_t count_messages(const uint8_t *base, int64_t size, int64_t *first, int64_t *last, problem_t *why)
-    void decode_messages(const uint8_t *base, int64_t start, int64_t end, int64_t shift, const segment_t *wrapper,
-                         columns_t *out, int64_t row, int32_t buffer)
     int64_t headers_at(const uint8_t *base, int64_t size, int64_t *at)
     int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header_t *out)
     int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_t buffer, view_t *names, view_t *values,
@@ -79,8 +76,10 @@ cdef enum:
     CHUNK = 64
     # bytes of a row in the columns, without the two bits that say whether key and value are there
     ROW = 8 + 8 + 16 + 16 + 4
-    # fewer bytes are decoded sooner than the interpreter's lock is got back
-    RELEASE_FROM = 16384
+    # fewer bytes are decoded sooner than the interpreter's lock is got back from a thread that wants it too
+    RELEASE_FROM = 65536
+    # PyBUF_WRITE, which the headers of the stable interface leave out before 3.11
+    TO_WRITE = 0x200
     # a view holds as many bytes itself
     WITHIN = 12
     KEY = 1
@@ -112,26 +111,21 @@ cdef str _message(problem_t *why):
 cdef class Room:
     """Memory to decompress into. It is not cleared, so what is not written to costs nothing."""
 
-    cdef PyObject *data
+    cdef bytes data
     cdef readonly object view
 
     def __cinit__(self, Py_ssize_t size):
-        self.data = new_bytes(NULL, size)
-        self.view = PyMemoryView_FromMemory(text_of(self.data), size, PyBUF_WRITE)
-
-    def __dealloc__(self):
-        Py_XDECREF(self.data)
+        self.data = PyBytes_FromStringAndSize(NULL, size)
+        self.view = PyMemoryView_FromMemory(PyBytes_AsString(self.data), size, TO_WRITE)
 
     def take(self, Py_ssize_t size):
         """The first `size` bytes. Nothing is left of the room then."""
-        if self.data is NULL:
+        if self.data is None:
             raise ValueError("the room was taken before")
         self.view.release()
-        _PyBytes_Resize(&self.data, size)
-        taken = <object>self.data
-        Py_DECREF(self.data)
-        self.data = NULL
-        return taken
+        data, self.data = self.data, None
+        # a copy: to cut it in place is not in Python's stable interface
+        return data[:size]
 
 
 @cython.final
@@ -193,9 +187,7 @@ cdef class RecordSet:
         cdef Segment segment
         cdef segment_t *c
         cdef bytes buffer
-        cdef problem_t why
         cdef int64_t rows = 0, count, first_offset = 0, last_offset = 0
-        cdef int32_t number
         cdef list counts = []
         columns.topic, columns.partition = self.topic, self.partition
         columns.parts = segments
@@ -225,33 +217,45 @@ cdef class RecordSet:
             counts.append(count)
             rows += count
         columns._make_room(rows)
-        for number in range(len(segments)):
-            segment = segments[number]
-            if self._fill(columns, segment, number, columns.starts[number], counts[number], &why):
-                raise self._corrupt(segment, _message(&why))
+        self._fill(columns, segments)
         return columns
 
-    cdef int _fill(self, Columns columns, Segment segment, int32_t number, int64_t row, int64_t count,
-                   problem_t *why) except -2:
-        """Decode one segment, whose buffer is there, from row `row` on."""
-        cdef segment_t *c = &segment.c
-        cdef int32_t place = columns.buffer_of[number]
-        cdef bytes buffer = columns.buffers[place]
-        cdef const uint8_t *base = _start_of(buffer)
-        cdef int64_t start = 0 if c.codec else c.start, end = <int64_t>len(buffer) if c.codec else c.end
-        cdef int64_t shift = 0
-        cdef int failed
-        if c.magic < 2:
-            if c.codec:
-                shift = columns.shifts[number]
-            with nogil:
-                decode_messages(base, start, end, shift, c if c.codec else NULL, &columns.c, row, place)
-            return 0
-        if end - start < RELEASE_FROM:
-            return decode_batch(base, start, end, c, &columns.c, row, place, why)
-        with nogil:
-            failed = decode_batch(base, start, end, c, &columns.c, row, place, why)
-        return failed
+    cdef int _fill(self, Columns columns, list segments) except -1:
+        """Decode segments whose buffers are there into the room that was made; all of them without the lock."""
+        cdef Py_ssize_t many = len(segments), number
+        cdef job_t *jobs = <job_t *>PyMem_Malloc(many * sizeof(job_t))
+        cdef job_t *job
+        cdef int64_t work = 0, done
+        cdef int32_t place
+        cdef Segment segment
+        cdef bytes buffer
+        cdef problem_t why
+        if jobs is NULL:
+            raise MemoryError
+        try:
+            for number in range(many):
+                segment = segments[number]
+                job = &jobs[number]
+                place = columns.buffer_of[number]
+                buffer = columns.buffers[place]
+                job.segment = &segment.c
+                job.base = _start_of(buffer)
+                job.start = 0 if segment.c.codec else segment.c.start
+                job.end = <int64_t>len(buffer) if segment.c.codec else segment.c.end
+                job.shift = columns.shifts.get(number, 0)
+                job.row = columns.starts[number]
+                job.buffer = place
+                work += job.end - job.start
+            if work < RELEASE_FROM:
+                done = decode_jobs(jobs, many, &columns.c, &why)
+            else:
+                with nogil:
+                    done = decode_jobs(jobs, many, &columns.c, &why)
+        finally:
+            PyMem_Free(jobs)
+        if done < many:
+            raise self._corrupt(segments[done], _message(&why))
+        return 0
 
     cdef bytes _decompressed(self, Segment segment):
         # not at the top: the room `fetch` imports what imports this
@@ -527,7 +531,7 @@ cdef class Columns:
         if view.length <= WITHIN:
             return PyBytes_FromStringAndSize(<char *>view.prefix, view.length)
         return PyBytes_FromStringAndSize(
-            PyBytes_AsString(self.buffers[view.buffer]) + view.position, view.length
+            PyBytes_AsString(<bytes>self.buffers[view.buffer]) + view.position, view.length
         )
 
     cdef Py_ssize_t _size(self, Py_ssize_t row, bint key):

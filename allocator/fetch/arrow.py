@@ -6,6 +6,9 @@ hold on to that memory. The plain decoder's are copied.
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import MissingExtra
@@ -29,7 +32,8 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def schema(metadata: dict[str, str] | None = None, *, views: bool = True) -> pa.Schema:
+@cache
+def schema(*, views: bool = True) -> pa.Schema:
     """The columns of `Batch.to_arrow`."""
     pa = pyarrow()
     binary, string = (pa.binary_view(), pa.string_view()) if views else (pa.binary(), pa.string())
@@ -42,8 +46,7 @@ def schema(metadata: dict[str, str] | None = None, *, views: bool = True) -> pa.
             pa.field("key", binary),
             pa.field("value", binary),
             pa.field("headers", pa.list_(pa.field("item", header, nullable=False)), nullable=False),
-        ],
-        metadata=metadata,
+        ]
     )
 
 
@@ -83,13 +86,13 @@ def _timestamps(columns: Any) -> pa.Array:
 
 def _timestamp_types(columns: Any) -> pa.Array:
     pa = pyarrow()
-    kinds: list[tuple[int | None, int]] = []
-    for kind, rows in columns.timestamp_types:
-        if kinds and kinds[-1][0] == kind:
-            kinds[-1] = (kind, kinds[-1][1] + rows)
+    arrays = []
+    for kind, group in groupby(columns.timestamp_types, itemgetter(0)):
+        rows = sum(rows for _, rows in group)
+        if kind is None:
+            arrays.append(pa.nulls(rows, pa.int8()))
         else:
-            kinds.append((kind, rows))
-    arrays = [pa.repeat(pa.scalar(kind, pa.int8()), rows) for kind, rows in kinds]
+            arrays.append(pa.Array.from_buffers(pa.int8(), rows, [None, pa.py_buffer(bytes((kind,)) * rows)], 0))
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 

@@ -159,7 +159,7 @@ class Batch(Sequence[Record]):
         columns, first, last = self._columns()
         pa = arrow.pyarrow()
         where = {"topic": self.topic, "partition": str(self.partition), "high_watermark": str(self.high_watermark)}
-        schema = arrow.schema(where, views=views)
+        schema = arrow.schema(views=views).with_metadata(where)
         arrays = arrow.record_batch(columns, first, last)
         if not views:
             arrays = [array if array.type == kind else array.cast(kind) for array, kind in zip(arrays, schema.types)]

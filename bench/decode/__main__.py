@@ -14,7 +14,6 @@ from .data import Sample, sample
 from .decoders import CONTENDERS, REFERENCE, limit
 
 
-
 def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: float) -> dict[str, float]:
     """The shortest run of each, in ns of this thread's CPU; in turns, so that a busy moment hits all alike."""
     best = dict.fromkeys(functions, float("inf"))

@@ -55,7 +55,10 @@ def arrow_copied(decoder: Any, data: bytes) -> int:
 def look_at(records: Iterable[Any]) -> int:
     count = 0
     for record in records:
-        record.offset, record.key, record.value  # noqa: B018 - what is lazy is decoded now
+        # what is lazy is decoded now
+        record.offset  # noqa: B018
+        record.key  # noqa: B018
+        record.value  # noqa: B018
         count += 1
     return count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import tracemalloc
 from typing import Any, Optional
@@ -16,6 +17,9 @@ from kafka.record.memory_records import MemoryRecords
 
 from allocator.errors import CorruptRecordError
 from allocator.fetch.codecs import output_limit
+
+# more of all for those who look for what is rare
+TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))
 
 field = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=60, max_size=200))
 headers = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
@@ -78,7 +82,7 @@ def by_kafka_python(data: bytes) -> Optional[list[Row]]:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150 * TIMES)
 @given(data=record_sets())
 def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
     theirs = by_kafka_python(data)
@@ -87,7 +91,7 @@ def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=100 * TIMES)
 @given(data=record_sets(), cut=st.integers(0, 1 << 16))
 def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int) -> None:
     cut %= len(data)
@@ -114,7 +118,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=250 * TIMES)
 @given(data=damaged(), check=st.booleans())
 @example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]), check=True)
 def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes, check: bool) -> None:
@@ -153,7 +157,7 @@ def place(error: CorruptRecordError | None) -> Any:
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 * TIMES)
 @given(data=st.one_of(damaged(), record_sets()), check=st.booleans(), start=st.integers(0, 20), data2=st.data())
 def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):
@@ -164,7 +168,7 @@ def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 * TIMES)
 @given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
 def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
     if len(data) > 16:

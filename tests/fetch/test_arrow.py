@@ -1,0 +1,168 @@
+"""Batches as Arrow and pandas see them."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fetch_decoders import DECODERS, make, name_of
+from fetch_encode import APPEND_TIME, R, batch, messages, sign
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_decode_fuzz import record_sets
+
+from allocator.errors import CorruptRecordError, DeserializationError
+
+TIME = 1_700_000_000_000
+LONG = b"more than what stands in a view itself"
+# every format, with and without compression, a gap, nulls, headers, both kinds of time and none
+SETS = (
+    messages([R(0, b"a", LONG), R(1, None, b"k")], 0, 0)
+    + messages([R(0, LONG), R(1, b"b")], 1, 2, "gzip", append_time=777)
+    + batch([R(0, b"", b"", TIME, [("one", LONG), ("two", None)]), R(2, LONG, LONG, TIME + 1)], 4, "lz4")
+    + batch([R(0, LONG, None, headers=[("é", b"")])], 7)
+    + batch([R(0, None), R(1, LONG)], 8, attributes=APPEND_TIME, max_timestamp=888)
+)
+
+
+@pytest.fixture(params=DECODERS, ids=name_of)
+def decoder(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def expected(records: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "offset": r.offset,
+            "timestamp": None if r.timestamp == -1 else r.timestamp,
+            "timestamp_type": r.timestamp_type,
+            "key": r.key,
+            "value": r.value,
+            "headers": [{"key": name, "value": value} for name, value in r.headers],
+        }
+        for r in records
+    ]
+
+
+def as_rows(arrow: pa.RecordBatch) -> list[dict[str, Any]]:
+    arrow.validate(full=True)
+    number = arrow.schema.get_field_index("timestamp")
+    return arrow.set_column(number, "timestamp", arrow.column(number).view(pa.int64())).to_pylist()
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_columns_hold_what_the_records_hold(decoder: Any, views: bool) -> None:
+    whole = make(decoder, SETS, high_watermark=99)
+    arrow = whole.to_arrow(views=views)
+    assert as_rows(arrow) == expected(whole)
+    assert arrow.schema.metadata == {b"topic": b"t", b"partition": b"3", b"high_watermark": b"99"}
+    assert arrow.schema.field("value").type == (pa.binary_view() if views else pa.binary())
+    assert arrow.schema.field("timestamp").type == pa.timestamp("ms", tz="UTC")
+    assert whole.keys.to_pylist() == [r.key for r in whole]
+    assert whole.values.to_pylist() == [r.value for r in whole]
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+@settings(deadline=None, max_examples=60)
+@given(data=record_sets(), first=st.integers(0, 12), last=st.integers(0, 12))
+def test_columns_of_any_slice(decoder: Any, data: bytes, first: int, last: int) -> None:
+    cut = make(decoder, data)[first:last]
+    assert as_rows(cut.to_arrow()) == expected(cut)
+    assert cut.to_arrow(views=False).num_rows == len(cut)
+
+
+def test_an_empty_batch_has_the_same_columns(decoder: Any) -> None:
+    empty = make(decoder, SETS)[3:3]
+    assert empty.to_arrow().schema.equals(make(decoder, SETS).to_arrow().schema)
+    assert (empty.to_arrow().num_rows, len(empty.keys), len(empty.to_pandas())) == (0, 0, 0)
+
+
+@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+def test_what_is_not_compressed_is_not_copied() -> None:
+    data = batch([R(i, LONG, LONG) for i in range(100)])
+    whole = make(DECODERS[-1], data)
+    before = pa.total_allocated_bytes()
+    values, keys, arrow = whole.values, whole[10:90].keys, whole.to_arrow()
+    assert pa.total_allocated_bytes() == before
+    address = pa.py_buffer(data).address
+    for array in (values, keys, arrow.column("value")):
+        assert array.buffers()[-1].address == address
+
+
+def test_columns_outlive_everything_else(decoder: Any) -> None:
+    def some() -> tuple[pa.RecordBatch, pa.Array]:
+        made = make(decoder, b"".join(batch([R(i, b"%9d" % i * 9) for i in range(99)], n * 99, "zstd") for n in (0, 1)))
+        return made.to_arrow(), made[50:].values
+
+    arrow, values = some()
+    gc.collect()
+    filler = [bytes(5000) for _ in range(1000)]
+    assert arrow.column("value").to_pylist() == [b"%9d" % i * 9 for i in range(99)] * 2
+    assert values.to_pylist() == arrow.column("value").to_pylist()[50:]
+    del filler
+
+
+def test_whole_columns_are_deserialized_by_functions_of_their_own(decoder: Any) -> None:
+    whole = make(decoder, batch([R(0, b"1", b"a"), R(1, b"22", b"b")], 40))
+    arrow = whole.to_arrow(
+        value=lambda column: column.cast(pa.string()).cast(pa.int32()), key=lambda c: c.cast(pa.string())
+    )
+    assert arrow.column("value").equals(pa.array([1, 22], pa.int32()))
+    assert arrow.column("key").to_pylist() == ["a", "b"]
+    for function in (lambda column: column.cast(pa.string()).cast(pa.date32()), lambda column: column[:1]):
+        with pytest.raises(DeserializationError) as caught:
+            whole.to_arrow(value=function)
+        assert (caught.value.offset, caught.value.part) == (40, "value")
+
+
+def test_header_names_that_are_not_text_are_replaced(decoder: Any) -> None:
+    raw = batch([R(0, headers=[("ab", b"1"), ("c", None)])], 0)
+    at = raw.index(b"ab")
+    arrow = make(decoder, sign(raw[:at] + b"\xff\xfe" + raw[at + 2 :])).to_arrow()
+    assert as_rows(arrow)[0]["headers"] == [{"key": "\ufffd\ufffd", "value": b"1"}, {"key": "c", "value": None}]
+
+
+def test_a_record_without_a_time_has_none(decoder: Any) -> None:
+    assert make(decoder, batch([R(0, timestamp=-1)])).to_arrow().column("timestamp").null_count == 1
+
+
+def test_bytes_that_do_not_decode_are_named(decoder: Any) -> None:
+    inside = bytearray(batch([R(0, b"abc"), R(1, b"abc")], 20))
+    inside[61] = 127
+    made = make(decoder, batch([R(0)], 19) + sign(bytes(inside)))
+    with pytest.raises(CorruptRecordError) as caught:
+        made.to_arrow()
+    assert (caught.value.offset, caught.value.next_offset) == (20, 22)
+    assert made[:1].values.to_pylist() == [b"v"]
+
+
+def test_a_frame_of_pandas(decoder: Any) -> None:
+    whole = make(decoder, SETS)
+    frame = whole.to_pandas()
+    assert list(frame["offset"]) == [r.offset for r in whole]
+    assert [None if isinstance(v, float) else v for v in frame["value"]] == [r.value for r in whole]
+    assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
+
+
+def test_without_pyarrow_the_extra_is_named() -> None:
+    code = """
+        import sys
+        sys.modules["pyarrow"] = None
+        from allocator.errors import AllocatorError
+        from allocator.fetch import Batch, decode
+        batch = Batch("t", 0, decode.scan(b"", topic="t", partition=0, start=0))
+        for use in (batch.to_arrow, lambda: batch.keys, lambda: batch.values, batch.to_pandas):
+            try:
+                use()
+            except AllocatorError as error:
+                assert isinstance(error, ImportError)
+                print(error)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", "if 1:\n" + code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.count("allocator[arrow]") == 4, done.stdout

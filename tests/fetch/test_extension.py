@@ -1,0 +1,259 @@
+"""The compiled decoder as a build: that it is there, that everything works without it, that it is sound in memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import crc32c
+import pytest
+from fetch_decoders import DECODERS
+from fetch_encode import R, batch, messages
+
+import allocator.fetch
+from allocator.fetch import codecs
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])
+HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
+MISSING = "there is no C compiler here" if COMPILER is None else "" if HEADER.is_file() else f"there is no {HEADER}"
+BUILT = len(DECODERS) == 2
+
+compiled = pytest.mark.skipif(not BUILT, reason=MISSING or "the compiled decoder is not built")
+can_build = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout + done.stderr
+
+
+@can_build
+def test_it_is_built_where_it_can_be() -> None:
+    assert BUILT, "a compiler is here and allocator._records is not: pip install -e '.[dev]' says why"
+
+
+def test_the_package_says_which_decoder_is_used() -> None:
+    pure = os.environ.get("ALLOCATOR_PURE_PYTHON", "0") not in ("", "0")
+    assert allocator.fetch.accelerated is (BUILT and not pure)
+
+
+def test_without_it_everything_is_there_and_a_log_line_says_so_once(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import logging\n"
+        "logging.basicConfig(format='%(levelname)s %(name)s %(message)s')\n"
+        "from allocator import Record\n"
+        "from allocator.fetch import Batch, accelerated, decode\n"
+        "assert not accelerated\n"
+        f"data = bytes.fromhex({batch([R(0, b'v', b'k')], 7).hex()!r})\n"
+        "for _ in range(3):\n"
+        "    found = decode.scan(data, topic='t', partition=0, start=0)\n"
+        "(record,) = Batch('t', 0, found)\n"
+        "assert type(record) is Record\n"
+        "print(record.offset, record.key, record.value)\n"
+    )
+    output = run(sys.executable, program, cwd=ROOT, ALLOCATOR_PURE_PYTHON="1", PYTHONPATH=str(ROOT))
+    assert "7 b'k' b'v'" in output
+    assert output.count("WARNING allocator.fetch.decode records are decoded in plain Python") == 1
+
+
+@compiled
+def test_checksums_are_those_of_the_package_crc32c() -> None:
+    from allocator import _records
+
+    data = random.Random(1).randbytes(200_000)
+    # around a word, and around the blocks that are taken three at a time
+    sizes = [
+        *range(70),
+        *(n * block + d for block in (128, 1024) for n in (3, 6) for d in (-1, 0, 1)),
+        100_001,
+        200_000,
+    ]
+    for size in sizes:
+        for start in (0, 1):
+            part = data[start:size]
+            assert _records.crc32c(part) == _records.crc32c(part, False) == crc32c.crc32c(part), size
+
+
+@compiled
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_other_threads_run_while_it_decodes(codec: str) -> None:
+    """While the interpreter takes its lock away from nobody, another thread goes on only where the lock is let go."""
+    from allocator import _records
+
+    rng = random.Random(2)
+    data = batch([R(i, rng.randbytes(1 << 14) + bytes(1 << 14)) for i in range(100)], 0, codec)
+    found = _records.scan(data, topic="t", partition=0, start=0)
+    stop = threading.Event()
+    ticks = 0
+
+    def count() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            time.sleep(0)  # lets it go
+
+    def lets_others_run(call: Callable[[], object]) -> bool:
+        seen, ends = ticks, time.monotonic() + 20
+        while ticks == seen and time.monotonic() < ends:
+            call()
+        return ticks > seen
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        while not ticks:
+            time.sleep(0.001)
+        assert lets_others_run(lambda: _records.scan(data, topic="t", partition=0, start=0))
+        if codec != "none":
+            assert lets_others_run(lambda: codecs.decompress(found.segments[0].codec, data[61:]))
+        assert lets_others_run(lambda: found.columns(0, 1))
+    finally:
+        stop.set()
+        sys.setswitchinterval(before)
+        thread.join()
+
+
+@compiled
+def test_room_to_decompress_into_is_used_once() -> None:
+    from allocator import _records
+
+    room = _records.Room(100_000)
+    room.view[:5] = b"hello"
+    assert room.take(5) == b"hello"
+    with pytest.raises(ValueError, match="taken before"):
+        room.take(5)
+    with pytest.raises(ValueError, match="released"):
+        room.view[0]
+    assert bytes(codecs.PlainRoom(3).view) == b"\0\0\0"
+
+
+# -- builds
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """What a build needs, and nothing else of this work tree."""
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "allocator", copy / "allocator", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return copy
+
+
+def imported(wheel: Path, place: Path) -> str:
+    """What a wheel says of its decoder, and what that decodes; the dependencies are those of this environment."""
+    zipfile.ZipFile(wheel).extractall(place)
+    data = batch([R(0, b"v" * 20, b"k")], 7) + messages([R(0, b"w")], 1, 8, "gzip")
+    code = (
+        "import sys; "
+        # what an editable installation looks up for modules that the wheel has not
+        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]; "
+        "import allocator.fetch as f; assert f.__file__.startswith(sys.argv[1]), f.__file__; "
+        f"found = f.decode.scan(bytes.fromhex({data.hex()!r}), topic='t', partition=0, start=0); "
+        "print(f.accelerated, [r.offset for r in f.Batch('t', 0, found)])"
+    )
+    return run(sys.executable, "-c", code, place, cwd=place, PYTHONPATH=str(place)).splitlines()[0]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@can_build
+def test_a_wheel_with_it_and_a_pure_one_are_built_and_import(source: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "both", cwd=source, ALLOCATOR_REQUIRE_EXTENSION="1")
+    (wheel,) = (tmp_path / "both").glob("*.whl")
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert "-cp39-abi3-" in wheel.name, "for every Python since"
+    assert imported(wheel, tmp_path / "compiled") == "True [7, 8]"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith((".c", ".h", ".pyx"))]
+
+    # from the archive of sources, as other machines would
+    (archive,) = (tmp_path / "both").glob("*.tar.gz")
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "pure", archive),
+        cwd=tmp_path,
+        ALLOCATOR_PURE_PYTHON="1",
+    )
+    (wheel,) = (tmp_path / "pure").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "again", archive),
+        cwd=tmp_path,
+        ALLOCATOR_REQUIRE_EXTENSION="1",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tmp_path: Path) -> None:
+    output = run(
+        *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),
+        cwd=tmp_path,
+        CC="/nonexistent/cc",
+    )
+    assert "allocator._records is left out" in output
+    assert "50 times slower" in output
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@can_build
+def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp_path: Path) -> None:
+    """Builds it under ASan and UBSan, and runs the tests of the decoders, with many more examples, against that."""
+    preload = []
+    for name in ("libasan.so", "libubsan.so"):
+        found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True)  # type: ignore[list-item]
+        if not Path(found.stdout.strip()).is_file():
+            pytest.skip(f"the compiler has no {name}")
+        preload.append(found.stdout.strip())
+    tree = tmp_path / "tree"
+    shutil.copytree(source, tree)
+    shutil.copytree(ROOT / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    sanitized = {"ALLOCATOR_SANITIZE": "1", "ALLOCATOR_REQUIRE_EXTENSION": "1"}
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheel")
+    run(*pip, source, cwd=tmp_path, **sanitized)
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tree)
+    files = ["test_decode.py", "test_decode_fuzz.py", "test_batch.py", "test_arrow.py"]
+    under = {
+        "LD_PRELOAD": " ".join(preload),
+        # the interpreter keeps much to its end; its own allocator would hide what is read beyond an object's end
+        "ASAN_OPTIONS": "detect_leaks=0,allocator_may_return_null=1",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": str(tree),
+        "ALLOCATOR_FUZZ_TIMES": "3",
+    }
+    output = run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=1500"),
+        *(f"tests/fetch/{name}" for name in files),
+        *("-k", "not plain and not memory_stays"),
+        cwd=tree,
+        **under,
+    )
+    assert " passed" in output
+    assert "runtime error" not in output

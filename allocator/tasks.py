@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,11 +15,12 @@ T = TypeVar("T")
 class Scope:
     """Owns tasks; leaving the block means that all of them have ended.
 
-    A task that fails makes `run` and `failure` raise its error; tasks still running at the end of the block are
-    cancelled and awaited.
+    A task that fails makes `run` raise its error, and `failed` is called with it; tasks still running at the end of the
+    block are cancelled and awaited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
+        self._failed = failed
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a set would end them in another order each time
         self._failure: asyncio.Future[None] | None = None
 
@@ -68,6 +69,8 @@ class Scope:
         error = task.exception()
         if error is not None and self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
+        if error is not None and self._failed is not None:
+            self._failed(error)
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:

@@ -158,14 +158,17 @@ class Consumer:
             self._reading.close()
             raise
 
-    async def close(self) -> None:
-        """Commits what is done, releases every partition, leaves the group. Safe to call twice."""
+    async def close(self, *, commit: bool = True) -> None:
+        """Commits what is done, releases every partition, leaves the group. Safe to call twice.
+
+        `commit` False: what is done and not committed yet comes again elsewhere.
+        """
         if self._closed or not self._started:
             self._closed = True
             return
         self._closed = True
         self._reading.close()
-        await self._engine.close()
+        await self._engine.close(commit=commit)
 
     async def __aenter__(self) -> Consumer:
         await self.start()

@@ -92,6 +92,7 @@ class Engine:
             self._offsets = GroupOffsets(self.client, self.group, coordinator=coordinator)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
+        self._broken: BaseException | None = None
         self._exits = contextlib.AsyncExitStack()
         self._scope: Scope
         self._one_commit: asyncio.Lock
@@ -112,7 +113,7 @@ class Engine:
                     log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)
             if self._offsets is not None:
                 self._exits.push_async_callback(self._offsets.close)
-            self._scope = await self._exits.enter_async_context(Scope())
+            self._scope = await self._exits.enter_async_context(Scope(self._broke))
             self._ownership.start(self._scope)
             self._exits.push_async_callback(self.fetcher.close)
             await self.fetcher.start()
@@ -123,14 +124,22 @@ class Engine:
             await self._exits.aclose()
             raise
 
-    async def close(self) -> None:
-        """Drains, commits what is done, leaves, and closes every connection."""
+    async def close(self, *, commit: bool = True) -> None:
+        """Drains, commits what is done (unless told not to), leaves, and closes every connection."""
+        if not commit:
+            self._ownership.stop_committing()
         try:
             if self._offsets is not None:
                 await self._offsets.close()  # what was to be committed without waiting
             await self.membership.leave()
         finally:
             await self._exits.aclose()
+
+    def _broke(self, error: BaseException) -> None:
+        """A task of ours met what nobody foresaw: whoever reads must hear of it, or would wait for ever."""
+        log.error("%s: the consumer is broken", self.group, exc_info=error)
+        self._broken = error
+        self.fetcher.wake()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -166,7 +175,7 @@ class Engine:
 
     def take(self, topic: str | None = None) -> Batch | None:
         """The next batch if there is one that may be delivered; raises what the user has to know."""
-        error, self._ownership.error = self._ownership.error or self.membership.ended, None
+        error = self._ownership.take_error() or self._broken or self.membership.ended
         if error is not None:
             raise error
         return self.fetcher.take(topic) if self.may_deliver else None

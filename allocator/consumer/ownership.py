@@ -52,7 +52,8 @@ class Ownership:
         auto_commit: bool,
         retry_backoff_s: float = 0.1,
     ) -> None:
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
+        self._told: asyncio.Event
         self._state = state
         self._progress = progress
         self._committed = committed
@@ -69,7 +70,12 @@ class Ownership:
 
     def start(self, scope: Scope) -> None:
         """`scope` will own the tasks that look up committed offsets."""
+        self._told = asyncio.Event()
         self._scope = scope
+
+    def stop_committing(self) -> None:
+        """What is done of partitions that are given up from now on is not committed."""
+        self._auto_commit = False
 
     @property
     def closed_gate(self) -> bool:
@@ -123,8 +129,15 @@ class Ownership:
         self._fetcher.wake()
 
     def failed(self, error: BaseException) -> None:
-        self.error = error
+        self._error = error
         self._fetcher.wake()
+
+    def take_error(self) -> BaseException | None:
+        """What the user has to know, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            self._told.set()
+        return error
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -156,16 +169,22 @@ class Ownership:
             try:
                 committed = await self._committed(missing)
             except AllocatorError as error:
-                if not error.retriable:
-                    self.failed(error)
-                    return
-                log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
+                if error.retriable:
+                    log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
+                else:
+                    await self._tell(error)
                 await asyncio.sleep(self._retry_backoff_s)
                 continue
             for partition in self._missing(partitions):
                 self._begin(partition, committed.get(partition))
             self._fetcher.wake()
             return
+
+    async def _tell(self, error: AllocatorError) -> None:
+        """Until the user has heard of it, who may have mended it then."""
+        self._told.clear()
+        self.failed(error)
+        await self._told.wait()
 
     def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         start = self._progress.begin(partition, None if committed is None else committed.offset)

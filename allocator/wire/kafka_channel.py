@@ -52,13 +52,12 @@ class Channel:
         data = self._manager.broker_version_data
         if data is None:
             return None
+        if not isinstance(request_class, type):
+            return _version(data, request_class)  # a request of its own, which may be capped to an older version
         if data is not self._versions_of:
             self._versions_of, self._versions = data, {}
         if request_class not in self._versions:
-            try:
-                self._versions[request_class] = int(data.api_version(request_class))
-            except kafka_errors.IncompatibleBrokerVersion:
-                self._versions[request_class] = None
+            self._versions[request_class] = _version(data, request_class)
         return self._versions[request_class]
 
     def least_busy(self) -> Any:
@@ -143,3 +142,10 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise kafka_errors.KafkaTimeoutError("no time left")
     return left
+
+
+def _version(data: Any, request: Any) -> int | None:
+    try:
+        return int(data.api_version(request))
+    except kafka_errors.IncompatibleBrokerVersion:
+        return None

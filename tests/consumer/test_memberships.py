@@ -300,6 +300,85 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
         assert committed.offset == 60, "closing did not wait for the last one"
 
 
+@each(*MEMBERSHIPS)
+async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.produce(0, 40)
+    async with service.consumer(auto_commit_interval_s=1.0) as consumer:
+        assert len(await read(consumer, 40)) == 40
+        assert await consumer.getbatch(0) is None  # done with the last one
+        offsets, tries = consumer._engine.offsets, []
+        commit = offsets.commit
+
+        async def failing(wanted: Any) -> None:
+            tries.append(time.monotonic())
+            if len(tries) < 4:
+                error = CommitFailed("the coordinator moves")
+                error.retriable = True
+                raise error
+            await commit(wanted)
+
+        monkeypatch.setattr(offsets, "commit", failing)
+        await wait_until_async(lambda: len(tries) >= 4, 20, "the auto-commit")
+        assert tries[3] - tries[0] < 0.9, "it waited for a whole interval after each failure"
+
+        async def all_of_it() -> bool:
+            found = [await consumer.committed(partition) for partition in service.partitions]
+            return all(each is not None and each.offset == 10 for each in found)
+
+        await wait_until_async(all_of_it, 20, "the offsets to stand in Kafka")
+
+
+@each(*MEMBERSHIPS)
+async def test_closing_commits_what_is_done_unless_told_not_to(service: Service) -> None:
+    await service.produce(0, 40)
+    for commit in (False, True):
+        consumer = service.consumer(auto_commit_interval_s=600.0)
+        await consumer.start()
+        assert len(await read(consumer, 40)) == 40, "what was not committed did not come again"
+        assert await consumer.getbatch(0) is None
+        await consumer.close(commit=commit)
+    async with service.consumer() as after:
+        await owns(after, 4)
+        assert [await after.position(partition) for partition in service.partitions] == [10] * 4
+
+
+@each(*MEMBERSHIPS)
+async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always(service: Service) -> None:
+    await service.produce(0, 4)
+    async with service.consumer() as consumer:
+        await owns(consumer, 4)
+        consumer._engine._ownership.failed(CommitFailed("for once"))
+        with pytest.raises(CommitFailed, match="for once"):
+            await consumer.getbatch(10)
+        assert len(await read(consumer, 4)) == 4
+        consumer._engine.membership.ended = ended = RuntimeError("a bug of ours")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="a bug of ours"):
+                await consumer.getone(10)
+        consumer._engine.membership.ended = None
+        assert ended is not None
+
+        async def broken() -> None:
+            raise ZeroDivisionError("in a task of its own")
+
+        consumer._engine._scope.start(broken())
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await consumer.getbatch(10)
+
+
+@each("fixed")
+async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too(service: Service) -> None:
+    later = service.topic + "-later"
+    async with service.consumer(later, group=None) as consumer:
+        assert await consumer.getbatch(0.2) is None
+        await in_thread(lambda: service.cluster.create_topic(later, partitions=4))
+        await service.produce(0, 40, later)
+        assert sorted(await read(consumer, 40)) == list(range(40))
+
+
 # -- settings -------------------------------------------------------------------------------------------------------
 
 

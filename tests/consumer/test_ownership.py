@@ -1,0 +1,104 @@
+"""What a consumer does when committed offsets cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from allocator.consumer.listener import RebalanceListener
+from allocator.consumer.ownership import Ownership
+from allocator.consumer.progress import Progress
+from allocator.errors import AllocatorError, NoOffsetsError
+from allocator.measures import Measures
+from allocator.subscription.state import SubscriptionState
+from allocator.tasks import Scope
+from allocator.testing import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+PARTITION = TopicPartition("t", 0)
+
+
+class Fetcher:
+    def discard(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Offsets:
+    """Answers with these, one after the other, the last one for ever."""
+
+    def __init__(self, *answers: AllocatorError | int) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, AllocatorError):
+            raise answer
+        return dict.fromkeys(partitions, OffsetAndMetadata(answer, "", -1))
+
+
+async def commit(partitions: Iterable[TopicPartition]) -> None: ...
+
+
+def ownership(state: SubscriptionState, offsets: Offsets) -> Ownership:
+    return Ownership(
+        state,
+        Progress(asking_is_done=True),
+        offsets,
+        Fetcher(),
+        commit,
+        RebalanceListener(),
+        Measures(),
+        auto_commit=True,
+        retry_backoff_s=0.01,
+    )
+
+
+def position(state: SubscriptionState) -> int | None:
+    found = state.position(PARTITION) if state.is_assigned(PARTITION) else None
+    return None if found is None else int(found.offset)
+
+
+def passing() -> AllocatorError:
+    error = NoOffsetsError("loading")
+    error.retriable = True
+    return error
+
+
+async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
+    state, offsets = SubscriptionState("earliest"), Offsets(passing(), passing(), 7)
+    state.subscribe(["t"])
+    owner = ownership(state, offsets)
+    async with Scope() as scope:
+        owner.start(scope)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: position(state) == 7, 10, "the position")
+        assert owner.take_error() is None
+
+
+async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard() -> None:
+    refused = NoOffsetsError("not authorised")
+    state, offsets = SubscriptionState("earliest"), Offsets(refused, refused, 7)
+    state.subscribe(["t"])
+    owner = ownership(state, offsets)
+    async with Scope() as scope:
+        owner.start(scope)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: offsets.asked == 1, 10, "the question")
+        for asked in (1, 2):
+            told: list[BaseException] = []
+
+            def hear(told: list[BaseException] = told) -> bool:
+                error = owner.take_error()
+                if error is not None:
+                    told.append(error)
+                return bool(told)
+
+            assert offsets.asked == asked, "it was asked again before anybody had heard"
+            await wait_until_async(hear, 10, "the error")
+            assert told == [refused]
+            if asked == 1:
+                await wait_until_async(lambda: offsets.asked == 2, 10, "the next question")
+        await wait_until_async(lambda: position(state) == 7, 10, "the position, once the user has mended it")
+        assert owner.take_error() is None

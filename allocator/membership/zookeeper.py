@@ -441,7 +441,10 @@ class ZooKeeperMembership:
         if self._claim.held != self._held | self._draining:
             return True
         waiting = document.waiting.get(self.member_id)
-        return waiting is not None and self._claim.revision < waiting.since
+        if waiting is None or self._claim.revision >= waiting.since:
+            return False
+        # while all of it is being drained there is no release to show; the end of the drain writes the claim anyway
+        return not waiting.partitions <= self._draining
 
     async def _write_claim(self, claim: Claim) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -211,7 +210,7 @@ class KafkaClient:
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """None if the topic is unknown, or the broker older than 2.8."""
         known = self._metadata.topics.get(topic)
-        return None if known is None or known.topic_id is None or not known.topic_id.int else known.topic_id
+        return None if known is None else known.topic_id
 
     def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
         """Node ids, the preferred leader first; () if unknown."""
@@ -221,8 +220,7 @@ class KafkaClient:
     def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
         """The racks in which `tp` can be read, its leader's first; () if unknown.
 
-        From 2.4 on those of the other replicas as well (KIP-392). While there is no leader, the replica counts as one
-        that Kafka prefers as the next.
+        From 2.4 on those of the other replicas as well (KIP-392). The replica preferred as the next leader counts.
         """
         known = self._partition(tp)
         if known is None:
@@ -375,12 +373,9 @@ class KafkaClient:
         raise last
 
     async def prepare(self, node_id: int, request_class: Any) -> None:
-        """Open the connection on which such requests go to this broker, before the first one is known.
-
-        Whether that fails, the first one tells.
-        """
-        with contextlib.suppress(kafka_errors.KafkaError, OSError, Closed):
-            await self._live().prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
+        """Open the connection on which such requests go to this broker; if that fails, the first of them tells why."""
+        if self._channel is not None:
+            await self._channel.prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
         """End the connection on which such requests go to this broker: what is under way there fails.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -67,7 +68,8 @@ class Channel:
         self._manager.drop(broker_id)
 
     async def prepare(self, broker_id: Any, request_class: Any, deadline: float) -> None:
-        await self.connected(self._lane(broker_id, request_class), deadline)
+        with contextlib.suppress(kafka_errors.KafkaError, OSError):  # whether it can be opened, the first request tells
+            await self.connected(self._lane(broker_id, request_class), deadline)
 
     def hang_up(self, broker_id: Any, request_class: Any) -> None:
         self._manager.hang_up(self._lane(broker_id, request_class))

@@ -5,6 +5,7 @@ Protocol: the Metadata API (https://kafka.apache.org/protocol#The_Messages_Metad
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ __all__ = ["Broker", "Metadata", "Partition", "Topic"]
 UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 INVALID_TOPIC = 17
+
+NO_ID = uuid.UUID(int=0)  # of brokers that are told to speak as those before 2.8
 
 # answers before v1 do not say which topics are internal
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -75,7 +78,7 @@ class Metadata:
         )
 
     def _topic(self, answer: Any, version: int) -> Topic:
-        topic_id = answer.topic_id if version >= 10 else None
+        topic_id = answer.topic_id if version >= 10 and answer.topic_id != NO_ID else None
         before = self.topics.get(answer.name)
         same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
         partitions = {}

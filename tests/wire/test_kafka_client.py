@@ -347,5 +347,8 @@ async def test_offsets_may_be_asked_in_the_version_that_a_broker_has() -> None:
     broker = FakeBroker({9: answer}, versions={3: (0, 5), 9: (0, 3), 18: (0, 0)})
     async with broker, KafkaClient(broker.address) as client:
         assert client.api_version(OffsetFetchRequest) == 3
+        for _ in range(2):
+            assert client.api_version(OffsetFetchRequest(max_version=1)) == 1, "a request may bound its versions"
+            assert client.api_version(OffsetFetchRequest) == 3
         response = await client.send(1, OffsetFetchRequest(group_id="g", topics=None, max_version=7))
         assert response.API_VERSION == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allocator.assign import GroupView, Member, compute, known_names, naive, naive_allocator, resolve
+from allocator.assign import GroupView, Member, compute, known_names, naive, naive_allocator, resolve, wants
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
@@ -155,3 +155,25 @@ def test_installed_packages_add_names_through_entry_points(
         resolve("broken")
     with pytest.raises(AssignorError, match=r"'gredy' \(did you mean 'greedy'\?\)"):
         resolve("gredy")
+
+
+def test_a_function_says_what_it_wants_to_be_told() -> None:
+    def by_lag(view):
+        return {}
+
+    assert wants(resolve(by_lag)) == frozenset()
+    by_lag.wants = ["load", "racks"]
+    assert wants(resolve(by_lag)) == {"load", "racks"}
+    assert wants(resolve("lag-aware")) == {"load"}
+    assert wants(resolve("rack-aware")) == {"racks"}
+    assert wants(resolve("sticky")) == frozenset()
+
+
+@pytest.mark.parametrize("wanted", ["load", ["lag"], 3])
+def test_a_wish_that_nobody_can_fulfil_is_refused(wanted: object) -> None:
+    def function(view):
+        return {}
+
+    function.wants = wanted
+    with pytest.raises(AssignorError, match="wants"):
+        resolve(function)

@@ -428,7 +428,7 @@ async def test_before_kip_74_the_fetch_size_grows_to_the_record(version: int) ->
     async with fetching(cluster, state, max_partition_bytes=1000, max_bytes=1_000_000) as fetcher:
         seen = await collect(fetcher, state, 5)
     assert offsets(seen[A0]) == list(range(5))
-    sizes = {offset: size for offset, size in (request.parts[A0] for request in cluster.requests)}
+    sizes = dict(request.parts[A0] for request in cluster.requests)
     assert sizes[1] > 300_000
     assert sizes[3] > 900_000
     assert sizes[2] == sizes[4] == sizes[5] == 1000, "and shrinks back behind it"

@@ -23,6 +23,7 @@ the second in which its topics are made.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -36,8 +37,9 @@ from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
 from allocator.membership.base import Owner
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.membership.lease import boot_clock
+from allocator.tasks import Scope
 from allocator.types import TopicPartition
-from allocator.wire.consumer_heartbeat import ConsumerGroupHeartbeatRequest, IdPartition
+from allocator.wire.consumer_heartbeat import IdPartition
 from allocator.wire.kafka import KafkaClient
 
 __all__ = ["KafkaNextMembership", "KafkaNextSettings"]
@@ -53,9 +55,10 @@ class KafkaNextSettings:
     """How a member takes part. Times in seconds."""
 
     topics: frozenset[str] = frozenset()
-    # matched by the broker, in RE2's syntax, at the beginning of a name as `re.match` does; Kafka's own topics, which
-    # the broker would match too, are left alone
+    # matched here and not by the broker: 4.1 gives no partitions to a member whose expression matches nothing but
+    # topics that the group had before, and Python's syntax is the same for all memberships
     pattern: str | None = None
+    topic_poll_s: float = 10.0  # with a pattern: how soon new topics are noticed, at one metadata request each
     connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for ever
     group: NextSettings = field(default_factory=NextSettings)
 
@@ -87,7 +90,8 @@ class KafkaNextMembership:
         self._group_name = group
         self._owner = owner
         self._settings = settings
-        self._wants = _wants(settings.topics, settings.pattern)
+        self._topics, self._pattern = settings.topics, _compiled(settings.pattern)
+        self._wants = Wants(settings.topics)
         self._held: Parts = NONE
         self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
         self._draining: Parts = NONE
@@ -126,10 +130,10 @@ class KafkaNextMembership:
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; the coordinator hears of it at once. Raises `ConfigError`, and then nothing has
         changed."""
-        wants = _wants(topics, pattern)
-        self._settings.group.check(self._group_name, self._client.api_version(ConsumerGroupHeartbeatRequest), wants)
-        self._wants = wants
+        compiled = _compiled(pattern)
+        self._topics, self._pattern = frozenset(topics), compiled
         self._follow()
+        self._wants = self._resolved()
         self._group.changed()
 
     async def join(self) -> None:
@@ -179,11 +183,19 @@ class KafkaNextMembership:
 
     async def _run(self, joined: asyncio.Future[None]) -> None:
         self._follow()
+        if self._pattern is not None:
+            with contextlib.suppress(AllocatorError):  # what it would tell comes later
+                await self._client.refresh(max_age_s=1.0)
+        self._wants = self._resolved()
+        remove = self._client.on_metadata(self._metadata_came)
         try:
-            await self._group.run(joined)
-            if not self._group.closing:
-                self.ended = self._last_error
+            async with Scope() as scope:
+                scope.start(self._poll_topics(), "topics")
+                await scope.run(self._group.run(joined), "group")
+                if not self._group.closing:
+                    self.ended = self._last_error
         finally:
+            remove()
             await self.lost("the membership ended")
 
     # -- commits --------------------------------------------------------------------------------------------------
@@ -205,15 +217,16 @@ class KafkaNextMembership:
 
     async def take(self, given: Ids) -> bool:
         new = given - self._names.keys()
-        topics = self._topics()
+        topics = self._by_id()
         if any(each.topic_id not in topics for each in new):
             try:
                 await self._client.refresh()
             except AllocatorError as error:
                 log.info("%s: the names of new topics are not to be had yet: %s", self._group_name, error)
-            topics = self._topics()
+            topics = self._by_id()
         named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
-        gained = {each: part for each, part in named.items() if self._asked_for(part.topic)}
+        # others may be given to us for what we wanted before
+        gained = {each: part for each, part in named.items() if part.topic in self._wants.topics}
         if gained:
             self._names.update(gained)
             self._held |= frozenset(gained.values())
@@ -253,28 +266,38 @@ class KafkaNextMembership:
 
     # -------------------------------------------------------------------------------------------------------------
 
-    def _topics(self) -> dict[object, str]:
+    def _by_id(self) -> dict[object, str]:
         """Names by id, of the topics that are known."""
         return {topic.topic_id: name for name, topic in self._client.metadata.topics.items()}
 
-    def _asked_for(self, topic: str) -> bool:
-        """The broker's pattern matches Kafka's own topics as well, which nobody asked for."""
-        known = self._client.metadata.topics.get(topic)
-        return topic in self._wants.topics or known is None or not known.internal
+    def _resolved(self) -> Wants:
+        if self._pattern is None:
+            return Wants(self._topics)
+        return Wants(self._topics | {topic for topic in self._client.topics() if self._pattern.match(topic)})
 
     def _follow(self) -> None:
-        if self._wants.regex is not None:
+        if self._pattern is not None:
             self._client.follow_all()
         else:
-            self._client.follow(self._wants.topics)
+            self._client.follow(self._topics)
+
+    def _metadata_came(self) -> None:
+        wants = self._resolved()
+        if self._pattern is not None and wants != self._wants:
+            self._wants = wants
+            self._group.changed()
+
+    async def _poll_topics(self) -> None:
+        """What no message announces: new topics."""
+        while True:
+            await asyncio.sleep(self._settings.topic_poll_s)
+            if self._pattern is not None:
+                with contextlib.suppress(AllocatorError):  # the next turn asks again
+                    await self._client.refresh()
 
 
-def _wants(topics: Iterable[str], pattern: str | None) -> Wants:
-    """Raises `ConfigError` for a pattern that no syntax allows."""
-    if pattern is None:
-        return Wants(frozenset(topics))
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
     try:
-        re.compile(pattern)
+        return None if pattern is None else re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-    return Wants(frozenset(topics), f"(?:{pattern}).*")

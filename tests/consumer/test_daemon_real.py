@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from allocator.assign import naive
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until
 from allocator.types import TopicPartition
@@ -374,7 +373,7 @@ def test_check_shows_the_settings_and_masks_secrets(offline: Setup) -> None:
     assert "hunter2" not in checked.stdout + checked.stderr
     shown = json.loads(offline.check(config, "--json", ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD="hunter2").stdout)
     assert shown["ok"] is True
-    assert shown["settings"]["group"]["assignor"] == [naive.name]
+    assert shown["settings"]["group"]["membership"] == "zookeeper"
 
 
 def test_check_names_what_is_wrong_with_settings_handler_and_allocator_function(offline: Setup) -> None:

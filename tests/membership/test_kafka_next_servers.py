@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -73,14 +74,10 @@ async def test_what_the_broker_refuses_is_a_setting_that_join_names(
 ) -> None:
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 1)
-    for settings, topics, why in (
-        ({"server_assignor": "best"}, counts, "server_assignor 'best'.*uniform, range"),
-        ({"pattern": "(?!a)b"}, (), r"\(\?!a\)b.*RE2's syntax.*invalid or unsupported"),
-    ):
-        member = Next(cluster.bootstrap, group, topics, **settings)
-        with pytest.raises(ConfigError, match=why):
-            await member.__aenter__()
-        await member.client.close()
+    member = Next(cluster.bootstrap, group, counts, server_assignor="best")
+    with pytest.raises(ConfigError, match=r"server_assignor 'best'.*uniform, range"):
+        await member.__aenter__()
+    await member.client.close()
 
 
 async def test_brokers_without_the_protocol_are_told_of(cluster_factory: Any, unique_name: Any, group: str) -> None:
@@ -97,16 +94,16 @@ async def test_topics_that_match_a_pattern_are_shared_and_kafkas_own_left_alone(
     cluster = await start(cluster_factory)
     stem = unique_name()
     counts = await topic_with(cluster, f"{stem}-a", 2)
-    async with (
-        Next(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a,
-        Next(cluster.bootstrap, group, [], pattern=f"(?:{stem}|__consumer_offsets)") as b,
-    ):
+    other = Next(cluster.bootstrap, group, [], pattern=f"(?:{stem}|__consumer_offsets)")
+    async with Next(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a, contextlib.AsyncExitStack() as later:
+        await shared([a], counts)
+        b = await later.enter_async_context(other)
         await shared([a, b], counts)
         await asyncio.to_thread(cluster.add_partitions, f"{stem}-a", 4)
         counts[f"{stem}-a"] = 4
         await shared([a, b], counts)
         counts |= await topic_with(cluster, f"{stem}-b", 3)
-        await shared([a, b], counts, 60)  # brokers look for new topics from time to time
+        await shared([a, b], counts)
         a.membership.subscribe([f"{stem}-a"])
         b.membership.subscribe([f"{stem}-b"])
         await wait_until_async(

@@ -487,11 +487,11 @@ static void decode_messages(const uint8_t *base, int64_t start, int64_t end, int
     }
 }
 
-/* One segment to be decoded: its bytes, `start` to `end` of `base`, and where its records go. */
+/* One segment to be decoded: its bytes, `start` to `end` of `base`, and the rows that its records become. */
 typedef struct {
     const segment_t *segment;
     const uint8_t *base;
-    int64_t start, end, shift, row;
+    int64_t start, end, shift, row, count;
     int32_t buffer;
 } job_t;
 

@@ -8,13 +8,11 @@ by hand. Objects do not change once they are handed out, so threads may share th
 """
 
 cimport cython
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
 import heapq
-from bisect import bisect_right
 
 from allocator.errors import CorruptRecordError
 
@@ -22,7 +20,7 @@ cdef extern from "Python.h":
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
 
 cdef extern from "_records.h" nogil:
-    enum: CONTROL, TRANSACTIONAL, CODEC_MASK, LOG_OVERHEAD, V2_HEADER
+    enum: CONTROL, TRANSACTIONAL, LOG_OVERHEAD, V2_HEADER, V2_MIN_RECORD
     int crc_hardware
 
     ctypedef struct problem_t:
@@ -62,7 +60,7 @@ cdef extern from "_records.h" nogil:
     ctypedef struct job_t:
         const segment_t *segment
         const uint8_t *base
-        int64_t start, end, shift, row
+        int64_t start, end, shift, row, count
         int32_t buffer
 
     int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, problem_t *why)
@@ -182,80 +180,59 @@ cdef class RecordSet:
         """The records of segments `first` up to, not including, `last`. Raises `CorruptRecordError`."""
         return self._decode(self.segments[first:last])
 
+    def records(self, Py_ssize_t first, Py_ssize_t last, start, stop):
+        """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.
+
+        A segment is decoded when it is come to. Raises `CorruptRecordError` in its place, and again for as long as it
+        is asked: nothing is passed over without a word.
+        """
+        cdef _Records records = _Records.__new__(_Records)
+        records.found = self
+        records.segment = max(first, 0)
+        records.segments_end = min(last, <Py_ssize_t>len(self.segments))
+        records.start, records.stop = start, stop
+        return records
+
     cdef Columns _decode(self, list segments):
         cdef Columns columns = Columns.__new__(Columns)
+        cdef Py_ssize_t many = len(segments), number, plain = -1
         cdef Segment segment
-        cdef segment_t *c
-        cdef bytes buffer
-        cdef int64_t rows = 0, count, first_offset = 0, last_offset = 0
-        cdef list counts = []
-        columns.topic, columns.partition = self.topic, self.partition
-        columns.parts = segments
-        columns.starts = []
-        columns.buffers = []
-        columns.buffer_of = []
-        for segment in segments:
-            c = &segment.c
-            count = c.count
-            if not c.codec:
-                if columns.plain < 0:
-                    columns.plain = len(columns.buffers)
-                    columns.buffers.append(self.data)
-                columns.buffer_of.append(columns.plain)
-            else:
-                buffer = self._decompressed(segment)
-                columns.buffer_of.append(len(columns.buffers))
-                columns.buffers.append(buffer)
-                if c.magic == 2:
-                    if count * 7 > <int64_t>len(buffer):
-                        raise self._corrupt(segment, f"{count} records in {len(buffer)} bytes")
-                else:
-                    count = self._count(segment, buffer, &first_offset, &last_offset)
-                    # in v1 the offsets inside are relative, and the last one's is outside (KIP-31)
-                    columns.shifts[len(counts)] = c.next_offset - 1 - last_offset if c.magic else 0
-            columns.starts.append(rows)
-            counts.append(count)
-            rows += count
-        columns._make_room(rows)
-        self._fill(columns, segments)
-        return columns
-
-    cdef int _fill(self, Columns columns, list segments) except -1:
-        """Decode segments whose buffers are there into the room that was made; all of them without the lock."""
-        cdef Py_ssize_t many = len(segments), number
-        cdef job_t *jobs = <job_t *>PyMem_Malloc(many * sizeof(job_t))
         cdef job_t *job
-        cdef int64_t work = 0, done
-        cdef int32_t place
-        cdef Segment segment
         cdef bytes buffer
         cdef problem_t why
-        if jobs is NULL:
-            raise MemoryError
-        try:
-            for number in range(many):
-                segment = segments[number]
-                job = &jobs[number]
-                place = columns.buffer_of[number]
-                buffer = columns.buffers[place]
-                job.segment = &segment.c
-                job.base = _start_of(buffer)
-                job.start = 0 if segment.c.codec else segment.c.start
-                job.end = <int64_t>len(buffer) if segment.c.codec else segment.c.end
-                job.shift = columns.shifts.get(number, 0)
-                job.row = columns.starts[number]
-                job.buffer = place
-                work += job.end - job.start
-            if work < RELEASE_FROM:
-                done = decode_jobs(jobs, many, &columns.c, &why)
+        cdef int64_t rows = 0, work = 0, done
+        columns.topic, columns.partition = self.topic, self.partition
+        columns.parts, columns.buffers = segments, []
+        columns._make_jobs(many)
+        for number in range(many):
+            segment = segments[number]
+            job = &columns.jobs[number]
+            job.segment = &segment.c
+            job.row, job.count, job.shift = rows, segment.c.count, 0
+            if segment.c.codec:
+                buffer = self._decompressed(segment)
+                job.start, job.end = 0, len(buffer)
+                job.buffer = <int32_t>len(columns.buffers)
+                columns.buffers.append(buffer)
+                self._check_count(segment, job, buffer)
             else:
-                with nogil:
-                    done = decode_jobs(jobs, many, &columns.c, &why)
-        finally:
-            PyMem_Free(jobs)
+                if plain < 0:
+                    plain = len(columns.buffers)
+                    columns.buffers.append(self.data)
+                buffer = self.data
+                job.start, job.end, job.buffer = segment.c.start, segment.c.end, <int32_t>plain
+            job.base = _start_of(buffer)
+            rows += job.count
+            work += job.end - job.start
+        columns._make_room(rows)
+        if work < RELEASE_FROM:
+            done = decode_jobs(columns.jobs, many, &columns.c, &why)
+        else:
+            with nogil:
+                done = decode_jobs(columns.jobs, many, &columns.c, &why)
         if done < many:
             raise self._corrupt(segments[done], _message(&why))
-        return 0
+        return columns
 
     cdef bytes _decompressed(self, Segment segment):
         # not at the top: the room `fetch` imports what imports this
@@ -270,25 +247,26 @@ cdef class RecordSet:
         except ValueError as error:
             raise self._corrupt(segment, str(error)) from error
 
-    cdef int64_t _count(self, Segment segment, bytes buffer, int64_t *first, int64_t *last) except -1:
-        """The messages in a compressed set."""
+    cdef int _check_count(self, Segment segment, job_t *job, bytes buffer) except -1:
+        """Find out how many records a decompressed batch or set holds, or whether it can hold what it says."""
         cdef const uint8_t *base = _start_of(buffer)
-        cdef int64_t size = len(buffer), count
-        cdef segment_t *c = &segment.c
+        cdef int64_t size = len(buffer), first = 0, last = 0, next_offset = segment.c.next_offset
         cdef problem_t why
+        if segment.c.magic == 2:
+            if job.count * V2_MIN_RECORD > size:
+                raise self._corrupt(segment, f"{job.count} records in {size} bytes")
+            return 0
         with nogil:
-            count = count_messages(base, size, first, last, &why)
-        if count < 0:
+            job.count = count_messages(base, size, &first, &last, &why)
+        if job.count < 0:
             raise self._corrupt(segment, _message(&why))
-        if c.magic:
-            first[0] += c.next_offset - 1 - last[0]
-        if first[0] < 0 or (not c.magic and last[0] >= c.next_offset):
-            raise self._corrupt(
-                segment,
-                f"offsets {first[0]} to {c.next_offset - 1 if c.magic else last[0]} in a set that ends at "
-                f"{c.next_offset - 1}",
-            )
-        return count
+        if segment.c.magic:
+            # the offsets inside are relative, and the last one's is outside (KIP-31)
+            job.shift = next_offset - 1 - last
+        if first + job.shift < 0 or last + job.shift >= next_offset:
+            why_not = f"offsets {first + job.shift} to {last + job.shift} in a set that ends at {next_offset - 1}"
+            raise self._corrupt(segment, why_not)
+        return 0
 
     cdef object _corrupt(self, Segment segment, str why):
         # a compressed set of an old format shows no offset but its last
@@ -390,20 +368,25 @@ cdef class Columns:
     cdef readonly str topic
     cdef readonly int partition
     cdef readonly list parts, buffers
-    cdef list starts, buffer_of
-    cdef dict shifts
-    cdef Py_ssize_t plain
+    # where each part came from and which rows it has
+    cdef bytes jobs_memory
+    cdef job_t *jobs
     cdef readonly Py_ssize_t rows
+    # of the first buffer
+    cdef const char *base
     cdef readonly bytes memory
     cdef columns_t c
 
-    def __cinit__(self):
-        self.plain = -1
-        self.shifts = {}
+    cdef int _make_jobs(self, Py_ssize_t many) except -1:
+        self.jobs_memory = PyBytes_FromStringAndSize(NULL, many * <Py_ssize_t>sizeof(job_t))
+        self.jobs = <job_t *>PyBytes_AsString(self.jobs_memory)
+        return 0
 
     cdef int _make_room(self, int64_t rows) except -1:
         cdef int64_t bits = (rows + 7) // 8
         cdef char *p
+        if self.buffers:
+            self.base = PyBytes_AsString(self.buffers[0])
         self.rows = rows
         self.memory = PyBytes_FromStringAndSize(NULL, rows * ROW + 2 * bits)
         p = PyBytes_AsString(self.memory)
@@ -474,8 +457,7 @@ cdef class Columns:
     @property
     def timestamp_types(self):
         """(timestamp type, rows) of each part."""
-        ends = self.starts[1:] + [self.rows]
-        return [(part.timestamp_type, end - start) for part, start, end in zip(self.parts, self.starts, ends)]
+        return [(part.timestamp_type, self.jobs[number].count) for number, part in enumerate(self.parts)]
 
     def header_columns(self):
         """None where no record has headers; else the ends of the rows as int32, the number of headers, the views of
@@ -508,8 +490,8 @@ cdef class Columns:
             for row in range(self.rows):
                 while row >= part_end:
                     part += 1
-                    part_end = self.starts[part + 1] if part + 1 < len(self.starts) else self.rows
-                    place = self.buffer_of[part]
+                    part_end += self.jobs[part].count
+                    place = self.jobs[part].buffer
                     buffer = self.buffers[place]
                     base, size = _start_of(buffer), len(buffer)
                 if self.c.headers[row]:
@@ -530,9 +512,8 @@ cdef class Columns:
             return None
         if view.length <= WITHIN:
             return PyBytes_FromStringAndSize(<char *>view.prefix, view.length)
-        return PyBytes_FromStringAndSize(
-            PyBytes_AsString(<bytes>self.buffers[view.buffer]) + view.position, view.length
-        )
+        cdef const char *base = self.base if view.buffer == 0 else PyBytes_AsString(self.buffers[view.buffer])
+        return PyBytes_FromStringAndSize(base + view.position, view.length)
 
     cdef Py_ssize_t _size(self, Py_ssize_t row, bint key):
         cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
@@ -548,7 +529,7 @@ cdef class Columns:
         cdef int64_t at = self.c.headers[row], size
         if not at:
             return headers
-        buffer = self.buffers[self.buffer_of[self._part(row)]]
+        buffer = self.buffers[self.jobs[self._part(row)].buffer]
         base, size = _start_of(buffer), len(buffer)
         for _ in range(headers_at(base, size, &at)):
             at = read_header(base, size, at, &header)
@@ -559,8 +540,15 @@ cdef class Columns:
             headers.append((name.decode("utf-8", "surrogateescape"), value))
         return headers
 
-    cdef Py_ssize_t _part(self, Py_ssize_t row) except -1:
-        return 0 if len(self.starts) == 1 else bisect_right(self.starts, row) - 1
+    cdef Py_ssize_t _part(self, Py_ssize_t row):
+        cdef Py_ssize_t low = 0, high = len(self.parts), middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.jobs[middle].row <= row:
+                low = middle
+            else:
+                high = middle
+        return low
 
     cdef Segment _segment(self, Py_ssize_t row):
         return self.parts[self._part(row)]
@@ -572,13 +560,29 @@ cdef class _Records:
 
     cdef Columns columns
     cdef Py_ssize_t row, last
+    # where the columns come from that follow, if any do
+    cdef RecordSet found
+    cdef Py_ssize_t segment, segments_end
+    cdef object start, stop
 
     def __iter__(self):
         return self
 
-    def __next__(self):
-        if self.row >= self.last:
+    cdef int _go_on(self) except -1:
+        """To the next segment; the last one is let go of."""
+        if self.segment >= self.segments_end:
             raise StopIteration
+        cdef Segment segment = self.found.segments[self.segment]
+        self.columns = None
+        self.columns = self.found._decode([segment])
+        self.row = 0 if segment.c.base_offset >= self.start else self.columns.find(self.start)
+        self.last = self.columns.rows if segment.c.next_offset <= self.stop else self.columns.find(self.stop)
+        self.segment += 1
+        return 0
+
+    def __next__(self):
+        while self.row >= self.last:
+            self._go_on()
         cdef Record record = Record.__new__(Record)
         record._columns = self.columns
         record._row = self.row
@@ -607,7 +611,9 @@ cdef class Record:
         segment.c.has_append_time = bool(timestamp_type)
         segment.c.leader_epoch = -1 if leader_epoch is None else leader_epoch
         columns.topic, columns.partition = topic, partition
-        columns.parts, columns.starts, columns.buffers = [segment], [0], []
+        columns.parts, columns.buffers = [segment], []
+        columns._make_jobs(1)
+        columns.jobs[0].row, columns.jobs[0].count = 0, 1
         columns._make_room(1)
         columns.c.offsets[0], columns.c.timestamps[0] = offset, timestamp
         self._columns, self._row = columns, 0

@@ -4,7 +4,7 @@ In: the fetchable partitions and their positions (`subscription`), leaders and c
 the high watermarks, and the positions that resets found. May touch the brokers by Fetch and ListOffsets; never
 commits, never decides who owns what.
 
-`accelerated` says whether the compiled decoder is there; the plain one gives the same records, about 50 times slower.
+`accelerated` says whether the compiled decoder is there; the plain one gives the same records, 15 to 70 times slower.
 """
 
 from __future__ import annotations

@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["field", "pyarrow", "record_batch", "schema"]
 
+# the first that makes arrays of views from several buffers
+OLDEST = 19
 FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
+@cache
 def pyarrow() -> Any:
     """The module. Raises `MissingExtra`."""
+    needed = f"Arrow columns need pyarrow {OLDEST} or newer: pip install 'allocator[arrow]'"
     try:
         import pyarrow
     except ImportError as error:
-        raise MissingExtra("Arrow columns need pyarrow 18 or newer: pip install 'allocator[arrow]'") from error
+        raise MissingExtra(needed) from error
+    if int(pyarrow.__version__.split(".")[0]) < OLDEST:
+        raise MissingExtra(f"{needed}; {pyarrow.__version__} is installed")
     return pyarrow
 
 
@@ -72,16 +78,17 @@ def _offsets(columns: Any) -> pa.Array:
 
 def _timestamps(columns: Any) -> pa.Array:
     pa = pyarrow()
-    kind = pa.timestamp("ms", tz="UTC")
+    kind = schema().field("timestamp").type
     if not _compiled(columns):
         times = [None if time == -1 else time for part in columns.parts for time in part.timestamps]
         return pa.array(times, pa.int64()).view(kind)
-    times = pa.Array.from_buffers(pa.int64(), len(columns), [None, _buffer(columns, 3)], null_count=0)
-    if columns.untimed:
-        from pyarrow import compute
+    buffers = [None, _buffer(columns, 3)]
+    if not columns.untimed:
+        return pa.Array.from_buffers(kind, len(columns), buffers, null_count=0)
+    from pyarrow import compute
 
-        times = compute.if_else(compute.equal(times, -1), None, times)
-    return times.view(kind)
+    times = pa.Array.from_buffers(pa.int64(), len(columns), buffers, null_count=0)
+    return compute.if_else(compute.equal(times, -1), None, times).view(kind)
 
 
 def _timestamp_types(columns: Any) -> pa.Array:
@@ -126,7 +133,7 @@ def _headers(columns: Any) -> pa.Array:
     found = columns.header_columns()
     if found is None:
         ends = pa.py_buffer(bytes(4 * (rows + 1)))
-        return pa.Array.from_buffers(kind, rows, [None, ends], 0, children=[pa.array([], kind.value_type)])
+        return pa.Array.from_buffers(kind, rows, [None, ends], 0, children=[_no_headers()])
     ends, count, name_views, value_views, value_bits, nulls = found
     data = [pa.py_buffer(buffer) for buffer in columns.buffers]
     names = pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(name_views), *data], 0)
@@ -143,6 +150,11 @@ def _headers(columns: Any) -> pa.Array:
 
 
 _MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers)))
+
+
+@cache
+def _no_headers() -> pa.Array:
+    return pyarrow().array([], schema().field("headers").type.value_type)
 
 
 def _text(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 from allocator.errors import DeserializationError, MissingExtra
@@ -36,7 +35,7 @@ class Batch(Sequence[Record]):
     Deserializers are called for each record as it is reached, not for null keys and values. When one raises,
     the iterator raises `DeserializationError` and may be asked for the record after it:
     `next(records)` on the same iterator, or `batch.from_offset(error.offset + 1)`. Bytes that do not decode raise
-    `CorruptRecordError`.
+    `CorruptRecordError`, at each `next` again.
     """
 
     __slots__ = (
@@ -109,7 +108,7 @@ class Batch(Sequence[Record]):
         return self._length
 
     def __iter__(self) -> Iterator[Record]:
-        records = chain.from_iterable(map(self._records, range(self._first, self._end)))
+        records = self._found.records(self._first, self._end, self._start, self._stop)
         # no Python frame for each record in the common case
         plain = self._key_deserializer is None and self._value_deserializer is None
         return records if plain else map(self._deserialized, records)
@@ -270,10 +269,6 @@ class Batch(Sequence[Record]):
         low = 0 if segments[first].base_offset >= self._start else columns.find(self._start)
         high = len(columns) if segments[end - 1].next_offset <= self._stop else columns.find(self._stop)
         return columns, low, high
-
-    def _records(self, number: int) -> Iterator[Record]:
-        columns, first, last = self._part(number)
-        return columns.records(first, last)
 
     def _transformed(self, function: Callable[[Any], Any], array: Any, part: str) -> Any:
         try:

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Final
 
 import crc32c
 
 from allocator.errors import CorruptRecordError
 from allocator.fetch.codecs import decompress
-from allocator.fetch.columns import Columns, Part, Segment, varint
+from allocator.fetch.columns import Columns, Part, Segment
 from allocator.fetch.legacy import read_messages, unpack_messages
+from allocator.fetch.records import MIN_RECORD, read_records
+from allocator.record import PlainRecord
 
 __all__ = ["Columns", "RecordSet", "scan"]
 
@@ -33,8 +37,6 @@ _CRC_FROM: Final = 21
 _LOG_OVERHEAD: Final = 12
 _CODEC, _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _ABORT: Final = 0
-_MIN_RECORD: Final = 7
-"""Bytes of the smallest record of v2: length, attributes, two deltas, two nulls and no headers."""
 _INT64: Final = (1 << 63) - 1
 
 
@@ -66,6 +68,14 @@ class RecordSet:
         """
         return Columns([self.part(segment) for segment in self.segments[first:last]])
 
+    def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
+        """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.
+
+        A segment is decoded when it is come to. Raises `CorruptRecordError` in its place, and again for as long as it
+        is asked: nothing is passed over without a word.
+        """
+        return _Records(self, self.segments[first:last], start, stop)
+
     def part(self, segment: Segment) -> Part:
         """Decode one segment."""
         part = segment.part
@@ -81,6 +91,33 @@ class RecordSet:
         # a compressed set of an old format shows no offset but its last
         offset = segment.base_offset if segment.count >= 0 else segment.next_offset - 1
         raise CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.next_offset)
+
+
+class _Records:
+    """One record after the other."""
+
+    def __init__(self, found: RecordSet, segments: list[Segment], start: int, stop: int) -> None:
+        self.found = found
+        self.segments = segments[::-1]
+        self.start, self.stop = start, stop
+        self.rows: Iterator[PlainRecord] = iter(())
+
+    def __iter__(self) -> Iterator[PlainRecord]:
+        return self
+
+    def __next__(self) -> PlainRecord:
+        for record in self.rows:
+            return record
+        while self.segments:
+            segment = self.segments[-1]
+            part = self.found.part(segment)
+            self.segments.pop()
+            low = 0 if segment.base_offset >= self.start else bisect_left(part.offsets, self.start)
+            high = len(part) if segment.next_offset <= self.stop else bisect_left(part.offsets, self.stop)
+            self.rows = map(PlainRecord.at, repeat(part), range(low, high))
+            for record in self.rows:
+                return record
+        raise StopIteration
 
 
 def scan(
@@ -170,7 +207,7 @@ class _Walk:
         codec = attributes & _CODEC
         if last_delta < 0 or count < 0 or count > last_delta + 1 or base >= _INT64 - last_delta:
             raise _Bad(f"a record batch of {count} records over {last_delta + 1} offsets")
-        if codec == 0 and count * _MIN_RECORD > end - pos - _V2.size:
+        if codec == 0 and count * MIN_RECORD > end - pos - _V2.size:
             raise _Bad(f"{count} records in {end - pos - _V2.size} bytes")
         segment = Segment(
             magic=2,
@@ -248,142 +285,5 @@ def _part(data: bytes, segment: Segment) -> Part:
     else:
         buffer, start, end = data, segment.start, segment.end
     if segment.magic == 2:
-        return _records(buffer, start, end, segment)
+        return read_records(buffer, start, end, segment)
     return unpack_messages(buffer, segment)
-
-
-def _records(buffer: bytes, pos: int, end: int, segment: Segment) -> Part:
-    """The records of a batch of v2. One- and two-byte varints are read in place: calls would double the time."""
-    count, base_offset, base_time = segment.count, segment.base_offset, segment.base_timestamp
-    if count * _MIN_RECORD > end - pos:
-        raise _Bad(f"{count} records in {end - pos} bytes")
-    offsets: list[int] = []
-    times: list[int] = []
-    keys_at: list[int] = []
-    values_at: list[int] = []
-    headers_at: dict[int, int] = {}
-    add_offset, add_time = offsets.append, times.append
-    add_key, add_value = keys_at.append, values_at.append
-    previous = -1
-    for index in range(count):
-        n = buffer[pos]
-        pos += 1
-        if n & 0x80:
-            m = buffer[pos]
-            if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
-            else:
-                n = n & 0x7F | m << 7
-                pos += 1
-        record_end = pos + (n >> 1)
-        if n & 1 or record_end > end:
-            raise _Bad(f"record {index} is longer than its batch")
-
-        # after the attributes, which are unused
-        n = buffer[pos + 1]
-        pos += 2
-        if n & 0x80:
-            m = buffer[pos]
-            if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
-            else:
-                n = n & 0x7F | m << 7
-                pos += 1
-        add_time(base_time + ((n >> 1) ^ -(n & 1)))
-
-        n = buffer[pos]
-        pos += 1
-        if n & 0x80:
-            m = buffer[pos]
-            if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
-            else:
-                n = n & 0x7F | m << 7
-                pos += 1
-        delta = n >> 1
-        if n & 1 or delta <= previous:
-            raise _Bad(f"record {index} has its offset out of order")
-        previous = delta
-        add_offset(base_offset + delta)
-
-        n = buffer[pos]
-        pos += 1
-        if n & 0x80:
-            m = buffer[pos]
-            if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
-            else:
-                n = n & 0x7F | m << 7
-                pos += 1
-        if n & 1:
-            add_key(-1)
-        else:
-            add_key(pos)
-            pos += n >> 1
-        add_key(pos)
-
-        n = buffer[pos]
-        pos += 1
-        if n & 0x80:
-            m = buffer[pos]
-            if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
-            else:
-                n = n & 0x7F | m << 7
-                pos += 1
-        if n & 1:
-            add_value(-1)
-        else:
-            add_value(pos)
-            pos += n >> 1
-        add_value(pos)
-
-        if buffer[pos]:
-            headers_at[index] = pos
-            pos = _skip_headers(buffer, pos, record_end)
-        else:
-            pos += 1
-        if pos != record_end:
-            raise _Bad(f"record {index} has another length than its fields")
-    if pos != end:
-        raise _Bad(f"{end - pos} bytes after the last record")
-    if base_offset + previous >= segment.next_offset:
-        raise _Bad(f"offset {base_offset + previous} in a batch that ends before {segment.next_offset}")
-    if segment.log_append_time is not None:
-        times = [segment.log_append_time] * count
-    elif times and (max(times) > _INT64 or min(times) < -_INT64):
-        raise _Bad("a timestamp of more than 64 bits")
-    kind = 0 if segment.log_append_time is None else 1
-    return Part(buffer, offsets, times, kind, keys_at, values_at, headers_at)
-
-
-def _longer(buffer: bytes, pos: int, first: int) -> tuple[int, int]:
-    """The rest of a varint whose first byte was `first`, not zigzag decoded, and the position after it."""
-    byte = buffer[pos]
-    pos += 1
-    value = (first & 0x7F) | (byte & 0x7F) << 7
-    shift = 14
-    while byte & 0x80:
-        byte = buffer[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if shift >= 70 and byte > 1:
-            raise _Bad("a varint of more than 64 bits")
-    return value, pos
-
-
-def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
-    """Check the headers whose count stands at `pos`; the position after them."""
-    count, pos = varint(buffer, pos)
-    # two lengths at least for each
-    if not 0 <= count <= (end - pos) // 2:
-        raise _Bad(f"{count} headers in {end - pos} bytes")
-    for _ in range(count):
-        size, pos = varint(buffer, pos)
-        if size < 0 or pos + size > end:
-            raise _Bad(f"a header name of {size} bytes")
-        size, pos = varint(buffer, pos + size)
-        if size > 0:
-            pos += size
-    return pos

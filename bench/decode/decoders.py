@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import crc32c
+from aiokafka import TopicPartition
+from aiokafka.consumer.fetcher import READ_UNCOMMITTED, PartitionRecords
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 
@@ -77,6 +79,12 @@ def by_peer(kind: Any, data: bytes) -> int:
     return count
 
 
+def by_aiokafkas_consumer(data: bytes) -> int:
+    """With the objects that its consumer makes of what the decoder gives."""
+    where = TopicPartition("t", 0)
+    return look_at(PartitionRecords(where, AiokafkaRecords(data), [], 0, None, None, True, READ_UNCOMMITTED))
+
+
 def _contenders() -> dict[str, Optional[Decoder]]:
     found: dict[str, Optional[Decoder]] = {}
     for name, function in (
@@ -87,6 +95,7 @@ def _contenders() -> dict[str, Optional[Decoder]]:
     ):
         found[f"ours, {name}"] = None if compiled is None else _of(function, compiled)
     found["aiokafka, records"] = _of(by_peer, AiokafkaRecords)
+    found["aiokafka, its consumer's"] = by_aiokafkas_consumer
     found["kafka-python, records"] = _of(by_peer, KafkaPythonRecords)
     found["plain, columns"] = _of(columns, plain)
     found["plain, records"] = _of(records, plain)

@@ -278,7 +278,8 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
     """Find the record batches of `data`, as `allocator.fetch.plain.scan`."""
     cdef RecordSet found = RecordSet.__new__(RecordSet)
     cdef const uint8_t *p = _start_of(data)
-    cdef int64_t size = len(data), pos = 0, floor = -1, count = CHUNK, i, next_offset = start
+    cdef int64_t size = len(data), pos = 0, floor = -1, before = -1, count = CHUNK, i
+    cdef int64_t next_offset = start
     cdef segment_t chunk[CHUNK]
     cdef segment_t *c
     cdef problem_t why
@@ -293,6 +294,7 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
     found.topic, found.partition, found.data = topic, partition, data
     found.segments = []
     while count == CHUNK and problem is None:
+        before = floor
         if size < RELEASE_FROM:
             count = scan_segments(p, size, &pos, &floor, check_crcs, crc_hardware, chunk, CHUNK, &why)
         else:
@@ -315,7 +317,7 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
                     except CorruptRecordError as error:
                         problem = f"a control record that does not decode ({error})"
                         pos = c.start - V2_HEADER
-                        floor = chunk[i - 1].next_offset - 1 if i else floor
+                        floor = chunk[i - 1].next_offset - 1 if i else before
                         break
             if c.next_offset <= start:
                 continue

@@ -222,7 +222,9 @@ class _Walk:
             log_append_time=max_time if attributes & _APPEND_TIME else None,
             leader_epoch=epoch if epoch >= 0 else None,
         )
-        visible = not attributes & _CONTROL and not self.is_aborted(segment, attributes, producer)
+        # of every batch: the first of a transaction may be gone, and another one show that it has begun
+        aborted = self.is_aborted(segment, attributes, producer)
+        visible = not attributes & _CONTROL and not aborted
         if attributes & _CONTROL:
             self.end_transaction(segment, producer)
         self.pass_(segment, visible)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 import tracemalloc
@@ -10,7 +11,7 @@ from typing import Any, Optional
 
 import pytest
 from fetch_decoders import DECODERS, Row, name_of, row_of, rows
-from fetch_encode import APPEND_TIME, CONTROL, R, batch, messages, sign, sign_message, split
+from fetch_encode import APPEND_TIME, CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
@@ -154,6 +155,50 @@ def outcome(decoder: Any, data: bytes, check: bool, start: int, aborted: list[tu
 
 def place(error: CorruptRecordError | None) -> Any:
     return error and (error.topic, error.partition, error.offset, error.next_offset)
+
+
+SMALL = {
+    "v2": batch([R(0, b"value", b"k"), R(3, None, b"key"), R(4, b"v" * 70, headers=[("name", b"v"), ("", None)])], 5),
+    "v2, gzip": batch([R(0, b"value"), R(2, b"v" * 40)], 5, "gzip"),
+    "v2, aborted": batch([R(0), R(1)], 0, attributes=TRANSACTIONAL, producer=1)
+    + control(2, 1, abort=True)
+    + batch([R(0)], 3, attributes=TRANSACTIONAL, producer=1),
+    "v1": messages([R(0, b"value", b"k"), R(3, None, b"key"), R(4, b"v" * 20)], 1, 5),
+    "v1, gzip": messages([R(0, b"value", b"k"), R(3)], 1, 5, "gzip"),
+    "v0, snappy": messages([R(0, b"value", b"k"), R(3)], 0, 5, "snappy"),
+}
+
+
+def signed(data: bytes) -> bytes:
+    """With checksums that say it is right, as far as there are whole batches."""
+    parts = split_or_none(data)
+    return b"".join((sign if len(p) > 61 and p[16] == 2 else sign_message)(p) if len(p) > 17 else p for p in parts)
+
+
+@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+@pytest.mark.parametrize("name", SMALL)
+def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
+    data = SMALL[name]
+    plain_one, compiled = DECODERS
+    for at in range(len(data)):
+        for value in {0, 1, 2, 3, 4, 8, 63, 64, 126, 127, 128, 200, 254, 255, *(data[at] ^ bit for bit in (1, 2, 4))}:
+            changed = data[:at] + bytes((value,)) + data[at + 1 :]
+            changed = signed(changed) or changed
+            expected = outcome(plain_one, changed, True, 0, [(1, 0)])
+            assert outcome(compiled, changed, True, 0, [(1, 0)]) == expected, (at, value)
+
+
+@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
+    """Lengths that agree with each other and not with the end of the batch, which is the end of memory too."""
+    data = batch([R(0, b"value", b"key", headers=[("n", b"v")])], 5)
+    plain_one, compiled = DECODERS
+    for first, second in itertools.combinations(range(61, len(data)), 2):
+        for one, other in itertools.product((0x02, 0x3E, 0x7E, 0xFE), repeat=2):
+            changed = bytearray(data)
+            changed[first], changed[second] = one, other
+            bad = sign(bytes(changed))
+            assert outcome(compiled, bad, True, 0, []) == outcome(plain_one, bad, True, 0, []), (first, second)
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")

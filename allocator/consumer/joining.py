@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
@@ -12,7 +11,7 @@ from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import ConfigError
-from allocator.membership.base import Membership, Owner
+from allocator.membership.base import Membership, Owner, compiled
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
@@ -89,7 +88,7 @@ class Joining:
             faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
-        attempts: list[Callable[[], Any]] = [self._compiled, lambda: checked(self.topics)]
+        attempts: list[Callable[[], Any]] = [lambda: compiled(self.pattern), lambda: checked(self.topics)]
         if self.membership == "kafka":
             if self.group_protocol not in PROTOCOLS:
                 faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
@@ -197,9 +196,3 @@ class Joining:
             rack=self.rack,
             server_assignor=self.assignor,
         )
-
-    def _compiled(self) -> None:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ConfigError(f"pattern {self.pattern!r} is not a regular expression: {error}") from None

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.base import Owner, Topics
+from allocator.membership.base import Owner, Topics, compiled
 from allocator.membership.znodes import NONE, Parts
 from allocator.tasks import Scope, happens
 from allocator.types import TopicPartition
@@ -48,7 +47,7 @@ class FixedMembership:
         self.ended: BaseException | None = None
         self._client = client
         self._owner = owner
-        self._topics, self._pattern = topics, re.compile(pattern) if pattern is not None else None
+        self._topics, self._pattern = topics, compiled(pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
         self._held: Parts = NONE
@@ -67,7 +66,7 @@ class FixedMembership:
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces what was chosen, partitions by hand included."""
-        self._topics, self._pattern = frozenset(topics), re.compile(pattern) if pattern is not None else None
+        self._topics, self._pattern = frozenset(topics), compiled(pattern)
         self._partitions = frozenset()
         if self._active:
             self._follow()

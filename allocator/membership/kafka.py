@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from allocator.coordinator.group_messages import JoinedMember
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
-from allocator.membership.base import Owner
+from allocator.membership.base import Owner, compiled
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.membership.kafka_plan import Self, decide, is_cooperative, offers, subscribed
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
@@ -93,7 +92,7 @@ class KafkaMembership:
         self._settings = settings
         self._cooperative = is_cooperative(self._assignors)
         self._topics = settings.topics
-        self._pattern = _compiled(settings.pattern)
+        self._pattern = compiled(settings.pattern)
         self._wanted: frozenset[str] = settings.topics
         self._held: Parts = NONE
         self._draining: Parts = NONE
@@ -131,8 +130,7 @@ class KafkaMembership:
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes."""
-        compiled = _compiled(pattern)
-        self._topics, self._pattern = frozenset(topics), compiled
+        self._topics, self._pattern = frozenset(topics), compiled(pattern)
         self._group.request_rejoin("the subscription changed")
 
     async def join(self) -> None:
@@ -356,10 +354,3 @@ class KafkaMembership:
                     log.debug("%s: metadata is not to be had: %s", self._group_name, error)
                 else:
                     self._metadata_came()
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None

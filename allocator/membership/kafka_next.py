@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -33,8 +32,8 @@ from allocator.coordinator.find import Coordinator
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.next_group import NextGroup
 from allocator.coordinator.next_settings import Ids, NextSettings, Wants
-from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
-from allocator.membership.base import Owner
+from allocator.errors import AllocatorError, BrokersUnavailable
+from allocator.membership.base import Owner, compiled
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.membership.lease import boot_clock
 from allocator.tasks import Scope
@@ -90,7 +89,7 @@ class KafkaNextMembership:
         self._group_name = group
         self._owner = owner
         self._settings = settings
-        self._topics, self._pattern = settings.topics, _compiled(settings.pattern)
+        self._topics, self._pattern = settings.topics, compiled(settings.pattern)
         self._wants = Wants(settings.topics)
         self._held: Parts = NONE
         self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
@@ -130,8 +129,7 @@ class KafkaNextMembership:
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; the coordinator hears of it at once. Raises `ConfigError`, and then nothing has
         changed."""
-        compiled = _compiled(pattern)
-        self._topics, self._pattern = frozenset(topics), compiled
+        self._topics, self._pattern = frozenset(topics), compiled(pattern)
         self._follow()
         self._wants = self._resolved()
         self._group.changed()
@@ -294,10 +292,3 @@ class KafkaNextMembership:
             if self._pattern is not None:
                 with contextlib.suppress(AllocatorError):  # the next turn asks again
                     await self._client.refresh()
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None

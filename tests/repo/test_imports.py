@@ -23,13 +23,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "membership": {"assign", "subscription", "wire", "coordinator"},
     "fetch": {"assign", "subscription", "wire", "coordinator", "membership"},
     "consumer": {"assign", "subscription", "wire", "coordinator", "membership", "fetch"},
-    "web": {"assign", "subscription", "wire", "coordinator", "membership", "fetch", "consumer"},
+    "spark": {"assign", "subscription", "wire", "coordinator", "membership", "fetch", "consumer"},
+    "migrate": {"assign", "subscription", "wire", "coordinator", "membership", "fetch", "consumer", "spark"},
+    "web": {"assign", "subscription", "wire", "coordinator", "membership", "fetch", "consumer", "migrate"},
     # its producers and probes speak to brokers by themselves: tests must not judge the code by the code
     "testing": set(),
 }
 COMMAND_LINE = {"cli", "cli_group", "cli_read", "cli_report"}
 # what these rooms need comes with an extra of theirs
-EXTRA_ROOMS = {"testing", "web"}
+EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (
     "pyspark",
     "pytest",

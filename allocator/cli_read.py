@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -13,9 +12,10 @@ from allocator.cli_report import GroupReport, Logs, ResetPlan, Target
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.membership.describe import GroupState, describe, list_groups
+from allocator.membership.report import read_logs, subscribed
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+from allocator.wire.list_offsets import list_offsets
 from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
@@ -78,15 +78,15 @@ async def read_group(access: Access, group: str) -> GroupReport:
     async with access.ensemble() as zk:
         state = await describe(zk, group, access.root)
         known = await _groups(zk, access)
-    logs, subscribed = Logs(), frozenset[TopicPartition]()
+    logs, existing = Logs(), frozenset[TopicPartition]()
     if access.brokers is not None:
         try:
             async with access.cluster() as client:
-                subscribed = _subscribed(state, client)
+                existing = subscribed(state, client)
                 offsets = GroupOffsets(client, group, timeout_s=access.timeout_s)
                 committed = await offsets.fetch(None)
-                wanted = {*subscribed, *committed, *(state.assigned if state is not None else ())}
-                logs = await _logs(client, wanted, committed, access.timeout_s)
+                wanted = {*existing, *committed, *(state.assigned if state is not None else ())}
+                logs = await read_logs(client, wanted, committed, access.timeout_s)
         except AllocatorError as error:
             if state is None or isinstance(error, ConfigError):
                 raise
@@ -99,7 +99,7 @@ async def read_group(access: Access, group: str) -> GroupReport:
                 + (f"; there are {', '.join(known)}" if known else "; there is none")
             )
         state = GroupState(group, {}, {}, None)
-    return GroupReport(state, logs, subscribed)
+    return GroupReport(state, logs, existing)
 
 
 async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
@@ -138,11 +138,11 @@ async def _plan(
         chosen = set(topics)
     else:
         assigned = state.assigned if state is not None else ()
-        chosen = {p.topic for p in (*committed, *assigned, *_subscribed(state, client))}
+        chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
     wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
     if not wanted:
         raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment; name topics with --topic")
-    logs = await _logs(client, wanted, committed, access.timeout_s)
+    logs = await read_logs(client, wanted, committed, access.timeout_s)
     if set(logs.end) != wanted:
         raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")
     times: dict[TopicPartition, int | None] = {}
@@ -151,44 +151,6 @@ async def _plan(
         answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
         times = {p: None if answer is None else answer.offset for p, answer in answers.items()}
     return ResetPlan.make(group, target, logs, times, tuple(state.members) if state is not None else ())
-
-
-async def _logs(
-    client: KafkaClient,
-    partitions: Iterable[TopicPartition],
-    committed: Mapping[TopicPartition, OffsetAndMetadata],
-    timeout_s: float,
-) -> Logs:
-    """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
-    problems = []
-    asked = []
-    for partition in sorted(partitions):
-        if partition.partition not in (client.partitions(partition.topic) or ()):
-            problems.append(f"{partition.topic}:{partition.partition} does not exist (any more)")
-        elif client.leader(partition) is None:
-            problems.append(f"{partition.topic}:{partition.partition} has no leader")
-        else:
-            asked.append(partition)
-    start, end = await asyncio.gather(
-        *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
-    )
-    return Logs(
-        committed,
-        {p: found.offset for p, found in start.items() if found is not None},
-        {p: found.offset for p, found in end.items() if found is not None},
-        tuple(problems),
-    )
-
-
-def _subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
-    if state is None:
-        return frozenset()
-    topics: set[str] = set()
-    for info in state.members.values():
-        topics |= info.topics
-        if info.pattern is not None:
-            topics |= set(filter(re.compile(info.pattern).match, client.topics()))
-    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
 
 
 def _refuse_members(state: GroupState | None, group: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from allocator.membership.store import Store
 from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
@@ -34,12 +35,12 @@ class GroupState:
     def generation(self) -> int:
         return 0 if self.document is None else self.document.generation
 
-    @property
+    @cached_property
     def owners(self) -> dict[TopicPartition, str]:
         """Who claims each partition, which is who processes it (a partition on the move may be nobody's)."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
-    @property
+    @cached_property
     def assigned(self) -> Parts:
         """Every partition that the assignment gives to somebody, now or as soon as it is released."""
         if self.document is None:

@@ -1,0 +1,186 @@
+"""What is known of one group, put together: ZooKeeper's part and Kafka's. Reading it changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Optional
+
+from allocator.membership.describe import GroupState
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+
+__all__ = ["SHOWN", "GroupReport", "Logs", "name_of", "read_logs", "subscribed"]
+
+SHOWN = 10  # unowned partitions named in text; JSON has all
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What Kafka knows of partitions; one that is absent could not be asked."""
+
+    committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    start: Mapping[TopicPartition, int] = field(default_factory=dict)
+    end: Mapping[TopicPartition, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def lag(self, partition: TopicPartition) -> Optional[int]:
+        """Records between the committed offset and the end; None where either is not known."""
+        committed, end = self.committed.get(partition), self.end.get(partition)
+        return None if committed is None or end is None else max(0, end - committed.offset)
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group: who is in it, who owns what, how far it got, what is wrong."""
+
+    state: GroupState
+    logs: Logs = Logs()
+    subscribed: Collection[TopicPartition] = ()
+    """Every partition that exists of what the members subscribe to."""
+
+    @cached_property
+    def partitions(self) -> list[TopicPartition]:
+        found = {*self.state.owners, *self.state.assigned, *self.subscribed, *self.logs.committed}
+        return sorted(found)
+
+    @cached_property
+    def unowned(self) -> list[TopicPartition]:
+        """Partitions that the group should be reading and nobody is."""
+        if not self.state.members:
+            return []
+        return sorted({*self.state.assigned, *self.subscribed} - set(self.state.owners))
+
+    @property
+    def phase(self) -> str:
+        if not self.state.members:
+            return "empty"
+        document = self.state.document
+        moving = document is not None and (document.waiting or document.promised)
+        return "rebalancing" if moving or self.unowned else "stable"
+
+    @property
+    def problems(self) -> list[str]:
+        found = [*self.state.problems, *self.logs.problems]
+        for partition in self.partitions:
+            committed = self.logs.committed.get(partition)
+            start, end = self.logs.start.get(partition), self.logs.end.get(partition)
+            if committed is None:
+                continue
+            if start is not None and committed.offset < start:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, the log begins at {start}: "
+                    f"{start - committed.offset} records were deleted unread"
+                )
+            if end is not None and committed.offset > end:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, the log ends at {end}: "
+                    "was the topic made anew?"
+                )
+        if self.unowned and self.state.members:
+            names = ", ".join(map(name_of, self.unowned[:SHOWN])) + (", ..." if len(self.unowned) > SHOWN else "")
+            found.append(f"{len(self.unowned)} partitions have no owner: {names}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        document = self.state.document
+        return {
+            "group": self.state.group,
+            "state": self.phase,
+            "generation": self.state.generation,
+            "strategy": document.strategy if document is not None else None,
+            "leader": self.state.leader,
+            "members": [self._member(member) for member in self.state.members],
+            "partitions": [self.partition_to_json(partition) for partition in self.partitions],
+            "lag": sum(self.logs.lag(partition) or 0 for partition in self.partitions),
+            "unowned": [_plain(partition) for partition in self.unowned],
+            "problems": self.problems,
+        }
+
+    def _member(self, member: str) -> dict[str, Any]:
+        info, claim = self.state.members[member], self.state.claims.get(member)
+        return {
+            "id": member,
+            "client_id": info.name,
+            "host": info.host,
+            "weight": info.weight,
+            "rack": info.rack,
+            "topics": sorted(info.topics),
+            "pattern": info.pattern,
+            "strategies": list(info.strategies),
+            "partitions": 0 if claim is None else len(claim.held),
+        }
+
+    def partition_to_json(self, partition: TopicPartition) -> dict[str, Any]:
+        committed = self.logs.committed.get(partition)
+        owner = self.state.owners.get(partition)
+        info = None if owner is None else self.state.members.get(owner)
+        return {
+            **_plain(partition),
+            "owner": owner,
+            "client_id": None if info is None else info.name,
+            "committed": None if committed is None else committed.offset,
+            "metadata": None if committed is None else committed.metadata,
+            "log_start": self.logs.start.get(partition),
+            "log_end": self.logs.end.get(partition),
+            "lag": self.logs.lag(partition),
+        }
+
+    def headline(self) -> str:
+        document = self.state.document
+        strategy = f", strategy {document.strategy}" if document is not None and document.strategy else ""
+        lag = sum(self.logs.lag(partition) or 0 for partition in self.partitions)
+        return (
+            f"{self.state.group}: {self.phase}, generation {self.state.generation}, {len(self.state.members)} members, "
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, lag {lag}{strategy}"
+        )
+
+
+async def read_logs(
+    client: KafkaClient,
+    partitions: Iterable[TopicPartition],
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    timeout_s: float,
+) -> Logs:
+    """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
+    problems = []
+    asked = []
+    for partition in sorted(partitions):
+        if partition.partition not in (client.partitions(partition.topic) or ()):
+            problems.append(f"{partition.topic}:{partition.partition} does not exist (any more)")
+        elif client.leader(partition) is None:
+            problems.append(f"{partition.topic}:{partition.partition} has no leader")
+        else:
+            asked.append(partition)
+    start, end = await asyncio.gather(
+        *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
+    )
+    return Logs(
+        committed,
+        {p: found.offset for p, found in start.items() if found is not None},
+        {p: found.offset for p, found in end.items() if found is not None},
+        tuple(problems),
+    )
+
+
+def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
+    if state is None:
+        return frozenset()
+    topics: set[str] = set()
+    for info in state.members.values():
+        topics |= info.topics
+        if info.pattern is not None:
+            topics |= set(filter(re.compile(info.pattern).match, client.topics()))
+    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _plain(partition: TopicPartition) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition}
+
+
+def name_of(partition: TopicPartition) -> str:
+    return f"{partition.topic}:{partition.partition}"

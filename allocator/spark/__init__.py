@@ -1,0 +1,34 @@
+"""A PySpark data source over the same groups and offsets, and the pipelines on it.
+
+In come options (this library's names, or those of Spark's own Kafka connector) and DataFrames; out go DataFrames of
+records, records in topics, and, where asked for, offsets committed to a group. It may touch brokers and ZooKeeper
+through the rooms above it, on the driver and in Python workers. It needs `allocator[spark]` and a Java, and no jar.
+
+    from allocator.spark import register
+
+    register(spark)
+    spark.read.format("allocator").option("brokers", "kafka:9092").option("topics", "orders").load()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allocator.spark.sessions import session
+    from allocator.spark.source import AllocatorDataSource, register
+
+__all__ = ["AllocatorDataSource", "register", "session"]
+
+_HOME = {
+    "AllocatorDataSource": "allocator.spark.source",
+    "register": "allocator.spark.source",
+    "session": "allocator.spark.sessions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,60 @@
+"""One cluster, for code that is called and not awaited: Spark's driver calls and Python workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from allocator.spark.options import Options
+from allocator.wire.kafka import KafkaClient
+
+__all__ = ["Link"]
+
+T = TypeVar("T")
+
+
+class Link:
+    """A loop that turns only while something is asked of it, and a client in it. Close it, or use `with`.
+
+    Guarantee: no thread, and nothing of the loop is left after `close`.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: KafkaClient | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which may use the client that `client` gives."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(work)
+
+    async def client(self) -> KafkaClient:
+        """The client, connected. Raises BrokersUnavailable."""
+        if self._client is None:
+            options = self._options
+            client = KafkaClient(options.brokers, client_id="allocator-spark", security=options.security)
+            await client.connect(options.timeout_s)
+            self._client = client
+        return self._client
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        client, self._client = self._client, None
+        if loop is None:
+            return
+        try:
+            if client is not None:
+                loop.run_until_complete(client.close())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

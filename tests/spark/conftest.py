@@ -1,0 +1,46 @@
+"""A Spark session for all tests of this room and of the pipelines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from allocator.testing.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """local[2], little memory, no web page, 127.0.0.1 only; `format("allocator")` is registered."""
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    from allocator.spark import session
+
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = find_java(oldest=17).home
+    scratch = tmp_path_factory.mktemp("spark")
+    made = session(
+        "tests",
+        "local[2]",
+        {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "768m",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.local.dir": str(scratch),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        },
+    )
+    yield made
+    made.stop()
+    if before is None:
+        del os.environ["JAVA_HOME"]
+    else:
+        os.environ["JAVA_HOME"] = before

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # one stamp per Python version, so that another PYTHON makes another environment
 STAMP := $(VENV)/.installed-$(VERSION)
 
-.PHONY: help demo test test-long lint format clean
+.PHONY: help demo test test-long lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -34,6 +34,10 @@ lint: $(STAMP) ## ruff and mypy (strict)
 format: $(STAMP) ## Let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+
+docs: $(STAMP) ## The documentation, in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 clean: ## Remove the virtual environment and what tools leave behind (not the cache of jars)
 	rm -rf $(VENV) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

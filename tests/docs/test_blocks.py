@@ -1,0 +1,114 @@
+"""Every code block of the documents: run on real servers, or at least read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from blocks import READ, RUN, Block, Session, blocks, faults, unmatched
+from repository import ROOT
+
+from allocator.testing import LocalCluster
+from allocator.testing.topics import zookeeper_client
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TOPIC = "orders"
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# run by tests of their own rooms, with what those have at hand; here their blocks are read
+ELSEWHERE = {
+    "README.md": "tests/repo/test_documents.py",
+}
+RUN_HERE = [
+    "docs/tutorial.md",
+    *(named(path) for path in sorted((DOCS / "howto").glob("*.md"))),
+]
+
+
+@pytest.fixture
+def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
+    """Where the servers are that pages name; a topic `orders` with 100 records is there, unless the page makes it."""
+    if "create_topics" not in (ROOT / page).read_text():
+        kafka_cluster.create_topic(TOPIC, 4)
+        kafka_cluster.produce(TOPIC, [(b"customer-%d" % (n % 7), b"order %d" % n, n % 4) for n in range(100)])
+    chroot = f"/docs-{uuid4().hex[:8]}"
+    with zookeeper_client(kafka_cluster.zookeeper) as client:
+        client.ensure_path(chroot)
+    yield {"localhost:9092": kafka_cluster.bootstrap, "localhost:2181": kafka_cluster.zookeeper + chroot}
+    kafka_cluster.delete_topic(TOPIC)
+
+
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_a_page_does_what_it_says(page: str, places: dict[str, str], tmp_path: Path) -> None:
+    with Session(tmp_path, places) as session:
+        for block in blocks(ROOT / page):
+            session.take(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_blocks_are_sound(page: Path) -> None:
+    wrong = [f"{block}: {fault}" for block in blocks(page) if block.language in READ for fault in faults(block)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_what_is_not_run_has_a_reason(page: Path) -> None:
+    for block in blocks(page):
+        assert block.verb in ("", "write", "until", "keep", "code", "output", "shows", "skip"), block
+        if block.verb == "skip":
+            assert len(block.rest) > 10, f"{block}: say why"
+
+
+def test_few_blocks_are_skipped() -> None:
+    here = [block for page in RUN_HERE for block in blocks(ROOT / page) if block.language in RUN]
+    skipped = [block for block in here if block.verb == "skip"]
+    assert len(skipped) * 4 <= len(here), [str(block) for block in skipped]
+
+
+# -- the checks can fail -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "expected"),
+    [
+        ("python", "def f(:\n", "invalid syntax"),
+        ("python", "from allocator import Konsumer\n", "allocator has no Konsumer"),
+        ("sh", "if true; then\n", "syntax error"),
+        ("sh", "allocator group describe --nope billing\n", "no option --nope"),
+        ("sh", "allocator nope\n", "no such command"),
+        ("toml", "[kafka\n", ""),
+        ("toml", '[handler]\ntarget = "a:b"\nretrys = 3\n', "[handler] has no setting retrys"),
+        ("json", "{", ""),
+    ],
+)
+def test_what_is_wrong_is_found(language: str, code: str, expected: str) -> None:
+    found = list(faults(Block("page", 1, language, code)))
+    assert found
+    assert expected in found[0]
+
+
+def test_what_is_not_printed_is_found() -> None:
+    assert unmatched("one ... 3\nend\n", "zero\none two 3\nmore\nend\n") == []
+    assert unmatched("one ... 4\n", "one two 3\n") == ["one ... 4"]
+    assert unmatched("b\na\n", "a\nb\n") == ["a"]
+
+
+def test_a_program_that_fails_is_found(tmp_path: Path) -> None:
+    with Session(tmp_path, {}) as session, pytest.raises(AssertionError, match="page:7 ended with 1"):
+        session.take(Block("page", 7, "python", "raise SystemExit(1)\n"))
+
+
+def test_marks_are_read(tmp_path: Path, unique_name: Callable[[], str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "a\n\n<!-- test: until it is up -->\n```sh\nserve\n```\n\n1. b\n\n    ```toml\n    x = 1\n    ```\n"
+    )
+    found = [(b.line, b.language, b.code, b.verb, b.rest) for b in blocks(page)]
+    assert found == [(4, "sh", "serve\n", "until", "it is up"), (10, "toml", "x = 1\n", "", "")]

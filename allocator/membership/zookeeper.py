@@ -24,36 +24,30 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from allocator.assign import Assignor
-from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
+from allocator.errors import InconsistentAssignor
 from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
-from allocator.membership.keeper import Keeper, MembershipLost
+from allocator.membership.keeper import MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
 from allocator.membership.lease import boot_clock
-from allocator.membership.polls import Polls
+from allocator.membership.session import SessionMembership
 from allocator.membership.store import Store
 from allocator.membership.view import Load
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
-from allocator.tasks import Scope, within
+from allocator.tasks import Scope
 from allocator.wire.zookeeper import (
     BadVersion,
     ConnectionLost,
     NoZnode,
     Op,
-    SessionState,
     ZnodeExists,
     ZooKeeper,
-    ZooKeeperError,
 )
 
 __all__ = ["Settings", "ZooKeeperMembership"]
 
 log = logging.getLogger(__name__)
-
-
-class _Silence(Exception):
-    """The user shows no sign of life. Never leaves this room."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class Settings:
     leader: LeaderSettings = field(default_factory=LeaderSettings)
 
 
-class ZooKeeperMembership:
+class ZooKeeperMembership(SessionMembership):
     """One member of one group; see the module for what it guarantees.
 
     `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
@@ -93,19 +87,13 @@ class ZooKeeperMembership:
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self.member_id = ""
-        self.generation = 0
-        self.ended: BaseException | None = None
-        """What ended this membership for good, other than `leave`."""
-        self._zk = zk
+        super().__init__(zk, paths.group, paths.base, owner, settings, measures, clock)
         self._paths = paths
         self._store = Store(zk, paths)
-        self._owner = owner
         self._topics = topics
         self._assignors = dict(assignors)
         self._load = load
         self._followed = followed
-        self._settings = settings
         self._info = MemberInfo(
             name=settings.name,
             host=socket.gethostname(),
@@ -117,33 +105,15 @@ class ZooKeeperMembership:
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._leader: Leader | None = None
-        self._held: Parts = NONE
-        self._draining: Parts = NONE
         self._claim = Claim(0)
         self._refused: str | None = None
-        self._leaving = False
-        self._renewing = False  # leaving, to come back with another subscription
-        self._polls = Polls(settings.max_poll_interval_s, clock)
-        self._task: asyncio.Task[None] | None = None
-        self._keeper = Keeper(zk, paths.group, owner, clock, measures or Measures())
 
     # -- the surface ---------------------------------------------------------------------------------------------
-
-    @property
-    def held(self) -> Parts:
-        return self._held
 
     @property
     def leading(self) -> bool:
         """Whether this member computes the assignments at present."""
         return self._leader is not None
-
-    def may_act(self) -> bool:
-        return self._keeper.may_act
-
-    def polled(self) -> None:
-        """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
-        self._polls.polled()
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription: the member releases what it holds in good order, and joins again as a new one."""
@@ -154,116 +124,22 @@ class ZooKeeperMembership:
             self._renewing = True
             self._changed.set()
 
-    async def join(self) -> None:
-        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
-        if self._task is not None:
-            raise RuntimeError("join() was called already")
-        self._info.encode()  # refuses what does not fit before anything is touched
-        self._changed = asyncio.Event()
-        self._connected = asyncio.Event()
-        self._session_lost = asyncio.Event()
-        self._polls.polled()
-        self._keeper.begin()  # the connection may be lost before the first session has a member
-        await self._zk.connect(self._settings.connect_timeout_s)
-        self._connected.set()
-        remove = self._zk.on_state(self._state_changed)
-        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
-        try:
-            await within(joined, self._settings.connect_timeout_s)
-        except BaseException as error:
-            await self._abandon()
-            if isinstance(error, asyncio.TimeoutError):
-                raise ZooKeeperUnavailable(
-                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join "
-                    f"{self._paths.base} within {self._settings.connect_timeout_s} s"
-                ) from None
-            raise
-
-    async def leave(self) -> None:
-        if self._task is None:
-            return
-        self._leaving = True
-        if not self._held | self._draining:
-            # nothing to release: whatever this member waits for need not come, ZooKeeper may be silent
-            await self._abandon()
-            return
-        self._changed.set()
-        self._connected.set()
-        try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            # whoever waits for us gave up: go at once, our session's end frees what we hold
-            await self._abandon()
-            raise
-        self._task = None
-
-    async def _abandon(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
-        await self._zk.close()
-
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
-        """One turn for each session, until we leave."""
-        try:
-            while True:
-                await self._connected.wait()
-                if self._leaving:
-                    return
-                self._session_lost.clear()
-                try:
-                    await self._session(joined)
-                except _Silence as error:
-                    log.warning("%s: %s left: %s", self._paths.group, self.member_id, error)
-                    await self._until_polled()
-                except (MembershipLost, ConnectionLost) as error:
-                    log.warning("%s: %s lost its session: %s", self._paths.group, self.member_id, error)
-                except ZooKeeperError as error:
-                    if not joined.done():
-                        joined.set_exception(error)
-                        return
-                    log.error("%s: %s", self._paths.group, error)
-                    self._owner.failed(error)
-                    await asyncio.sleep(1.0)
-        except Exception as error:
-            log.exception("%s: membership of %s ended", self._paths.group, self.member_id)
-            self.ended = error
-            if not joined.done():
-                joined.set_exception(error)
-            else:
-                self._owner.failed(error)
-        finally:
-            remove_listener()
-            self._keeper.end()
-            await self._zk.close()
+    def _check(self) -> None:
+        self._info.encode()
 
-    async def _session(self, joined: asyncio.Future[None]) -> None:
-        """Joins, takes part, and leaves, all within one ZooKeeper session."""
-        await self._register()
-        try:
-            async with Scope() as scope:
-                self._keeper.begin()
-                scope.start(self._keeper.keep(self._paths.member(self.member_id), self._info.encode()), "lease")
-                scope.start(self._wait_for_loss(), "loss")
-                scope.start(self._wait_for_silence(), "silence")
-                await scope.run(self._keeper.granted(), "first lease")
-                if not joined.done():
-                    joined.set_result(None)
-                scope.start(self._elect(), "election")
-                self._changed.set()  # look at the assignment that stands
-                await scope.run(self._follow(scope), "follow")
-            # everything has been released in good order: only the znodes are left to delete
-        finally:
-            await self._end_session()
+    def _proof(self) -> tuple[str, bytes]:
+        return self._paths.member(self.member_id), self._info.encode()
+
+    def _znodes(self) -> Iterable[str]:
+        return self._paths.claim(self.member_id), self._paths.member(self.member_id)
+
+    async def _take_part(self, scope: Scope) -> None:
+        scope.start(self._elect(), "election")
+        await scope.run(self._follow(scope), "follow")
 
     async def _register(self) -> None:
-        self._renewing = False
         await self._store.prepare()
         # what an earlier turn of this very session left because a reply was lost: nobody acts for such a member, and
         # such a claim keeps its partitions from everyone
@@ -283,49 +159,6 @@ class ZooKeeperMembership:
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
         log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
-
-    async def _end_session(self) -> None:
-        self._keeper.end()
-        lost, self._held, self._draining = self._held | self._draining, NONE, NONE
-        if lost:
-            await self._owner.lost(lost)
-        if self._zk.state is SessionState.CONNECTED:
-            # the session may live on though our znode was deleted, and then so does our claim
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._delete_ours(), 2.0)
-
-    async def _delete_ours(self) -> None:
-        paths = (self._paths.claim(self.member_id), self._paths.member(self.member_id))
-        await asyncio.gather(*map(self._zk.delete, paths), return_exceptions=True)
-
-    def _state_changed(self, state: SessionState) -> None:
-        if state is SessionState.CONNECTED:
-            self._connected.set()
-            self._keeper.prove_now()
-            return
-        self._connected.clear()
-        if state is SessionState.LOST:
-            self._session_lost.set()
-            self._keeper.end()
-        self._keeper.suspend(f"the ZooKeeper session is {state.value}")
-
-    async def _wait_for_loss(self) -> None:
-        await self._session_lost.wait()
-        raise MembershipLost("it expired")
-
-    async def _wait_for_silence(self) -> None:
-        await self._polls.silence()
-        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
-
-    async def _until_polled(self) -> None:
-        async with Scope() as scope:
-            heard, left = scope.start(self._polls.heard()), scope.start(self._until_leaving())
-            await asyncio.wait({heard, left}, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _until_leaving(self) -> None:
-        while not self._leaving:
-            await self._changed.wait()
-            self._changed.clear()
 
     # -- leading -------------------------------------------------------------------------------------------------
 
@@ -405,12 +238,6 @@ class ZooKeeperMembership:
         elif self._must_write(document):
             await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
-    def _release(self, partitions: Parts, scope: Scope) -> None:
-        if partitions:
-            self._held -= partitions
-            self._draining |= partitions
-            scope.start(self._drain(partitions), "drain")
-
     async def _gain(self, gained: Parts, document: Document, version: int) -> None:
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
@@ -452,16 +279,6 @@ class ZooKeeperMembership:
         except NoZnode:
             raise MembershipLost("its claim was deleted") from None
         self._claim = claim
-
-    async def _drain(self, partitions: Parts) -> None:
-        log.info("%s: %s releases %d partitions", self._paths.group, self.member_id, len(partitions))
-        try:
-            await self._owner.revoked(partitions)
-        except Exception:
-            # whatever was not committed is processed again by the next owner; keeping it would stop the group
-            log.exception("%s: releasing partitions of %s failed", self._paths.group, self.member_id)
-        self._draining -= partitions
-        self._changed.set()
 
     def _tell_refusal(self, reason: str | None) -> None:
         if reason is not None and reason != self._refused:

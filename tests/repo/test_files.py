@@ -21,7 +21,6 @@ LINES = 400
 # a longer file is looking for a second room; these found none, and here is why
 LONGER: dict[str, str] = {
     "fetch/leaders.py": "one loop for each leader: its states are read together or not at all",
-    "membership/zookeeper.py": "one member's whole part of the protocol, from joining to leaving, in reading order",
     "wire/zookeeper.py": "kazoo's bridge: one object, so that no thread of kazoo's is seen outside this file",
 }
 

@@ -1,0 +1,272 @@
+"""A member that lives in ZooKeeper sessions: joining, losing a session, joining again, leaving.
+
+Guarantee, whatever layout of znodes a group has: the member acts only while its lease is valid (`keeper`); a session
+that ends takes all that was held with it (`Owner.lost`) before the member joins again; leaving returns when everything
+is released in good order, or when the end of the session has released it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from allocator.errors import ZooKeeperUnavailable
+from allocator.measures import Measures
+from allocator.membership.base import Owner
+from allocator.membership.keeper import Keeper, MembershipLost
+from allocator.membership.polls import Polls
+from allocator.membership.znodes import NONE, Parts
+from allocator.tasks import Scope, within
+from allocator.wire.zookeeper import ConnectionLost, SessionState, ZooKeeper, ZooKeeperError
+
+__all__ = ["SessionMembership"]
+
+log = logging.getLogger(__name__)
+
+
+class _Silence(Exception):
+    """The user shows no sign of life. Never leaves this room."""
+
+
+class SessionMembership:
+    """What members of every layout share; a layout says how to register, what to follow, and what to delete.
+
+    `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
+    and its znode in messages. The constructor touches nothing.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        base: str,
+        owner: Owner,
+        settings: Any,
+        measures: Measures | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.member_id = ""
+        self.generation = 0
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
+        self._zk = zk
+        self._group = group
+        self._base = base
+        self._owner = owner
+        self._settings = settings
+        self._held: Parts = NONE
+        self._draining: Parts = NONE
+        self._leaving = False
+        self._renewing = False  # leaving, to come back with another subscription
+        self._polls = Polls(settings.max_poll_interval_s, clock)
+        self._task: asyncio.Task[None] | None = None
+        self._keeper = Keeper(zk, group, owner, clock, measures or Measures())
+
+    # -- what a layout says --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises ConfigError for what cannot be written, before anything is touched."""
+
+    async def _register(self) -> None:
+        """Makes the member known in this session, and sets `member_id`."""
+        raise NotImplementedError
+
+    def _proof(self) -> tuple[str, bytes]:
+        """The member's own znode and its data; writing it again proves that the session lives."""
+        raise NotImplementedError
+
+    async def _take_part(self, scope: Scope) -> None:
+        """From the first lease on; returns when the member leaves (or renews itself), holding nothing."""
+        raise NotImplementedError
+
+    def _znodes(self) -> Iterable[str]:
+        """What is to be deleted when the membership ends while the session lives."""
+        raise NotImplementedError
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    def may_act(self) -> bool:
+        return self._keeper.may_act
+
+    def polled(self) -> None:
+        """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
+        self._polls.polled()
+
+    async def join(self) -> None:
+        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._check()
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._session_lost = asyncio.Event()
+        self._polls.polled()
+        self._keeper.begin()  # the connection may be lost before the first session has a member
+        await self._zk.connect(self._settings.connect_timeout_s)
+        self._connected.set()
+        remove = self._zk.on_state(self._state_changed)
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
+        try:
+            await within(joined, self._settings.connect_timeout_s)
+        except BaseException as error:
+            await self._abandon()
+            if isinstance(error, asyncio.TimeoutError):
+                raise ZooKeeperUnavailable(
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join "
+                    f"{self._base} within {self._settings.connect_timeout_s} s"
+                ) from None
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._leaving = True
+        if not self._held | self._draining:
+            # nothing to release: whatever this member waits for need not come, ZooKeeper may be silent
+            await self._abandon()
+            return
+        self._changed.set()
+        self._connected.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # whoever waits for us gave up: go at once, our session's end frees what we hold
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+        await self._zk.close()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
+        """One turn for each session, until we leave."""
+        try:
+            while True:
+                await self._connected.wait()
+                if self._leaving:
+                    return
+                self._session_lost.clear()
+                try:
+                    await self._session(joined)
+                except _Silence as error:
+                    log.warning("%s: %s left: %s", self._group, self.member_id, error)
+                    await self._until_polled()
+                except (MembershipLost, ConnectionLost) as error:
+                    log.warning("%s: %s lost its session: %s", self._group, self.member_id, error)
+                except ZooKeeperError as error:
+                    if not joined.done():
+                        joined.set_exception(error)
+                        return
+                    log.error("%s: %s", self._group, error)
+                    self._owner.failed(error)
+                    await asyncio.sleep(1.0)
+        except Exception as error:
+            log.exception("%s: membership of %s ended", self._group, self.member_id)
+            self.ended = error
+            if not joined.done():
+                joined.set_exception(error)
+            else:
+                self._owner.failed(error)
+        finally:
+            remove_listener()
+            self._keeper.end()
+            await self._zk.close()
+
+    async def _session(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves, all within one ZooKeeper session."""
+        self._renewing = False
+        await self._register()
+        try:
+            async with Scope() as scope:
+                self._keeper.begin()
+                scope.start(self._keeper.keep(*self._proof()), "lease")
+                scope.start(self._wait_for_loss(), "loss")
+                scope.start(self._wait_for_silence(), "silence")
+                await scope.run(self._keeper.granted(), "first lease")
+                if not joined.done():
+                    joined.set_result(None)
+                self._changed.set()  # look at the assignment that stands
+                await self._take_part(scope)
+            # everything has been released in good order: only the znodes are left to delete
+        finally:
+            await self._end_session()
+
+    async def _end_session(self) -> None:
+        self._keeper.end()
+        lost, self._held, self._draining = self._held | self._draining, NONE, NONE
+        if lost:
+            await self._owner.lost(lost)
+        if self._zk.state is SessionState.CONNECTED:
+            # the session may live on though our znode was deleted, and then so does our claim
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._delete_ours(), 2.0)
+
+    async def _delete_ours(self) -> None:
+        await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
+
+    def _state_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+            self._keeper.prove_now()
+            return
+        self._connected.clear()
+        if state is SessionState.LOST:
+            self._session_lost.set()
+            self._keeper.end()
+        self._keeper.suspend(f"the ZooKeeper session is {state.value}")
+
+    async def _wait_for_loss(self) -> None:
+        await self._session_lost.wait()
+        raise MembershipLost("it expired")
+
+    async def _wait_for_silence(self) -> None:
+        await self._polls.silence()
+        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+
+    async def _until_polled(self) -> None:
+        async with Scope() as scope:
+            heard, left = scope.start(self._polls.heard()), scope.start(self._until_leaving())
+            await asyncio.wait({heard, left}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _until_leaving(self) -> None:
+        while not self._leaving:
+            await self._changed.wait()
+            self._changed.clear()
+
+    # -- giving up partitions ------------------------------------------------------------------------------------
+
+    def _release(self, partitions: Parts, scope: Scope) -> None:
+        if partitions:
+            self._held -= partitions
+            self._draining |= partitions
+            scope.start(self._drain(partitions), "drain")
+
+    async def _drain(self, partitions: Parts) -> None:
+        log.info("%s: %s releases %d partitions", self._group, self.member_id, len(partitions))
+        try:
+            await self._owner.revoked(partitions)
+        except Exception:
+            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            log.exception("%s: releasing partitions of %s failed", self._group, self.member_id)
+        await self._drained(partitions)
+        self._draining -= partitions
+        self._changed.set()
+
+    async def _drained(self, partitions: Parts) -> None:
+        """The user has let go of them; they still count as ours until this returns."""

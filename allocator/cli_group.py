@@ -15,7 +15,7 @@ from rich.console import Console
 from allocator.cli_report import GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import AllocatorError, ConfigError
 
-__all__ = ["group"]
+__all__ = ["group", "with_clusters"]
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -33,7 +33,7 @@ def group() -> None:
     """
 
 
-def _access(command: Command) -> Command:
+def with_clusters(command: Command) -> Command:
     """The options that say where the clusters are; the command gets `read`, which has the coroutine run."""
 
     @click.option(
@@ -99,7 +99,7 @@ def _chosen(name: str | None, default: str | None) -> str:
 
 
 @group.command("list")
-@_access
+@with_clusters
 def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
     """All groups, with their members and generation."""
     from allocator.cli_read import read_all
@@ -129,7 +129,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 
 @group.command("describe")
 @click.argument("name", metavar="[GROUP]", required=False)
-@_access
+@with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Members, owners, positions, lag and problems of one group."""
     from allocator.cli_read import read_group
@@ -170,7 +170,7 @@ def offsets() -> None:
 
 @offsets.command("show")
 @click.argument("name", metavar="[GROUP]", required=False)
-@_access
+@with_clusters
 def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Committed offset, log end and lag of each partition."""
     from allocator.cli_read import read_group
@@ -194,7 +194,7 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
 @click.option("--to", "to", required=True, help="earliest, latest, timestamp:MILLISECONDS, or an offset.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all of the group]")
 @click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
-@_access
+@with_clusters
 def reset_command(
     name: str | None,
     to: str,

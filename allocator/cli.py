@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, ConfigError
 
 __all__ = ["main"]
 
@@ -18,6 +20,37 @@ LAZY = {
     "cluster": ("allocator.testing.cli:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
     "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),
 }
+# what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
+TASKS = {
+    "Consume": ("run",),
+    "Look at groups": ("group", "top", "web", "doctor", "skew"),
+    "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
+    "Try it out": ("cluster", "completion"),
+}
+# commands that need more than a bare installation -> the extra that brings it
+EXTRAS = {"cluster": "testing", "web": "web"}
+
+ERROR, USAGE = 1, 2
+_JSON = "allocator.cli.json"
+
+_FIRST_STEPS = (
+    ("allocator cluster up", "servers to play with, until Ctrl-C"),
+    ("allocator run orders.toml --check", "every wrong setting at once, with its place"),
+    ("allocator run orders.toml", "call your function for each record"),
+    ("allocator group describe billing", "owners, positions, lag and problems"),
+    ("allocator group offsets billing --json", "the same numbers for a program"),
+)
+_EXIT_CODES = (
+    ("0", "done, or stopped in good order by a signal"),
+    ("1", "not done: servers cannot be reached, or refused; or the answer is not whole"),
+    ("2", "wrong usage or settings; nothing was touched"),
+    ("3", "`run` only: a record could not be handled, and there is no dead-letter topic"),
+    ("128 + n", "stopped at once by signal n; `cluster up` ends with 130 whatever stops it"),
+)
+_EPILOG = (
+    "Where the servers are may stand in the environment: ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092 and "
+    "ALLOCATOR_ZOOKEEPER_HOSTS=z1:2181,z2:2181/chroot."
+)
 
 
 class _LazyGroup(click.Group):
@@ -31,22 +64,71 @@ class _LazyGroup(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
         except ImportError as error:
-            if name != "cluster":
+            if name not in EXTRAS:
                 raise
-            raise click.ClickException(f"{error}; `pip install 'allocator[testing]'` adds what it needs") from error
+            raise click.ClickException(
+                f"{error}; `pip install 'allocator[{EXTRAS[name]}]'` adds what it needs"
+            ) from error
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Every error that a command raises, in one form; wrong usage is the caller's mistake and has its own code."""
+        try:
+            return super().invoke(ctx)
+        except AllocatorError as error:
+            self._fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
+        except click.ClickException as error:
+            if not ctx.meta[_JSON]:
+                raise
+            self._fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
+
+    def _fail(self, ctx: click.Context, error: BaseException, code: int, message: str | None = None) -> None:
+        if ctx.meta[_JSON]:
+            kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
+            what = {"type": kind, "message": message or str(error), "retriable": retriable}
+            click.echo(json.dumps({"error": what}, indent=2))
+        else:
+            click.echo(f"error: {error}", err=True)
+        sys.exit(code)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # click's own asks each command for its help, and so would import them all at each Tab
+        names = dict(pair for _, pairs in self._by_task() for pair in pairs)
+        found = [CompletionItem(name, help=names[name]) for name in sorted(names) if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = {name: command.get_short_help_str(80) for name, command in self.commands.items()}
-        lazy = {name: text for name, (_, text) in LAZY.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted({**own, **lazy}.items()))
+        with formatter.section("First steps"):
+            formatter.write_dl(_FIRST_STEPS, col_max=40)
+        for task, commands in self._by_task():
+            with formatter.section(task):
+                formatter.write_dl(commands)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(_EXIT_CODES)
+
+    def _by_task(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        texts = {name: command.get_short_help_str(80) for name, command in self.commands.items()}
+        texts.update({name: text for name, (_, text) in LAZY.items()})
+        listed = {name for names in TASKS.values() for name in names}
+        others = tuple(sorted(set(texts) - listed))
+        for task, names in (*TASKS.items(), ("More", others)):
+            there = [(name, texts[name]) for name in names if name in texts]
+            if there:
+                yield task, there
 
 
-@click.group(cls=_LazyGroup)
+@click.group(cls=_LazyGroup, epilog=_EPILOG)
 @click.version_option(package_name="allocator", prog_name="allocator")
 def main() -> None:
-    """Exclusive partition ownership for Kafka consumers through ZooKeeper."""
+    """Exclusive partition ownership for Kafka consumers through ZooKeeper.
+
+    Shares the partitions of topics among the members of a group and consumes them, on Kafka 0.8 to 4.x. `--help` after
+    any command says more; `--json` has what it finds, and its errors, as JSON.
+    """
 
 
 @main.command()
@@ -89,6 +171,23 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
     click.echo(f"\n{config} is fine", err=True)
 
 
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands and options.
+
+    \b
+      bash   allocator completion bash > ~/.local/share/bash-completion/completions/allocator
+      zsh    allocator completion zsh > ~/.zfunc/_allocator        (with ~/.zfunc in fpath)
+      fish   allocator completion fish > ~/.config/fish/completions/allocator.fish
+
+    It holds from the next shell on. bash needs to be 4.4 or newer.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "allocator", "_ALLOCATOR_COMPLETE").source())
+
+
 def _as_toml(settings: dict[str, dict[str, Any]]) -> str:
     sections = []
     for name, values in settings.items():
@@ -98,4 +197,4 @@ def _as_toml(settings: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="allocator")

@@ -60,7 +60,8 @@ def up(
 
 @cluster.command()
 @click.argument("versions", nargs=-1, metavar="VERSION...")
-def fetch(versions: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one object of JSON: what it is -> where it is.")
+def fetch(versions: tuple[str, ...], as_json: bool) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
     with _told_to_stop(), _errors_as_text():
         from .jars import jar_directory
@@ -69,8 +70,15 @@ def fetch(versions: tuple[str, ...]) -> None:
 
         wanted = [kafka_release(version).jars for version in versions or KAFKA]
         java = find_java()
-        for jars in (ZOOKEEPER, *wanted):
-            click.echo(f"{jars.what}: {jar_directory(jars, java)}")
+        found = {}
+        # on standard error, and only on a terminal: a version takes a minute where nothing is cached
+        terminal = sys.stderr.isatty()
+        with click.progressbar(
+            [ZOOKEEPER, *wanted], file=sys.stderr, hidden=not terminal, item_show_func=lambda jars: jars and jars.what
+        ) as bar:
+            for jars in bar:
+                found[jars.what] = str(jar_directory(jars, java))
+        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{w}: {d}" for w, d in found.items()))
 
 
 def _described(running: Cluster) -> dict[str, object]:

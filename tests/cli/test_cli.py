@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from allocator.cli import main
+from allocator.cli import LAZY, main
+
+COMPLETION = "_ALLOCATOR_COMPLETE"
+# commands whose output is for a terminal, a browser or a shell
+NO_JSON = {"completion": "prints a program for the shell", "top": "a live screen", "web": "serves JSON by HTTP"}
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that is not a group of others."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from leaves(inner, (*path, name))
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is told when Tab is pressed behind the last of `words`."""
+    environ = {**os.environ, COMPLETION: "bash_complete", "COMP_WORDS": " ".join(words)}
+    environ["COMP_CWORD"] = str(len(words) - 1)
+    code = "from allocator.cli import main; main(prog_name='allocator')"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -35,6 +66,91 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.output
+
+
+def test_help_teaches_by_task_with_first_steps_and_exit_codes() -> None:
+    text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
+    for heading in ("First steps:", "Consume:", "Look at groups:", "Try it out:", "Exit codes:"):
+        assert f"\n{heading}\n" in text
+    assert "allocator run orders.toml --check" in text
+    assert "ALLOCATOR_ZOOKEEPER_HOSTS" in text
+    for name in (*LAZY, "run", "completion"):
+        assert f"\n  {name} " in text, "every command stands under a heading"
+
+
+def test_every_command_answers_in_json_or_is_for_people_alone() -> None:
+    without = {
+        " ".join(path)
+        for path, command in leaves(main)
+        if path[0] not in NO_JSON and not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert not without
+
+
+def test_every_command_and_option_says_what_it_is() -> None:
+    for path, command in leaves(main):
+        assert command.help, path
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, (path, parameter.name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["group", "describe", "billing", "--nope"],
+        ["group", "list", "--timeout", "soon"],
+        ["group", "offsets", "reset", "billing"],
+        ["cluster", "up", "--set", "nothing"],
+    ],
+)
+def test_wrong_usage_is_code_2_and_an_object_where_json_is_asked_for(arguments: list[str]) -> None:
+    environ = {"ALLOCATOR_ZOOKEEPER_HOSTS": "127.0.0.1:1"}
+    said = CliRunner().invoke(main, arguments, env=environ)
+    assert said.exit_code == 2
+    found = CliRunner().invoke(main, [*arguments, "--json"], env=environ)
+    assert found.exit_code == 2
+    error = json.loads(found.stdout)["error"]
+    assert error["message"]
+    assert error["retriable"] is False
+
+
+def test_servers_that_cannot_be_reached_are_code_1_and_worth_another_try() -> None:
+    arguments = ["group", "list", "--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
+    assert CliRunner().invoke(main, arguments).exit_code == 1
+    found = CliRunner().invoke(main, [*arguments, "--json"])
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["error"]["retriable"] is True
+
+
+def test_completion_offers_commands_and_options() -> None:
+    assert completed("allocator", "gr") == ["group"]
+    assert {*LAZY, "run", "completion"} <= set(completed("allocator", ""))
+    assert completed("allocator", "group", "des") == ["describe"]
+    assert completed("allocator", "group", "describe", "--brok") == ["--brokers"]
+    assert completed("allocator", "completion", "") == ["bash", "zsh", "fish"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_each_shell(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"{COMPLETION}={shell}_complete" in result.stdout
+
+
+def test_bash_completes_with_what_is_printed(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(CliRunner().invoke(main, ["completion", "bash"]).stdout)
+    program = tmp_path / "allocator"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m allocator.cli "$@"\n')
+    program.chmod(0o755)
+    press = (
+        f"source {script}; complete -p allocator; COMP_WORDS=(allocator cl) COMP_CWORD=1;"
+        f' _allocator_completion {program} cl; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", press], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "cluster"
 
 
 def test_exit_codes_are_documented() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Optional, overload
+from typing import TYPE_CHECKING, Any, Final, Optional, overload
 
 from allocator.errors import DeserializationError, MissingExtra
 from allocator.fetch import arrow
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Deserializer"]
 
 Deserializer = Optional[Callable[[bytes], Any]]
+# before each record batch: its first offset, and how many bytes follow; and where the number of the format stands
+_OFFSET_LENGTH: Final = struct.Struct(">qi")
+_MAGIC_AT: Final = 16
+
 ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 
 
@@ -135,6 +140,33 @@ class Batch(Sequence[Record]):
         """The records at `offset` and above, of the same bytes."""
         return self._between(max(offset, self._start), self._stop)
 
+    def until_offset(self, offset: int) -> Batch:
+        """The records below `offset`, of the same bytes."""
+        return self._between(self._start, min(offset, self._stop))
+
+    def encoded(self) -> Iterator[tuple[Batch, int, memoryview | None]]:
+        """What a mirror sends on: each record batch of the wire as a `Batch` of its own, its codec, and its bytes.
+
+        The bytes are None where they hold other records too, or are not of format v2 (neighbours of one codec come
+        together then).
+        """
+        at = 0
+        older: Segment | None = None
+        for segment in self._found.segments[self._first : self._end]:
+            data = None
+            if segment.magic == 2:
+                at, data = self._wire(segment, at)
+            whole = data is not None and self._whole(segment)
+            if older is not None and (whole or segment.codec != older.codec):
+                yield self._between(max(self._start, older.base_offset), segment.base_offset), older.codec, None
+                older = None
+            if whole:
+                yield self._between(segment.base_offset, segment.next_offset), segment.codec, data
+            elif older is None:
+                older = segment
+        if older is not None:
+            yield self._between(max(self._start, older.base_offset), self._stop), older.codec, None
+
     # -- columns
 
     def to_arrow(
@@ -213,6 +245,16 @@ class Batch(Sequence[Record]):
         while other._first < other._end and segments[other._end - 1].base_offset >= stop:
             other._end -= 1
         return other
+
+    def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
+        """The bytes of one batch of v2, looked for from position `at` on; and the position after it."""
+        data = self._found.data
+        while True:
+            base, length = _OFFSET_LENGTH.unpack_from(data, at)
+            end = at + _OFFSET_LENGTH.size + length
+            if base == segment.base_offset and data[at + _MAGIC_AT] == 2:
+                return end, memoryview(data)[at:end]
+            at = end
 
     def _slice(self, index: slice) -> Batch:
         first, last, step = index.indices(len(self))

@@ -1,0 +1,117 @@
+"""`allocator mirror`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from typing import Any, Optional
+
+import click
+
+from allocator.errors import AllocatorError
+from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.tasks import Scope
+
+__all__ = ["mirror"]
+
+USAGE, FAILED = 2, 1
+
+
+@click.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--topic", "topics", multiple=True, help="To mirror; may be repeated.")
+@click.option("--pattern", help="Topics whose name begins with a match of this.")
+@click.option("--group", default="allocator-mirror", show_default=True, help="Of all processes of this mirror.")
+@click.option("--membership", type=click.Choice(["zookeeper", "kafka"]), default="zookeeper", show_default=True)
+@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="Where they find each other: host:port/chroot")
+@click.option("--old-zookeeper", help="Of the old cluster: before 0.11 only it knows how topics are set.")
+@click.option("--replication", default=3, show_default=True, help="Of topics that are made.")
+@click.option("--throttle", type=click.FloatRange(min=0, min_open=True), help="MB that this process sends in a second.")
+@click.option(
+    "--session-timeout",
+    "session_timeout_s",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=1.0),
+    help="Seconds; a process that dies is missed for so long.",
+)
+@click.option("--append", is_flag=True, help="Go on behind records that are on the new cluster already.")
+@click.option("--once", is_flag=True, help="End when everything that is there now is mirrored.")
+@click.option("--status-s", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
+def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool, **settings: Any) -> None:
+    """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
+
+    Start it as often as you like: the processes share the partitions. It may be killed at any point and goes on where
+    it was. A signal ends it after what is under way.
+
+    \b
+    Exit codes:
+      0  ended by a signal, or with --once everything is mirrored
+      1  a cluster refuses, or topics differ
+      2  wrong usage or settings
+    """
+    try:
+        mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
+    except AllocatorError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(USAGE)
+    try:
+        asyncio.run(_run(mirroring, once, status_s, as_json))
+    except AllocatorError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
+
+
+async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, mirroring.stop)
+    async with Scope() as scope:
+        scope.start(_tell(mirroring, status_s, as_json), "status")
+        await scope.run(mirroring.run(until_caught_up=once), "mirror")
+    _show(mirroring, 0.0, 0.0, as_json)
+
+
+async def _tell(mirroring: Mirror, status_s: float, as_json: bool) -> None:
+    records, moved, at = 0, 0, time.monotonic()
+    while True:
+        await asyncio.sleep(status_s)
+        now = time.monotonic()
+        _show(mirroring, (mirroring.records - records) / (now - at), (mirroring.bytes - moved) / (now - at), as_json)
+        records, moved, at = mirroring.records, mirroring.bytes, now
+
+
+def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) -> None:
+    progress = mirroring.progress()
+    lag = sum(each.lag for each in progress)
+    if as_json:
+        told = {
+            "partitions": len(progress),
+            "lag": lag,
+            "records": mirroring.records,
+            "found": mirroring.found,
+            "repeated": mirroring.repeated,
+            "gone": mirroring.gone,
+            "records_s": round(records_s, 1),
+            "bytes_s": round(bytes_s, 1),
+            "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},
+        }
+        click.echo(json.dumps(told))
+        return
+    behind = ", ".join(
+        f"{each.partition.topic}:{each.partition.partition} {each.lag:,}"
+        for each in sorted(progress, key=lambda each: -each.lag)[:5]
+        if each.lag
+    )
+    click.echo(
+        f"{len(progress)} partitions, lag {lag:,}{f' ({behind})' if behind else ''}; {mirroring.records:,} records "
+        f"mirrored, {records_s:,.0f}/s, {bytes_s / 1e6:.1f} MB/s"
+        + (f"; {mirroring.found:,} found there after a crash" if mirroring.found else "")
+        + (f"; {mirroring.repeated:,} there are not the mirror's, or repeated" if mirroring.repeated else "")
+        + (f"; {mirroring.gone:,} deleted before they were mirrored" if mirroring.gone else "")
+    )

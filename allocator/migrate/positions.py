@@ -1,0 +1,97 @@
+"""Which offset of the old cluster stands where in the new one. Pure."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from allocator.errors import AllocatorError
+from allocator.types import TopicPartition
+
+__all__ = ["BadOffsetMap", "Positions", "Run", "pack", "unpack"]
+
+
+class BadOffsetMap(AllocatorError):
+    """An entry of an offset map is none that a mirror wrote."""
+
+
+class Run(NamedTuple):
+    """From `source` of the old partition on, records stand one by one from `target` of the new one on.
+
+    `exact` False: somewhere behind `target`, in the same order.
+    """
+
+    source: int
+    target: int
+    exact: bool = True
+
+
+class Positions:
+    """The runs of one partition.
+
+    Guarantee: whoever reads the new partition from `target(s)` on gets every record that the old one had at `s` or
+    above, as far as it was mirrored. Before them it gets none, or a few that it had already: at runs that are not
+    exact, and where records were mirrored twice.
+    """
+
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        self._runs: list[Run] = []
+        self._sources: list[int] = []
+        for run in runs:
+            self.note(run)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """In the order of the old offsets."""
+        return list(self._runs)
+
+    def note(self, run: Run) -> bool:
+        """Adds what is known now; False if it says nothing new. The later word about an offset counts."""
+        at = bisect_left(self._sources, run.source)
+        if at < len(self._runs) and self._sources[at] == run.source:
+            changed = self._runs[at] != run
+            self._runs[at] = run
+            return changed
+        if at == len(self._runs) and at:
+            before = self._runs[-1]
+            if before.exact and run.exact and before.target - before.source == run.target - run.source:
+                return False
+        self._runs.insert(at, run)
+        self._sources.insert(at, run.source)
+        return True
+
+    def target(self, source: int) -> int | None:
+        """Where to read on for who is to read `source` next; None below the first run, of which nothing is known."""
+        at = bisect_right(self._sources, source)
+        if at == 0:
+            return None
+        run = self._runs[at - 1]
+        found = run.target + (source - run.source if run.exact else 0)
+        # where old offsets are missing, the next run begins before so many records have been
+        return found if at == len(self._runs) else min(found, self._runs[at].target)
+
+
+def pack(partition: TopicPartition, runs: Iterable[Run]) -> tuple[bytes, bytes]:
+    """Key and value of a record that says this. Keys differ from entry to entry: a compacted topic keeps them all."""
+    told = [[*run[:2]] if run.exact else [*run[:2], 0] for run in runs]
+    key = {"topic": partition.topic, "partition": partition.partition, "from": told[0][0]}
+    return _json(key), _json(told)
+
+
+def unpack(key: bytes | None, value: bytes | None) -> tuple[TopicPartition, list[Run]]:
+    """Raises BadOffsetMap for what `pack` does not write."""
+    try:
+        where, told = json.loads(key or b""), json.loads(value or b"")
+        runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in told]
+        return TopicPartition(str(where["topic"]), int(where["partition"])), runs
+    except (ValueError, TypeError, LookupError) as error:
+        raise BadOffsetMap(f"an entry of an offset map does not read ({error}): key {key!r:.80}") from error
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,69 @@
+"""Reading some offsets of some partitions, from here to there, for no group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from allocator.consumer.consumer import Consumer
+from allocator.errors import AllocatorError
+from allocator.fetch.batch import Batch
+from allocator.types import TopicPartition
+
+__all__ = ["SpanUnread", "read_spans"]
+
+log = logging.getLogger(__name__)
+
+# without a record for so long, what is left of a span cannot be read
+PATIENCE_S: Final = 60.0
+
+
+class SpanUnread(AllocatorError):
+    """The records between two offsets do not come."""
+
+    retriable = True
+
+
+async def read_spans(
+    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None = None
+) -> AsyncIterator[Batch]:
+    """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
+
+    In the order of each partition; uncommitted ones and those of transactions that were aborted too, where the broker
+    sends them. Raises SpanUnread when a partition gives nothing for a minute.
+    """
+    left = {partition: stop for partition, (start, stop) in spans.items() if stop > start}
+    if not left:
+        return
+    async with Consumer(
+        brokers=brokers,
+        group=None,
+        membership="fixed",
+        partitions=list(left),
+        auto_commit_interval_s=None,
+        security=security,
+        max_wait_s=0.1,
+    ) as consumer:
+        for partition in left:
+            consumer.seek(partition, spans[partition][0])
+        silent = 0.0
+        while left:
+            batch = await consumer.getbatch(0.5)
+            if batch is not None:
+                silent = 0.0
+                partition = TopicPartition(batch.topic, batch.partition)
+                if partition in left:
+                    wanted = batch if batch.next_offset <= left[partition] else batch.until_offset(left[partition])
+                    yield wanted
+                    if batch.next_offset >= left[partition]:
+                        del left[partition]
+                        consumer.pause(partition)
+                continue
+            # markers at the end of a span are passed over without a batch
+            for partition in [each for each in left if await consumer.position(each) >= left[each]]:
+                del left[partition]
+            silent += 0.5
+            if silent > PATIENCE_S:
+                names = ", ".join(f"{each.topic}:{each.partition} up to {stop}" for each, stop in left.items())
+                raise SpanUnread(f"no record came for {PATIENCE_S:g} s of {names}; is its leader there?")

@@ -1,0 +1,77 @@
+"""What a mirror that died has written and not committed: found on the new cluster, and not written again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from allocator.fetch.batch import Batch
+from allocator.migrate.positions import Run
+from allocator.migrate.spans import read_spans
+from allocator.record import Record
+from allocator.types import TopicPartition
+
+__all__ = ["Tail", "digest", "read_tails"]
+
+
+def digest(record: Record) -> bytes:
+    """16 bytes that two records share only if key, value, timestamp and headers are the same."""
+    content = blake2b(digest_size=16)
+    for part in (record.key, record.value, *(part for each in record.headers for part in each)):
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+        content.update(b"-" if data is None else b"%d:" % len(data))
+        content.update(data or b"")
+    content.update(b"%d" % record.timestamp)
+    return content.digest()
+
+
+class Tail:
+    """Records of one new partition, from where the committed old offset belongs to the end."""
+
+    def __init__(self, records: deque[tuple[int, bytes]]) -> None:
+        self._records = records
+        self._runs: list[Run] = []
+        self.taken_now = 0
+        """Records that the last `match` found."""
+        self.over = False
+        """Whether there is nothing more to be found."""
+
+    @property
+    def left(self) -> int:
+        """Records that were not what was to stand there."""
+        return len(self._records)
+
+    @property
+    def next_target(self) -> int:
+        return self._records[0][0] if self._records else -1
+
+    def match(self, batch: Batch) -> Batch:
+        """What of `batch` is not there."""
+        self.taken_now = 0
+        for record in batch:
+            if not self._records or self._records[0][1] != digest(record):
+                self.over = True
+                return batch.from_offset(record.offset)
+            target, _ = self._records.popleft()
+            self._runs.append(Run(record.offset, target))
+            self.taken_now += 1
+        self.over = not self._records
+        return batch.from_offset(batch.next_offset)
+
+    def runs(self) -> list[Run]:
+        """Where those that were found stand; once."""
+        found, self._runs = self._runs, []
+        return found
+
+
+async def read_tails(
+    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
+) -> dict[TopicPartition, Tail]:
+    """The records of these spans; partitions where there are none are left out."""
+    found: dict[TopicPartition, deque[tuple[int, bytes]]] = {}
+    async for batch in read_spans(brokers, spans, security):
+        records = found.setdefault(TopicPartition(batch.topic, batch.partition), deque())
+        records.extend((record.offset, digest(record)) for record in batch)
+    return {partition: Tail(records) for partition, records in found.items()}

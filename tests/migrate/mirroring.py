@@ -1,0 +1,87 @@
+"""How the tests of the mirror fill, mirror and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.migrate.spans import read_spans
+from allocator.testing import LocalCluster
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.list_offsets import LATEST, list_offsets
+
+__all__ = ["Row", "contents", "killed", "mirroring", "settings", "started"]
+
+# offset, timestamp, key, value, headers
+Row = tuple[int, int, Any, Any, list[Any]]
+
+
+def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -> MirrorSettings:
+    """A mirror whose processes find each other through the old cluster's ZooKeeper."""
+    given: dict[str, Any] = {
+        "old": old.bootstrap,
+        "new": new.bootstrap,
+        "group": group,
+        "zookeeper": f"{old.zookeeper}/{group}",
+        "old_zookeeper": old.zookeeper,
+        "replication": 1,
+        "session_timeout_s": 4.0,
+        "commit_interval_s": 0.2,
+    }
+    return MirrorSettings(**{**given, **options})
+
+
+async def contents(cluster: LocalCluster, topic: str) -> dict[int, list[Row]]:
+    """Every record of a topic, by partition."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        await client.refresh([topic])
+        wanted = [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
+        ends = await list_offsets(client, dict.fromkeys(wanted, LATEST))
+    found: dict[int, list[Row]] = {partition.partition: [] for partition in wanted}
+    spans = {partition: (0, end.offset) for partition, end in ends.items() if end is not None}
+    async for batch in read_spans(cluster.bootstrap, spans):
+        for record in batch:
+            found[batch.partition].append((record.offset, record.timestamp, record.key, record.value, record.headers))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def mirroring(mirror: Mirror) -> AsyncIterator[Mirror]:
+    """A mirror that runs while the block does, and has ended in good order after it."""
+    task = asyncio.get_running_loop().create_task(mirror.run())
+    try:
+        yield mirror
+    finally:
+        mirror.stop()
+        await asyncio.wait({task})
+        task.result()
+
+
+@contextlib.contextmanager
+def started(chosen: MirrorSettings, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, in a process of its own."""
+    command = [sys.executable, "-m", "allocator.cli", "mirror", chosen.old, chosen.new]
+    for topic in chosen.topics:
+        command += ["--topic", topic]
+    command += ["--group", chosen.group, "--replication", "1", "--status-s", "1", "--session-timeout", "4", *options]
+    command += ["--zookeeper", str(chosen.zookeeper), "--old-zookeeper", str(chosen.old_zookeeper)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        killed(process)
+
+
+def killed(process: subprocess.Popen[bytes]) -> None:
+    """As `kill -9` does."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait(30)

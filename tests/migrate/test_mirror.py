@@ -1,0 +1,209 @@
+"""Mirroring between real clusters: nothing lost, nothing changed, order kept, wherever it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mirroring import contents, killed, mirroring, settings, started
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import BrokerError
+from allocator.migrate.mirror import Mirror, NotEmpty
+from allocator.migrate.topics import TopicsDiffer, settings_of
+from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(180)
+
+
+@pytest.fixture
+def old(cluster_factory: Any) -> LocalCluster:
+    return cluster_factory(kafka="0.9.0.1")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def new(kafka_cluster: LocalCluster) -> LocalCluster:
+    return kafka_cluster
+
+
+async def fill(cluster: LocalCluster, topic: str, count: int, first: int = 0, **options: Any) -> None:
+    records = [(f"k{n}".encode(), f"value {n} {'x' * (n % 50)}".encode()) for n in range(first, first + count)]
+    await asyncio.to_thread(produce, cluster.bootstrap, topic, records, version=cluster.version, **options)
+
+
+async def test_an_old_topic_comes_over_with_its_settings_and_its_order(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 3, 1, {"retention.ms": "123456789"}, old)
+    for n, compression in enumerate((None, "gzip", "snappy", "lz4")):
+        await fill(old, topic, 700, first=n * 700, compression=compression)
+    await asyncio.to_thread(produce, old.bootstrap, topic, [(None, b"v", 0), (b"k", None, 1)], version="0.9.0.1")
+    mirror = Mirror(settings(old, new, group, topics=[topic]))
+    await mirror.run(until_caught_up=True)
+    before, after = await contents(old, topic), await contents(new, topic)
+    assert after == before
+    assert sum(map(len, after.values())) == mirror.records == 2802
+    assert (mirror.found, mirror.repeated, mirror.gone) == (0, 0, 0)
+    async with KafkaClient(new.bootstrap) as client:
+        await client.refresh([topic])
+        assert await settings_of(client, [topic]) == {topic: {"retention.ms": "123456789"}}
+    assert {mirror.offset_map.positions(TopicPartition(topic, n)).runs[0][:2] for n in range(3)} == {(0, 0)}
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.long)])
+async def test_processes_share_the_partitions_and_may_be_killed_at_any_point(
+    rounds: int, old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 4, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic])
+    await fill(old, topic, 20_000)
+    rng = random.Random(7)
+
+    async def mirrored() -> int:
+        async with KafkaClient(new.bootstrap) as client:
+            await client.refresh([topic])
+            if client.partitions(topic) is None:
+                return 0
+        return sum(map(len, (await contents(new, topic)).values()))
+
+    for round in range(rounds):
+        with started(chosen, "--throttle", "0.3") as one, started(chosen, "--throttle", "0.3") as two:
+            reached = await mirrored()
+            await wait_until_async(lambda goal=reached: _more(mirrored, goal), 60, "records to come over")
+            await asyncio.sleep(rng.random())
+            killed(one)
+            killed(two)
+        await fill(old, topic, 500, first=20_000 + 500 * round)
+    mirror = Mirror(settings(old, new, group, topics=[topic]))
+    await mirror.run(until_caught_up=True)
+    before, after = await contents(old, topic), await contents(new, topic)
+    assert {n: [row[1:] for row in rows] for n, rows in after.items()} == {
+        n: [row[1:] for row in rows] for n, rows in before.items()
+    }
+    assert mirror.repeated == 0
+
+
+async def _more(count: Callable[[], Any], than: int) -> bool:
+    return bool(await count() > than)
+
+
+@pytest.mark.long
+async def test_headers_times_and_transactions_of_a_newer_cluster(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Most batches go on as they came."""
+    old = new
+    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, {"message.timestamp.type": "CreateTime"}, old)
+    rows = [
+        ProducedRecord(b"k%d" % n, b"v%d" % n, 0, 1_600_000_000_000 + n * 7, [("h", b"%d" % n), ("none", None)])
+        for n in range(500)
+    ]
+    for compression in (None, "gzip", "zstd"):
+        await asyncio.to_thread(produce, old.bootstrap, topic, rows, compression=compression, batch_records=100)
+    await asyncio.to_thread(_transactions, old.bootstrap, topic)
+    mirror = Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None))
+    await mirror.run(until_caught_up=True)
+    before, after = (await contents(old, topic))[0], (await contents(new, topic))[0]
+    # what was aborted stays behind; its place in the old log is a gap
+    kept = [row for row in before if row[3] != b"aborted"]
+    assert len(kept) < len(before)
+    assert [row[1:] for row in after] == [row[1:] for row in kept]
+    positions = mirror.offset_map.positions(TopicPartition(topic, 0))
+    assert [positions.target(row[0]) for row in kept] == [row[0] for row in after]
+    assert len(positions) == 3
+    await asyncio.to_thread(new.delete_topic, topic)
+
+
+def _transactions(bootstrap: str, topic: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for value in (b"committed", b"aborted", b"committed"):
+        producer.begin_transaction()
+        for n in range(10):
+            producer.produce(topic, key=b"t%d" % n, value=value, partition=0)
+        producer.flush(30)
+        if value == b"aborted":
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+
+
+async def test_topics_that_differ_are_refused_before_anything_is_made(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 3, 1, {"retention.ms": "1000000"}, old)
+    missing = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 2)
+    with pytest.raises(TopicsDiffer, match=r"has 3 partitions on the old cluster and 2 on the new one"):
+        await Mirror(settings(old, new, group, topics=[topic, missing])).run(until_caught_up=True)
+    await asyncio.to_thread(new.add_partitions, topic, 3)
+    with pytest.raises(TopicsDiffer, match=r"retention.ms of .* is '1000000', on the new cluster None"):
+        await Mirror(settings(old, new, group, topics=[topic, missing])).run(until_caught_up=True)
+    async with KafkaClient(new.bootstrap) as client:
+        await client.refresh([missing])
+        assert client.partitions(missing) is None
+
+
+async def test_records_of_others_are_not_written_behind_unless_one_says_so(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    await fill(new, topic, 10)
+    await fill(old, topic, 100)
+    with pytest.raises(NotEmpty, match="holds 10 records that no mirror of this group wrote"):
+        await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
+    mirror = Mirror(settings(old, new, group, topics=[topic], append=True))
+    await mirror.run(until_caught_up=True)
+    assert [row[0] for row in (await contents(new, topic))[0]] == list(range(110))
+    assert mirror.offset_map.positions(TopicPartition(topic, 0)).target(40) == 50
+
+
+async def test_what_was_written_and_not_committed_is_found_and_not_written_again(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    partition = TopicPartition(topic, 0)
+    await fill(old, topic, 300)
+    await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
+    async with KafkaClient(old.bootstrap) as client:  # as if it had been killed 200 records before
+        offsets = GroupOffsets(client, group)
+        committed = await offsets.fetch([partition])
+        assert committed[partition].offset == 300
+        await offsets.commit({partition: committed[partition]._replace(offset=100)})
+    await fill(old, topic, 50, first=300)
+    again = Mirror(settings(old, new, group, topics=[topic]))
+    await again.run(until_caught_up=True)
+    assert (again.found, again.records, again.repeated) == (200, 50, 0)
+    assert await contents(new, topic) == await contents(old, topic)
+
+
+async def test_lag_is_told_and_comes_to_nothing(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
+    await fill(old, topic, 3000)
+    mirror = Mirror(settings(old, new, group, topics=[topic], throttle_bytes_s=60_000.0))
+    async with mirroring(mirror):
+        await wait_until_async(lambda: sum(each.lag for each in mirror.progress()) > 0, 30, "a lag")
+        await wait_until_async(
+            lambda: mirror.records == 3000 and not any(each.lag for each in mirror.progress()), 60, "no lag"
+        )
+
+
+async def test_a_batch_that_the_new_cluster_refuses_ends_it_with_the_reason(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 1, 1, {"max.message.bytes": "2000"})
+    await asyncio.to_thread(produce, old.bootstrap, topic, [(b"k", bytes(5000), 0)], version="0.9.0.1")
+    with pytest.raises(BrokerError, match=rf"refuses old offsets 0 to 0 of {topic}:0 .*MESSAGE_TOO_LARGE|too large"):
+        await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)

@@ -1,0 +1,62 @@
+"""The offset map: what it answers is never too late, and it stays small."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.migrate.positions import BadOffsetMap, Positions, Run, pack, unpack
+from allocator.types import TopicPartition
+
+PARTITION = TopicPartition("orders", 3)
+
+
+def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
+    known = Positions()
+    assert known.note(Run(100, 0))
+    assert not any(known.note(Run(100 + n, n)) for n in range(1, 500, 7))
+    assert known.runs == [Run(100, 0)]
+    assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
+
+
+def test_an_offset_that_is_missing_leads_to_the_record_after_it() -> None:
+    known = Positions([Run(0, 0), Run(15, 10)])  # 10 to 14 were compacted away
+    assert [known.target(source) for source in (9, 10, 12, 14, 15, 16)] == [9, 10, 10, 10, 10, 11]
+
+
+def test_within_a_run_that_is_not_exact_one_begins_at_its_start() -> None:
+    known = Positions([Run(0, 0), Run(100, 40, exact=False), Run(200, 60)])
+    assert [known.target(source) for source in (99, 100, 150, 199, 200, 205)] == [40, 40, 40, 40, 60, 65]
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=30), st.data())
+def test_who_reads_from_there_gets_every_record_from_his_offset_on(
+    steps: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Old offsets have gaps, new ones have strangers' records in between; some runs are not exact."""
+    known, where, source, target = Positions(), {}, 0, 0
+    for gap, strangers in steps:
+        source, target = source + gap, target + strangers
+        where[source] = target
+        known.note(Run(source, target, data.draw(st.booleans())))
+        source, target = source + 1, target + 1
+    wanted = data.draw(st.integers(min(where), max(where)))
+    found = known.target(wanted)
+    assert found is not None
+    assert all(at >= found for old, at in where.items() if old >= wanted)
+
+
+def test_entries_read_back_as_they_were() -> None:
+    runs = [Run(5, 0), Run(9, 2, exact=False), Run(40, 30)]
+    assert unpack(*pack(PARTITION, runs)) == (PARTITION, runs)
+    assert pack(PARTITION, runs)[0] != pack(PARTITION, runs[1:])[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(None, b"[]"), (b"{}", b"[]"), (b'{"topic":"t","partition":0}', b"[[1]]"), (b'{"topic":"t","partition":0}', None)],
+)
+def test_what_no_mirror_wrote_is_refused(key: bytes | None, value: bytes | None) -> None:
+    with pytest.raises(BadOffsetMap, match="does not read"):
+        unpack(key, value)

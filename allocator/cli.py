@@ -18,6 +18,7 @@ __all__ = ["main"]
 # name -> where it is, and the one line of help; imported when used, so that `allocator run` loads no test servers
 LAZY = {
     "cluster": ("allocator.testing.cli:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
+    "doctor": ("allocator.cli_doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),
 }
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
@@ -44,7 +45,7 @@ _EXIT_CODES = (
     ("0", "done, or stopped in good order by a signal"),
     ("1", "not done: servers cannot be reached, or refused; or the answer is not whole"),
     ("2", "wrong usage or settings; nothing was touched"),
-    ("3", "`run` only: a record could not be handled, and there is no dead-letter topic"),
+    ("3", "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong"),
     ("128 + n", "stopped at once by signal n; `cluster up` ends with 130 whatever stops it"),
 )
 _EPILOG = (

@@ -1,0 +1,214 @@
+"""`allocator doctor`: what is wrong with a cluster and a group, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.migrate.doctor_finding import COULD_NOT_LOOK, Finding, Severity
+
+if TYPE_CHECKING:
+    from allocator.wire.kafka import KafkaClient
+    from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["doctor"]
+
+T = TypeVar("T")
+
+HEALTHY, NOT_SEEN, USAGE, ILL = 0, 1, 2, 3
+COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The clusters, as options or settings say."""
+
+    zookeeper: Optional[str]
+    zookeeper_options: Any
+    root: str
+    brokers: Optional[str]
+    security: Any
+    session_timeout_s: float
+    kafka_zookeeper: Optional[str]
+    timeout_s: float
+
+
+@click.command()
+@click.argument("group", required=False)
+@click.option("-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`: most of the below.")
+@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="host:port,host:port/chroot")
+@click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
+@click.option("--kafka-zookeeper", help="Where Kafka's own znodes stand.  [--zookeeper, with and without chroot]")
+@click.option("--session-timeout", type=click.FloatRange(min=0.1), help="Of the members, in seconds.  [10]")
+@click.option("--interval", default=5.0, show_default=True, type=click.FloatRange(min=0), help="Seconds between looks.")
+@click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Then it is stuck.")
+@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds, a request.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(
+    group: Optional[str],
+    config: Optional[str],
+    zookeeper: Optional[str],
+    root: Optional[str],
+    brokers: Optional[str],
+    kafka_zookeeper: Optional[str],
+    session_timeout: Optional[float],
+    interval: float,
+    patience: float,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """What is wrong with GROUP and its clusters, why it matters, and what to do. Reads only.
+
+    Looks twice, with --interval seconds between, which should be longer than the members' commit interval. Without
+    GROUP, only at the cluster. Give --zookeeper, --brokers, or both.
+
+    \b
+    Exit codes:
+      0   healthy: nothing found, or only what is worth knowing
+      1   not everything could be looked at; what was found is shown
+      2   wrong usage or settings
+      3   something is wrong
+    """
+    try:
+        where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
+        group = group or default_group
+        findings = asyncio.run(_examine(where, group, interval, patience))
+    except AllocatorError as error:
+        if as_json:
+            kind = type(error).__name__
+            click.echo(json.dumps({"error": {"type": kind, "message": str(error), "retriable": error.retriable}}))
+        else:
+            click.echo(f"error: {error}", err=True)
+        sys.exit(USAGE if isinstance(error, ConfigError) else NOT_SEEN)
+    if as_json:
+        healthy = _exit_code(findings) == HEALTHY
+        found = [finding.to_json() for finding in findings]
+        click.echo(json.dumps({"group": group, "healthy": healthy, "findings": found}, indent=2))
+    else:
+        _print(findings, group)
+    sys.exit(_exit_code(findings))
+
+
+def _find(
+    config: str | None,
+    zookeeper: str | None,
+    root: str | None,
+    brokers: str | None,
+    kafka_zookeeper: str | None,
+    session_timeout_s: float | None,
+    timeout_s: float,
+) -> tuple[_Where, str | None]:
+    from allocator.consumer.config import load
+    from allocator.migrate.doctor_members import DEFAULT_SESSION_S
+
+    options = security = group = None
+    if config is not None:
+        settings = load(config)
+        in_zookeeper = settings.zookeeper.hosts is not None
+        zookeeper = zookeeper or settings.zookeeper.hosts
+        root = root or settings.zookeeper.root
+        brokers = brokers or ",".join(settings.kafka.brokers)
+        options, security = settings.zookeeper.options() or None, settings.kafka.security() or None
+        own = settings.zookeeper if in_zookeeper else settings.group
+        session_timeout_s = session_timeout_s or own.session_timeout_s
+        group = settings.group.name
+    if zookeeper is None and brokers is None:
+        raise ConfigError("where are the clusters? Give --zookeeper, --brokers or --config")
+    session_timeout_s = session_timeout_s or DEFAULT_SESSION_S
+    return _Where(
+        zookeeper, options, root or "/allocator", brokers, security, session_timeout_s, kafka_zookeeper, timeout_s
+    ), group
+
+
+async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
+    """Raises the error of what could not be reached when nothing could."""
+    from allocator.migrate.doctor import could_not_look, examine
+    from allocator.wire.kafka import KafkaClient
+    from allocator.wire.zookeeper import ZooKeeper
+
+    unseen: list[tuple[str, AllocatorError]] = []
+    async with AsyncExitStack() as open_ones:
+
+        async def reached(what: str, opening: Coroutine[Any, Any, T]) -> T | None:
+            try:
+                return await opening
+            except ConfigError:
+                raise
+            except AllocatorError as error:
+                unseen.append((what, error))
+                return None
+
+        async def ensemble(hosts: str, session_timeout_s: float) -> ZooKeeper:
+            zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=where.zookeeper_options)
+            await zk.connect(where.timeout_s)
+            open_ones.push_async_callback(zk.close)
+            return zk
+
+        async def cluster(brokers: str) -> KafkaClient:
+            client = KafkaClient(brokers, security=where.security, request_timeout_s=where.timeout_s)
+            await client.connect(where.timeout_s)
+            open_ones.push_async_callback(client.close)
+            client.follow_all()
+            await client.refresh()
+            return client
+
+        zk = client = kafka_zk = None
+        if where.zookeeper is not None:
+            zk = await reached("ZooKeeper", ensemble(where.zookeeper, where.session_timeout_s))
+        if where.brokers is not None:
+            client = await reached("Kafka", cluster(where.brokers))
+        if client is None and zk is None:
+            raise unseen[0][1]
+        hosts = where.kafka_zookeeper
+        if hosts is None and where.zookeeper is not None and "/" in where.zookeeper:
+            hosts = where.zookeeper.partition("/")[0]
+        if hosts is not None and (zk is not None or where.kafka_zookeeper is not None):
+            kafka_zk = await reached("Kafka's ZooKeeper", ensemble(hosts, where.timeout_s))
+        findings = await examine(
+            group,
+            client=client,
+            zookeeper=zk,
+            kafka_zookeeper=kafka_zk,
+            root=where.root,
+            interval_s=interval_s,
+            patience_s=patience_s,
+        )
+    return [*(could_not_look(what, str(error)) for what, error in unseen), *findings]
+
+
+def _exit_code(findings: list[Finding]) -> int:
+    if any(finding.id == COULD_NOT_LOOK for finding in findings):
+        return NOT_SEEN
+    return ILL if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
+
+
+def _print(findings: list[Finding], group: str | None) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe has no width; cut lines would be of no use to what reads them
+        console = Console(highlight=False, width=10_000)
+    what = "the cluster" if group is None else f"group {group}"
+    if not findings:
+        console.print(Text(f"{what}: healthy"))
+    for finding in findings:
+        console.print(
+            Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {finding.what}")
+        )
+        for label, text in (("where", finding.place), ("why", finding.why), ("do", finding.do)):
+            console.print(Text(f"  {label + ':':6} {text}"))
+        if finding.command:
+            console.print(Text(f"  {'run:':6} {finding.command}"))
+        console.print()
+    counts = [f"{sum(f.severity is level for f in findings)} {level}" for level in reversed(Severity)]
+    if findings:
+        console.print(Text(f"{what}: {', '.join(counts)}"))

@@ -1,0 +1,179 @@
+"""What the doctor asks brokers that nobody else in this library does.
+
+Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (0.11 and up), DescribeGroups (0.9), ListGroups v4
+and v5 for the state and the kind of next-generation groups (KIP-518, KIP-848).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+
+from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malformed, Subscription
+from allocator.coordinator.find import Coordinator
+from allocator.errors import BrokerError
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.kafka_errors import for_code
+
+__all__ = ["BrokerSeen", "KafkaGroup", "KafkaMember", "Replicas", "brokers", "group", "replicas", "settings"]
+
+ASKS_WHAT_IT_KNOWS = (0, 10)  # from here on a broker answers ApiVersions
+NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions want to be told who asks
+AT_ONCE = 20  # brokers asked at the same time
+BROKER_S = 5.0  # more: a broker that hangs is waited for longer; less: a busy one is taken for dead
+BROKER_RESOURCE = 4
+GROUP_NOT_FOUND = 69
+WANTED_SETTINGS = [
+    "group.min.session.timeout.ms",
+    "group.max.session.timeout.ms",
+    "offsets.retention.minutes",
+    "log.retention.ms",
+    "log.retention.minutes",
+    "log.retention.hours",
+]
+
+
+@dataclass(frozen=True)
+class BrokerSeen:
+    id: int
+    address: str
+    version: tuple[int, ...] = ()
+    """() where it cannot be asked for."""
+    refused: Optional[str] = None
+    """Why it does not answer."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    leader: Optional[int]
+    all: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KafkaMember:
+    id: str
+    client_id: str
+    host: str
+    topics: frozenset[str]
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True)
+class KafkaGroup:
+    """A group by Kafka's own protocol; of a next-generation one (KIP-848) only state and kind are known."""
+
+    state: str
+    kind: str
+    """"classic" or "consumer", as the brokers name them."""
+    assignor: str
+    members: tuple[KafkaMember, ...]
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.members) or (self.kind == "consumer" and self.state not in ("Empty", "Dead", ""))
+
+
+async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
+    """Every partition of the cluster."""
+    request = MetadataRequest(
+        topics=MetadataRequest.ALL_TOPICS,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    response = await client.send_any(request)
+    return {
+        TopicPartition(topic.name, p.partition_index): Replicas(
+            p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes), tuple(p.isr_nodes)
+        )
+        for topic in response.topics
+        for p in topic.partitions
+    }
+
+
+async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
+    """Each broker that the cluster names, asked itself."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(node: int, address: str) -> BrokerSeen:
+        timeout_s = min(BROKER_S, client.request_timeout_s)
+        async with turn:
+            try:
+                if client.broker_version < ASKS_WHAT_IT_KNOWS:
+                    await client.send(node, MetadataRequest(topics=MetadataRequest.ALL_TOPICS), timeout_s)
+                    return BrokerSeen(node, address)
+                answer = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
+            except BrokerError as error:
+                return BrokerSeen(node, address, refused=str(error))
+        known = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        return BrokerSeen(node, address, tuple(BrokerVersionData(api_versions=known).broker_version))
+
+    seen = await asyncio.gather(*(ask(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
+    return {broker.id: broker for broker in seen}
+
+
+async def settings(client: KafkaClient, node: int) -> dict[str, str]:
+    """Those that matter here; {} from brokers that do not tell, which 0.11 and up do."""
+    if client.api_version(DescribeConfigsRequest) is None:
+        return {}
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=WANTED_SETTINGS
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    (result,) = (await client.send(node, request)).results
+    if result.error_code:
+        raise for_code(result.error_code, f"settings of broker {node}")
+    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
+
+async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
+    """None if Kafka has no members of it and never had, or is older than 0.9. Raises BrokerError."""
+    if client.api_version(DescribeGroupsRequest) is None:
+        return None
+    deadline = time.monotonic() + client.request_timeout_s
+    coordinator = Coordinator(client, name, client.retry_backoff_s)
+    listed = await _listed(client, coordinator, name, deadline)
+    if listed is not None and listed.kind == "consumer":
+        return listed
+    request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
+    (found,) = (await coordinator.ask(request, deadline)).groups
+    if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
+        return None
+    if found.error_code:
+        raise for_code(found.error_code, f"group {name!r}")
+    members = tuple(_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
+    if not members and not found.protocol_type:
+        return None  # offsets, and no member by this protocol ever
+    return KafkaGroup(found.group_state, "classic", found.protocol_data or "", members)
+
+
+async def _listed(client: KafkaClient, coordinator: Coordinator, name: str, deadline: float) -> KafkaGroup | None:
+    version = client.api_version(ListGroupsRequest)
+    if version is None or version < 5:
+        return None
+    response = await coordinator.ask(ListGroupsRequest(states_filter=[], types_filter=[]), deadline)
+    for each in response.groups:
+        if each.group_id == name:
+            return KafkaGroup(each.group_state, each.group_type.lower(), "", ())
+    return None
+
+
+def _member(member: Any) -> KafkaMember:
+    topics: frozenset[str] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
+    try:
+        # empty while the group is being rebalanced
+        if member.member_metadata:
+            topics = frozenset(Subscription.decode(member.member_metadata).topics)
+        partitions = Given.decode(member.member_assignment).partitions
+    except Malformed:
+        pass  # not a consumer's; what can be read of it is
+    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)

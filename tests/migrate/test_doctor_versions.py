@@ -1,0 +1,28 @@
+"""The doctor on each version of Kafka: it can look at all of them, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from doctor_patient import Patient, in_thread
+
+from allocator.testing import LocalCluster
+from allocator.testing.versions import KAFKA
+
+QUICK = {"0.9.0.1", "3.9.1"}
+VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_nothing_is_wrong_with_a_group_at_work(
+    version: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: cluster_factory(kafka=version))
+    topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
+    patient = Patient(cluster, topic, group, 4)
+    await patient.fill()
+    async with patient.consumer() as consumer:
+        await patient.consume(consumer, 40)
+        assert set(await patient.examined()) == ({"old-version"} if cluster.release.number < (0, 10) else set())

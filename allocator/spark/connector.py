@@ -38,6 +38,8 @@ NAMES: Mapping[str, str] = {
 # tuning of a client that is not there: a job that has them runs without them, and a line in the log says so
 WITHOUT_EFFECT = (
     "groupIdPrefix",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",

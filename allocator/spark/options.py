@@ -32,6 +32,7 @@ from allocator.subscription.topics import check_topic
 from allocator.types import TopicPartition
 from allocator.wire.kafka_manager import parse_addresses
 from allocator.wire.kafka_security import KEYS, check_security
+from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["Options", "read_options"]
 
@@ -67,6 +68,14 @@ def _address(text: str) -> str | None:
 def _topic(text: str) -> str | None:
     try:
         check_topic(text)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _ensemble(text: str) -> str | None:
+    try:
+        ZooKeeper(text)
     except ConfigError as error:
         return str(error)
     return None
@@ -149,6 +158,10 @@ class Options:
     # bytes of one fetch, and about of one Arrow batch, default 8 MiB; more: memory; less: more round trips. Brokers
     # before 0.10.1 cannot send a record that is larger
     fetch_bytes: int = setting(Whole(1024, unit="bytes"), 8 << 20)
+    # ZooKeeper, "host:port,host:port/chroot": looked at for members of the group before anything is committed to it
+    zookeeper: Optional[str] = setting(Text(check=_ensemble, what='"host:port,host:port/chroot"'), None)
+    # where groups stand in ZooKeeper
+    zookeeper_root: str = setting(Text(what="an absolute path"), "/allocator")
     # where records are written to; a column `topic` does it record by record
     topic: Optional[str] = setting(Text(check=_topic, what="a topic"), None)
     # of what is written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Optional, Union
@@ -48,6 +48,14 @@ class Place:
         if isinstance(where, str):
             return "word", where
         return ("offset" if tp in self.each else "time"), where
+
+    def only(self, tps: Collection[TopicPartition]) -> Place:
+        """The same, of these partitions."""
+        return Place(
+            self.everywhere,
+            {tp: at for tp, at in self.each.items() if tp in tps},
+            {tp: at for tp, at in self.times.items() if tp in tps},
+        )
 
     @property
     def named(self) -> frozenset[TopicPartition]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
 from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
+from allocator.spark.pushdown import Narrow
 from allocator.spark.ranges import Range
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -19,7 +19,7 @@ from allocator.wire.list_offsets import EARLIEST as BEGIN
 from allocator.wire.list_offsets import LATEST as END
 from allocator.wire.list_offsets import list_offsets
 
-__all__ = ["Bounds", "bounds", "find_partitions", "plan_batch", "resolve"]
+__all__ = ["Bounds", "bounds", "clip", "ends", "find_partitions", "plan_batch", "resolve", "some"]
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +28,20 @@ Offsets = dict[TopicPartition, int]
 Bounds = Mapping[TopicPartition, tuple[int, int]]
 
 
-async def find_partitions(client: KafkaClient, options: Options) -> list[TopicPartition]:
-    """The partitions that the options choose, now.
+async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
+    """The partitions that the options choose, now or up to `max_age_s` ago.
 
     Raises TopicNotFound for a topic, or a partition of `assign`, that does not exist. A pattern may match nothing yet.
     """
     if options.topics_pattern is not None:
         client.follow_all()
-        await client.refresh()
+        await client.refresh(max_age_s=max_age_s)
         matches = re.compile(options.topics_pattern).fullmatch
         topics = sorted(topic for topic in client.topics() if matches(topic))
         return [TopicPartition(topic, number) for topic in topics for number in client.partitions(topic) or ()]
     wanted = sorted({tp.topic for tp in options.assign or ()} | set(options.topics or ()))
     client.follow(wanted)
-    await client.refresh(wanted)
+    await client.refresh(wanted, max_age_s=max_age_s)
     missing = [topic for topic in wanted if client.partitions(topic) is None]
     if missing:
         # a broker that has just started knows no topic yet
@@ -67,11 +67,12 @@ async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPar
     if not tps:
         return {}
     first = await list_offsets(client, dict.fromkeys(tps, BEGIN), timeout_s=options.timeout_s)
-    last = await _ends(client, options, tps)
+    last = await ends(client, options, tps)
     return {tp: (begin.offset if (begin := first[tp]) is not None else 0, last[tp]) for tp in tps}
 
 
-async def _ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
+async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
+    """Where each partition ends now. Raises BrokerError."""
     found = await list_offsets(
         client, dict.fromkeys(tps, END), isolation_level=options.isolation_level, timeout_s=options.timeout_s
     )
@@ -87,9 +88,6 @@ async def resolve(client: KafkaClient, options: Options, place: Place, known: Bo
     found: Offsets = {}
     times: dict[TopicPartition, int] = {}
     committed = set()
-    strangers = sorted(place.named - known.keys())
-    if strangers:
-        raise ConfigError(f"{name} speaks of {_some(strangers)}, which does not exist")
     for tp, (begin, end) in known.items():
         kind, what = place.of(tp)
         if kind == "":
@@ -109,7 +107,7 @@ async def resolve(client: KafkaClient, options: Options, place: Place, known: Bo
         offsets = await GroupOffsets(client, options.group, timeout_s=options.timeout_s).fetch(committed)
         new = committed - offsets.keys()
         if new:
-            log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, _some(new))
+            log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, some(new))
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
     return found
 
@@ -121,7 +119,7 @@ async def _at_times(
     late = sorted(tp for tp, at in there.items() if at is None)
     if late and options.timestamp_strategy == "error":
         raise ConfigError(
-            f"{name}: no record of {_some(late)} is as young as {times[late[0]]} ms; set timestamp_strategy to latest "
+            f"{name}: no record of {some(late)} is as young as {times[late[0]]} ms; set timestamp_strategy to latest "
             "to take the end there"
         )
     return {tp: known[tp][1] if at is None else at.offset for tp, at in there.items()}
@@ -143,23 +141,18 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
     return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
 
 
-async def plan_batch(client: KafkaClient, options: Options, narrow: Any = None) -> list[Range]:
+async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | None = None) -> list[Range]:
     """The ranges that a batch reads, one a partition; `narrow` takes away what filters leave out."""
     tps = await find_partitions(client, options)
+    start_place, end_place = options.start or Place(EARLIEST), options.end or Place(LATEST)
+    for place, name in ((start_place, "starting_offsets"), (end_place, "ending_offsets")):
+        _must_exist(place, tps, name)
     if narrow is not None:
         tps = [tp for tp in tps if narrow.wants(tp)]
     known = await bounds(client, options, tps)
-    start_place, end_place = options.start or Place(EARLIEST), options.end or Place(LATEST)
-    if narrow is not None and narrow.any_left_out:
+    if narrow is not None:
         # what JSON says of partitions that the filters leave out is not asked about
-        start_place, end_place = (
-            Place(
-                place.everywhere,
-                {tp: at for tp, at in place.each.items() if tp in known},
-                {tp: at for tp, at in place.times.items() if tp in known},
-            )
-            for place in (start_place, end_place)
-        )
+        start_place, end_place = (place.only(known) for place in (start_place, end_place))
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, "ending_offsets")
     backwards = sorted(tp for tp in known if tp in end_place.named and end[tp] < start[tp])
@@ -173,6 +166,13 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Any = None) 
     return [found for found in ranges if found.end > found.start]
 
 
-def _some(tps: Collection[TopicPartition]) -> str:
+def _must_exist(place: Place, tps: Collection[TopicPartition], name: str) -> None:
+    strangers = place.named - set(tps)
+    if strangers:
+        raise ConfigError(f"{name} speaks of {some(strangers)}, which does not exist; leave it out")
+
+
+def some(tps: Collection[TopicPartition]) -> str:
+    """A few of them by name, for people."""
     names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
     return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")

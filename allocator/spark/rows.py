@@ -16,7 +16,7 @@ from allocator.spark.errors import SchemaMismatch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "HEADERS", "columns", "schema_text", "to_spark"]
+__all__ = ["COLUMNS", "HEADERS", "arrow_schema", "check_schema", "columns", "schema_text", "to_spark"]
 
 COLUMNS = {
     "key": "binary",
@@ -53,6 +53,22 @@ def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
             raise SchemaMismatch(f"column {name!r} is {known[name]}, not {kind}; cast it after reading")
     if "headers" in wanted and not include_headers:
         raise SchemaMismatch("column 'headers' needs .option('include_headers', 'true')")
+
+
+def arrow_schema(fields: list[tuple[str, bool]]) -> pa.Schema:
+    """Of columns by name and whether they may be null, as Spark expects it."""
+    pa = pyarrow()
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    kinds = {
+        "binary": pa.binary(),
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        HEADERS["headers"]: pa.list_(pa.field("element", header)),
+    }
+    known = columns(True)
+    return pa.schema([pa.field(name, kinds[known[name]], nullable=nullable) for name, nullable in fields])
 
 
 def to_spark(batch: Batch, end: int, schema: pa.Schema) -> pa.RecordBatch:

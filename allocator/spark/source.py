@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from allocator.fetch.arrow import pyarrow
 from allocator.spark.link import Link
-from allocator.spark.options import READ, Options, read_options
+from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.plan import plan_batch
+from allocator.spark.pushdown import Narrow, narrowed
 from allocator.spark.ranges import Range, split
 from allocator.spark.reading import read_range
-from allocator.spark.rows import check_schema, schema_text
+from allocator.spark.rows import arrow_schema, check_schema, schema_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["NAME", "AllocatorDataSource", "register"]
+__all__ = ["NAME", "AllocatorDataSource", "Piece", "register"]
 
 NAME = "allocator"
+
+# pyspark 4.1 and up; off by default, as a source that pushes filters without it is refused
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
@@ -55,26 +58,48 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         return schema_text(self._include_headers)
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return BatchReader(read_options(self.options, READ), schema)
+        options = read_options(self.options, READ)
+        return BatchReader(options, columns_of(schema, options))
+
+    def streamReader(self, schema: Any) -> Any:
+        from allocator.spark.stream import StreamReader
+
+        options = read_options(self.options, STREAM)
+        return StreamReader(options, columns_of(schema, options))
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from allocator.spark.sink import BatchWriter
+
+        return BatchWriter(read_options(self.options, WRITE), schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        from allocator.spark.sink import StreamWriter
+
+        # "complete" and "update" output modes arrive as overwrite; a topic can only grow
+        return StreamWriter(read_options(self.options, WRITE), schema, overwrite)
 
 
-def arrow_schema(schema: Any, include_headers: bool) -> pa.Schema:
-    """What Spark expects of a source with this schema. Raises SchemaMismatch."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+class _PushingDataSource(AllocatorDataSource):
+    """The same, where the session lets filters be pushed."""
 
-    pyarrow()
-    check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, include_headers)
-    made: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return made
+    def reader(self, schema: Any) -> DataSourceReader:
+        options = read_options(self.options, READ)
+        return _PushingReader(options, columns_of(schema, options))
+
+
+def columns_of(schema: Any, options: Options) -> pa.Schema:
+    """The columns of a Spark schema as Arrow has them. Raises SchemaMismatch."""
+    check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
+    return arrow_schema([(field.name, field.nullable) for field in schema.fields])
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
     """Plans on the driver, reads in tasks."""
 
-    def __init__(self, options: Options, schema: Any) -> None:
+    def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
-        self.arrow_schema = arrow_schema(schema, options.include_headers)
-        self.narrow: Any = None
+        self.columns = columns
+        self.narrow: Narrow | None = None
 
     def partitions(self) -> list[InputPartition]:
         options = self.options
@@ -89,9 +114,19 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark asks for None where there is nothing to read
         if isinstance(partition, Piece):
-            yield from read_range(self.options, partition.range, self.arrow_schema)
+            yield from read_range(self.options, partition.range, self.columns)
+
+
+class _PushingReader(BatchReader):
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        self.narrow, rest = narrowed(filters)
+        return rest
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("allocator")` known to a session."""
-    spark.dataSource.register(AllocatorDataSource)
+    """Make `format("allocator")` known to a session, with filters pushed down where pyspark can (4.1 and up)."""
+    if hasattr(DataSourceReader, "pushFilters"):
+        spark.conf.set(PUSHDOWN, "true")
+        spark.dataSource.register(_PushingDataSource)
+    else:
+        spark.dataSource.register(AllocatorDataSource)

@@ -20,6 +20,8 @@ LAZY = {
     "cluster": ("allocator.testing.cli:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
     "doctor": ("allocator.cli_doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),
+    "mirror": ("allocator.migrate.commands:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
+    "web": ("allocator.cli_web:web", "A status page of the groups, with metrics for Prometheus."),
 }
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
 TASKS = {

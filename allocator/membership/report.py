@@ -55,7 +55,7 @@ class GroupReport:
             return []
         return sorted({*self.state.assigned, *self.subscribed} - set(self.state.owners))
 
-    @property
+    @cached_property
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
@@ -63,7 +63,7 @@ class GroupReport:
         moving = document is not None and (document.waiting or document.promised)
         return "rebalancing" if moving or self.unowned else "stable"
 
-    @property
+    @cached_property
     def problems(self) -> list[str]:
         found = [*self.state.problems, *self.logs.problems]
         for partition in self.partitions:

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # its producers and probes speak to brokers by themselves: tests must not judge the code by the code
     "testing": set(),
 }
-COMMAND_LINE = {"cli", "cli_doctor", "cli_group", "cli_read", "cli_report"}
+COMMAND_LINE = {"cli", "cli_doctor", "cli_group", "cli_read", "cli_report", "cli_top", "cli_web"}
 # what these rooms need comes with an extra of theirs
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (

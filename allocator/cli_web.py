@@ -1,0 +1,87 @@
+"""`allocator web`: the status page of the groups of one root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from allocator.cli_group import with_clusters
+from allocator.errors import ConfigError
+
+__all__ = ["web"]
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8180, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--allow-host", "hosts", multiple=True, help="A name under which browsers may call this server.")
+@click.option(
+    "--token-file", type=click.Path(dir_okay=False), help="Holds the token that allows changes.  [none: read-only]"
+)
+@click.option(
+    "--interval",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0.2, 3600),
+    help="Seconds between looks at Kafka.",
+)
+@with_clusters
+def web(
+    access: Any,
+    default_group: Optional[str],
+    as_json: bool,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...],
+    token_file: Optional[str],
+    interval: float,
+) -> None:
+    """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
+
+    Prometheus finds metrics at /metrics, a load balancer /health/live and /health/ready, a program the API that
+    /api/openapi.json describes. Without a token (from the file, or ALLOCATOR_WEB_TOKEN) nothing can be changed.
+
+    Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
+    """
+    from allocator.web.guard import Guard
+
+    guard = Guard.make(hosts, _token(token_file))
+    asyncio.run(_serve(access, guard, host, port, interval))
+
+
+async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from allocator.tasks import Scope
+    from allocator.web.server import Health, Site, serve
+    from allocator.web.watch import Watcher
+
+    watcher = Watcher(access, interval_s=interval_s)
+
+    def not_ready() -> list[str]:
+        return [*watcher.problems.values()] or ([] if watcher.ready else ["the groups have not been read yet"])
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    site = Site(guard, CollectorRegistry(), Health(ready=not_ready), watcher)
+    async with serve(site, host, port) as bound, Scope() as scope:
+        name = f"[{host}]" if ":" in host else host
+        click.echo(f"http://{name}:{bound}/ ({'changes need the token' if guard.token else 'read-only'})")
+        scope.start(watcher.run(), "watcher")
+        await scope.run(stop.wait())
+
+
+def _token(path: Optional[str]) -> Optional[str]:
+    if path is None:
+        return os.environ.get("ALLOCATOR_WEB_TOKEN") or None
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error}") from error

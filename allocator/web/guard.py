@@ -1,0 +1,95 @@
+"""Who may ask what: names of the host, origins, the token; and the headers that keep a browser from being misused."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from allocator.errors import ConfigError
+
+__all__ = ["HEADERS", "Guard"]
+
+HEADERS = {
+    # everything is in files of ours: nothing inline, nothing from elsewhere, and nobody may frame it
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+TOKEN_CHARACTERS = 16  # fewer can be guessed
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Whether a request may be answered.
+
+    A page of somebody else's, opened in a browser that can reach us, must neither read nor change anything: it can
+    make its own name point at our address (so the Host header has to be one of ours), and it can post forms (so
+    changes need a token in a header, which no form can send, and an Origin of ours if there is one). There are no
+    cookies.
+    """
+
+    hosts: frozenset[str] = LOCAL
+    """Names, without port, under which this server is called. Addresses count by themselves: no name leads to them."""
+    token: str | None = field(default=None, repr=False)
+    """Allows changes; None: nothing can be changed."""
+
+    @classmethod
+    def make(cls, hosts: Collection[str] = (), token: str | None = None) -> Guard:
+        """Raises ConfigError for a token that can be guessed or a host that is none."""
+        if token is not None and (len(token) < TOKEN_CHARACTERS or not token.isascii() or not token.isprintable()):
+            raise ConfigError(
+                f"the token of the web server must have at least {TOKEN_CHARACTERS} printable ASCII characters; "
+                "`openssl rand -hex 32` makes one"
+            )
+        for host in hosts:
+            if _name(host) is None or _name(host) != host.lower():
+                raise ConfigError(f"{host!r} is not the name of a host; write it without scheme and port")
+        return cls(LOCAL | {host.lower() for host in hosts}, token)
+
+    def knows_host(self, header: str | None) -> bool:
+        """Whether a Host header names us."""
+        name = _name(header)
+        return name is not None and (name in self.hosts or _is_address(name))
+
+    def same_origin(self, origin: str | None, host: str | None) -> bool:
+        """Whether a request comes from a page of ours, or from no page."""
+        if origin is None:
+            return True
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and parts.netloc.lower() == (host or "").lower()
+
+    def allows(self, authorization: str | None) -> bool:
+        """Whether "Bearer <token>" is right; takes the same time for every wrong one."""
+        scheme, _, given = (authorization or "").partition(" ")
+        if self.token is None or scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given.strip().encode(), self.token.encode())
+
+
+def _name(header: str | None) -> str | None:
+    try:
+        parts = urlsplit(f"//{header or ''}")
+        parts.port  # noqa: B018 - raises for one that is none
+    except ValueError:
+        return None
+    if parts.username is not None or parts.path or parts.query or parts.fragment or not parts.hostname:
+        return None
+    return parts.hostname
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

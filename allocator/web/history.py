@@ -1,0 +1,297 @@
+"""What happened to one group while somebody watched: rebalances with their reasons, and figures over time. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from allocator.membership.describe import GroupState
+from allocator.membership.report import Logs
+from allocator.types import TopicPartition
+
+__all__ = ["History", "Point", "Rebalance", "Series", "targets"]
+
+REBALANCES = 100  # kept; more: memory, a few kB each
+POINTS = 720  # kept: an hour, of one every 5 s
+NAMED = 5  # members or topics named in a reason
+
+Owners = Mapping[TopicPartition, str]
+
+
+@dataclass
+class Rebalance:
+    """One change of the assignment. Times in seconds of the wall clock."""
+
+    generation: int
+    began: float
+    why: list[str]
+    strategy: str = ""
+    ended: Optional[float] = None
+    superseded: bool = False
+    """The next generation came before all partitions of this one had changed hands."""
+    moves: dict[TopicPartition, tuple[Optional[str], Optional[str]]] = field(default_factory=dict)
+    """Former and new owner of each partition that moved; None for nobody."""
+    total: int = 0
+    """Partitions that are assigned after it."""
+    waited_for: dict[str, float] = field(default_factory=dict)
+    """How long each member that had to release something took, by its name."""
+    names: dict[str, str] = field(default_factory=dict)
+    """How the members that `moves` names are called."""
+
+    def to_json(self) -> dict[str, Any]:
+        between = Counter(
+            (self.names.get(a or "", a) or None, self.names.get(b or "", b) or None) for a, b in self.moves.values()
+        )
+        return {
+            "generation": self.generation,
+            "began": round(self.began, 3),
+            "ended": None if self.ended is None else round(self.ended, 3),
+            "took_s": None if self.ended is None else round(max(0.0, self.ended - self.began), 3),
+            "superseded": self.superseded,
+            "why": self.why,
+            "strategy": self.strategy,
+            "moved": len(self.moves),
+            "total": self.total,
+            "waited_for": [
+                {"member": member, "s": round(s, 3)}
+                for member, s in sorted(self.waited_for.items(), key=lambda entry: -entry[1])[:NAMED]
+            ],
+            "between": [{"from": a, "to": b, "partitions": n} for (a, b), n in between.most_common(2 * NAMED)],
+        }
+
+
+class History:
+    """The rebalances of one group, as `observe` was shown them.
+
+    A rebalance begins when a member comes or goes, or when a new generation is seen, and ends when what the members
+    claim is what the assignment gives. So its length is what a partition that moved may have waited, and no more
+    precise than what ZooKeeper's watches tell.
+    """
+
+    def __init__(self) -> None:
+        self.rebalances: deque[Rebalance] = deque(maxlen=REBALANCES)
+        self.count = 0
+        """Of all time, as are `moved` and `seconds`."""
+        self.moved = 0
+        self.seconds = 0.0
+        self._settled: Optional[GroupState] = None
+        self._open: Optional[Rebalance] = None
+        self._old: Owners = {}
+        self._begun_with: GroupState
+        self._waiting: dict[str, float] = {}
+
+    @property
+    def open(self) -> Optional[Rebalance]:
+        """The one that goes on."""
+        return self._open
+
+    @property
+    def last(self) -> Optional[Rebalance]:
+        return self.rebalances[-1] if self.rebalances else None
+
+    def observe(self, state: GroupState, now: float) -> bool:
+        """Whether something happened."""
+        before = self._settled
+        if before is None:
+            self._settled = state
+            if not settled(state):
+                self._begin(state, now, ["it was under way when watching began"], _holders(state))
+            return True
+        happened = False
+        current = self._open
+        newer = state.generation > (current.generation if current is not None else before.generation)
+        if current is not None and newer and current.generation > before.generation:
+            current.ended, current.superseded = now, True
+            self._finish(current)
+            before = self._settled = self._begun_with
+            current = None
+            happened = True
+        if current is None and (newer or set(state.members) != set(before.members)):
+            self._begin(state, now, reasons(before, state), targets(before))
+            current = self._open
+            happened = True
+        if current is not None:
+            happened |= self._follow(current, before, state, now)
+        return happened
+
+    def _begin(self, state: GroupState, now: float, why: list[str], old: Owners) -> None:
+        self._open = Rebalance(state.generation, now, why)
+        self._begun_with = state
+        self._old = old
+        self._waiting = {}
+        self.rebalances.append(self._open)
+
+    def _follow(self, current: Rebalance, before: GroupState, state: GroupState, now: float) -> bool:
+        was = (current.generation, len(current.moves), current.total, tuple(current.why))
+        document = state.document
+        if state.generation > current.generation:
+            current.generation, self._begun_with = state.generation, state
+            current.why = reasons(before, state)
+        if document is not None:
+            current.strategy = document.strategy
+            for member in document.waiting:
+                self._waiting.setdefault(member, now)
+        for member in [member for member in self._waiting if document is None or member not in document.waiting]:
+            current.waited_for[_called(member, before, state)] = now - self._waiting.pop(member)
+        new = targets(state) if state.members else {}
+        current.moves = {
+            p: (self._old.get(p), new.get(p)) for p in {*self._old, *new} if self._old.get(p) != new.get(p)
+        }
+        current.names = {m: _called(m, before, state) for m in {*before.members, *state.members}}
+        current.total = len(new)
+        # a member that came or went and is not dealt with yet: the generation of it is still to come
+        dealt_with = state.generation > before.generation or not state.members
+        back = set(state.members) == set(before.members) and state.generation == before.generation
+        if settled(state) and (dealt_with or back):
+            current.ended = now
+            self._finish(current)
+            self._settled, self._open = state, None
+            return True
+        return was != (current.generation, len(current.moves), current.total, tuple(current.why))
+
+    def _finish(self, rebalance: Rebalance) -> None:
+        self._open = None
+        self.count += 1
+        self.moved += len(rebalance.moves)
+        self.seconds += max(0.0, (rebalance.ended or rebalance.began) - rebalance.began)
+
+
+def targets(state: GroupState) -> dict[TopicPartition, str]:
+    """Who is to own each partition once nothing moves."""
+    if state.document is None:
+        return {}
+    found = {p: member for member, parts in state.document.owners.items() for p in parts}
+    found.update((p, member) for member, parts in state.document.promised.items() for p in parts)
+    return found
+
+
+def _holders(state: GroupState) -> dict[TopicPartition, str]:
+    """Who may hold each partition at this moment."""
+    if state.document is None:
+        return {}
+    found = {p: member for member, parts in state.document.owners.items() for p in parts}
+    found.update((p, member) for member, entry in state.document.waiting.items() for p in entry.partitions)
+    return found
+
+
+def settled(state: GroupState) -> bool:
+    """Whether every member claims what the assignment gives it, and nothing is on its way."""
+    document = state.document
+    if not state.members:
+        return True
+    if document is None or document.waiting or any(document.promised.values()):
+        return False
+    return all(
+        (claim.held if (claim := state.claims.get(member)) is not None else frozenset())
+        == document.owners.get(member, frozenset())
+        for member in {*state.members, *document.owners}
+    )
+
+
+def reasons(before: GroupState, after: GroupState) -> list[str]:
+    """What differs that an assignment depends on, in words."""
+    found = []
+    joined = [member for member in after.members if member not in before.members]
+    left = [member for member in before.members if member not in after.members]
+    # the same name from the same host: one process whose session ended, or a restart
+    returned = []
+    for member in left[:]:
+        info = before.members[member]
+        again = next((m for m in joined if _who(after, m) == (info.name, info.host)), None)
+        if again is not None:
+            returned.append(again)
+            joined.remove(again)
+            left.remove(member)
+    found += _say("joined", (_called(m, before, after) for m in joined))
+    found += _say("left", (_called(m, before, after) for m in left))
+    found += _say("came back as a new member", (_called(m, before, after) for m in returned))
+    counts, counted = _counts(before), _counts(after)
+    if after.members and before.members:
+        for topic in sorted({*counts, *counted})[: 2 * NAMED]:
+            a, b = counts.get(topic, 0), counted.get(topic, 0)
+            if a != b and b:
+                found.append(f"{topic}: {a} to {b} partitions" if a else f"{topic}: {b} partitions, new to the group")
+            elif a != b:
+                found.append(f"{topic}: not assigned any more")
+    ours, theirs = before.document, after.document
+    if ours is not None and theirs is not None:
+        if ours.strategy and ours.strategy != theirs.strategy:
+            found.append(f"allocator function {theirs.strategy} instead of {ours.strategy}")
+        if ours.refused != theirs.refused:
+            found.append(f"{len(theirs.refused)} members refused")
+        if not found and theirs.generation > ours.generation:
+            found.append("computed anew with the same members and topics")
+    if before.members and not after.members:
+        found.append("nobody is left")
+    return found
+
+
+def _counts(state: GroupState) -> Counter[str]:
+    return Counter(partition.topic for partition in targets(state))
+
+
+def _who(state: GroupState, member: str) -> tuple[str, str]:
+    return state.members[member].name, state.members[member].host
+
+
+def _called(member: str, *states: GroupState) -> str:
+    for state in states:
+        if member in state.members:
+            name = state.members[member].name
+            alone = sum(info.name == name for info in state.members.values()) == 1
+            return name if alone and name else f"{name} {member}".strip()
+    return member
+
+
+def _say(what: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [f"{what}: {', '.join(names[:NAMED])}{more}"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of one moment. Rates are per second since the point before; None where nothing is known."""
+
+    at: float
+    lag: Optional[int]
+    produced: Optional[float] = None
+    consumed: Optional[float] = None
+    """How fast committed offsets grow, which is what is seen of consuming from outside."""
+    commits: Optional[float] = None
+    """Partitions whose committed offset changed, a second: at least so many commits there were."""
+
+
+class Series:
+    """Lag, throughput and commit rate over the last hour or so."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self._logs: Optional[Logs] = None
+
+    def add(self, logs: Logs, now: float) -> None:
+        """What Kafka answered at a time."""
+        if not logs.end and not logs.committed:
+            self._logs = None
+            return
+        known = [lag for lag in map(logs.lag, logs.committed) if lag is not None]
+        point = Point(now, sum(known) if known else None)
+        before = self._logs
+        if before is not None and self.points and now > self.points[-1].at:
+            s = now - self.points[-1].at
+            # a topic made anew, or offsets set back, are no negative throughput
+            produced = sum(max(0, end - before.end[p]) for p, end in logs.end.items() if p in before.end)
+            both = [(o.offset, before.committed[p].offset) for p, o in logs.committed.items() if p in before.committed]
+            point = Point(
+                now,
+                point.lag,
+                produced / s,
+                sum(max(0, b - a) for b, a in both) / s,
+                sum(b != a for b, a in both) / s,
+            )
+        self.points.append(point)
+        self._logs = logs

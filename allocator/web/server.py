@@ -1,0 +1,326 @@
+"""The HTTP server: page, JSON API, live events, metrics, health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from tornado import httpserver, iostream, netutil, web
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.tasks import happens
+from allocator.web import snapshot
+from allocator.web.guard import HEADERS, Guard
+from allocator.web.openapi import describe_api
+from allocator.web.watch import Group, Watcher
+
+__all__ = ["Action", "Health", "PortTaken", "Site", "serve"]
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later news; less: more work in a rebalance
+ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
+BODY_BYTES = 65_536
+VIEWERS = 64  # streams at once; each costs memory and a socket
+
+Action = Callable[..., Awaitable[dict[str, Any]]]
+
+
+class PortTaken(AllocatorError):
+    """The address that the server is to listen on cannot be had; another one, or whoever has it has to go."""
+
+
+class Refused(web.HTTPError):
+    """An answer that is an error, with a text for people."""
+
+    def __init__(self, status: int, message: str, retriable: bool = False) -> None:
+        super().__init__(status)
+        self.message = message
+        self.retriable = retriable
+
+
+def _nothing() -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Health:
+    """Answers of the health endpoints: each returns what is wrong, nothing if all is well."""
+
+    live: Callable[[], list[str]] = _nothing
+    """Wrong here: restarting the process helps."""
+    ready: Callable[[], list[str]] = _nothing
+    """Wrong here: it does not do its work yet, or not at present."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """All that is served."""
+
+    guard: Guard
+    registry: CollectorRegistry
+    health: Health = Health()
+    watcher: Optional[Watcher] = None
+    """None: no page, only metrics and health."""
+    viewing: Callable[[], contextlib.AbstractAsyncContextManager[Any]] = contextlib.AsyncExitStack
+    """Entered by whoever looks, for as long as he does."""
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
+
+
+class Handler(web.RequestHandler):
+    """Checks who asks before anything else, and answers errors as JSON."""
+
+    site: Site
+
+    def initialize(self, site: Site, what: str = "") -> None:
+        self.site = site
+        self.what = what
+
+    def set_default_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.set_header(name, value)
+        self.clear_header("Server")
+
+    def prepare(self) -> None:
+        host = self.request.headers.get("Host")
+        if not self.site.guard.knows_host(host):
+            raise Refused(421, "this server is not called so; whoever started it can allow the name (--allow-host)")
+        if not self.site.guard.same_origin(self.request.headers.get("Origin"), host):
+            raise Refused(403, "a page of another origin may not ask")
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info", (None, None))[1]
+        message, retriable = self._reason, False
+        if isinstance(error, Refused):
+            message, retriable = error.message, error.retriable
+        self.answer({"error": {"message": message, "retriable": retriable}})
+
+    def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
+        if not isinstance(value, web.HTTPError):  # those are the asker's
+            super().log_exception(kind, value, trace)
+
+    def answer(self, value: Any) -> None:
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(snapshot.encode(value))
+
+    def watcher(self) -> Watcher:
+        if self.site.watcher is None:
+            raise Refused(404, "this server shows no groups, only metrics and health")
+        return self.site.watcher
+
+    def group(self, name: str) -> Group:
+        group = self.watcher().groups.get(name)
+        if group is None or not group.seen:
+            raise Refused(404, f"no group {name!r} is known here", retriable=not self.watcher().ready)
+        return group
+
+
+class Page(Handler):
+    """The files of the page, from the package: no other file can be named."""
+
+    def get(self) -> None:
+        self.watcher()
+        self.set_header("Content-Type", f"{TYPES[self.what.rsplit('.', 1)[1]]}; charset=utf-8")
+        self.finish((STATIC / self.what).read_bytes())
+
+
+class Overview(Handler):
+    def get(self) -> None:
+        self.answer(snapshot.overview(self.watcher()))
+
+
+class Detail(Handler):
+    def get(self, name: str) -> None:
+        group = self.group(name)
+        self.answer(
+            {
+                **snapshot.detail(group),
+                "findings": snapshot.findings(group),
+                "rebalances": snapshot.rebalances(group),
+                "series": snapshot.series(group),
+            }
+        )
+
+
+class Partitions(Handler):
+    def get(self, name: str) -> None:
+        report = self.group(name).report
+        self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
+
+
+class Description(Handler):
+    def get(self) -> None:
+        self.answer(describe_api())
+
+
+class Metrics(Handler):
+    def get(self) -> None:
+        self.set_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.finish(generate_latest(self.site.registry))
+
+
+class HealthOf(Handler):
+    def prepare(self) -> None:
+        """Answers whoever asks: a load balancer calls us by any name, and learns nothing of use from it."""
+
+    def get(self) -> None:
+        problems = getattr(self.site.health, self.what)()
+        self.set_status(503 if problems else 200)
+        self.answer({"ok": not problems, "problems": problems})
+
+
+class Act(Handler):
+    async def post(self, name: str, what: str) -> None:
+        if self.site.guard.token is None:
+            raise Refused(403, "this server is read-only: it was started without a token")
+        if not self.site.guard.allows(self.request.headers.get("Authorization")):
+            self.set_header("WWW-Authenticate", "Bearer")
+            raise Refused(401, "the token is missing or wrong")
+        action = self.site.actions.get(what)
+        if action is None:
+            raise Refused(404, f"{what!r} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
+        self.group(name)
+        given = self._body()
+        log.warning("%s of %s is asked for by %s: %s", what, name, self.request.remote_ip, given)
+        try:
+            self.answer(await action(name, **given))
+        except ConfigError as error:
+            raise Refused(400, str(error)) from error
+        except AllocatorError as error:
+            raise Refused(409, str(error), retriable=error.retriable) from error
+
+    def _body(self) -> dict[str, Any]:
+        if not self.request.body:
+            return {}
+        if self.request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+            raise Refused(415, "the body has to be application/json")
+        try:
+            given = json.loads(self.request.body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body is no JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise Refused(400, "the body has to be an object")
+        return given
+
+
+class Events(Handler):
+    """Server-sent events: what there is, and then what changes."""
+
+    viewers = 0
+
+    async def get(self) -> None:
+        watcher = self.watcher()
+        if Events.viewers >= VIEWERS:
+            raise Refused(503, f"{VIEWERS} pages are open already", retriable=True)
+        name = self.get_query_argument("group", None)
+        self.set_header("Content-Type", "text/event-stream")
+        self.set_header("X-Accel-Buffering", "no")
+        self.write("retry: 2000\n\n")
+        self._news = watcher.subscribe()
+        Events.viewers += 1
+        try:
+            async with self.site.viewing():
+                await self._push(watcher, name)
+        except iostream.StreamClosedError:
+            pass  # whoever looked has gone
+        finally:
+            Events.viewers -= 1
+            watcher.unsubscribe(self._news)
+
+    def on_connection_close(self) -> None:
+        self._gone = True
+        if hasattr(self, "_news"):
+            self._news.set()
+
+    async def _push(self, watcher: Watcher, name: str | None) -> None:
+        self._gone = False
+        sent: dict[str, Any] = {}
+        after = 0.0
+        while not self._gone:
+            if not await happens(self._news, ALIVE_S):
+                self.write(": alive\n\n")
+                await self.flush()
+                continue
+            self._news.clear()
+            parts = {"overview": snapshot.encode(snapshot.overview(watcher))}
+            group = watcher.groups.get(name) if name is not None else None
+            if group is not None and group.seen:
+                parts.update((part, snapshot.encoded(group, part)) for part in snapshot.PARTS)
+                points = snapshot.series(group, after)
+                if points:
+                    self._event("series", snapshot.encode({"whole": after == 0.0, "points": points}))
+                    after = group.series.points[-1].at
+            elif name is not None and watcher.ready:
+                parts["missing"] = snapshot.encode({"group": name})
+            for part, text in parts.items():
+                if sent.get(part) != text:
+                    sent[part] = text
+                    self._event(part, text)
+            sent = {part: text for part, text in sent.items() if part in parts}
+            await self.flush()
+            await asyncio.sleep(PUSH_S)
+
+    def _event(self, kind: str, text: str) -> None:
+        self.write(f"event: {kind}\ndata: {text}\n\n")
+
+
+def application(site: Site) -> web.Application:
+    """The routes; each group's name is one segment of the path."""
+    group = r"/api/groups/([^/]+)"
+    routes: list[Any] = [
+        ("/api/groups", Overview, {"site": site}),
+        (group, Detail, {"site": site}),
+        (f"{group}/partitions", Partitions, {"site": site}),
+        (f"{group}/(.+)", Act, {"site": site}),
+        ("/api/events", Events, {"site": site}),
+        ("/api/openapi.json", Description, {"site": site}),
+        ("/metrics", Metrics, {"site": site}),
+        ("/health/live", HealthOf, {"site": site, "what": "live"}),
+        ("/health/ready", HealthOf, {"site": site, "what": "ready"}),
+        ("/", Page, {"site": site, "what": "index.html"}),
+    ]
+    routes += [
+        (f"/{path.name}", Page, {"site": site, "what": path.name})
+        for path in sorted(STATIC.iterdir())
+        if path.suffix[1:] in TYPES
+    ]
+    return web.Application(
+        routes, default_handler_class=Nowhere, default_handler_args={"site": site}, log_function=_quiet
+    )
+
+
+class Nowhere(Handler):
+    def prepare(self) -> None:
+        super().prepare()
+        raise Refused(404, "there is nothing here; /api/openapi.json lists what there is")
+
+
+@contextlib.asynccontextmanager
+async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """Serves while the block lasts; gives the port, which the system chooses when it is 0. Raises PortTaken."""
+    try:
+        sockets = netutil.bind_sockets(port, host)
+    except (OSError, socket.gaierror) as error:
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address") from error
+    server = httpserver.HTTPServer(application(site), max_body_size=BODY_BYTES, max_header_size=BODY_BYTES)
+    server.add_sockets(sockets)
+    try:
+        yield sockets[0].getsockname()[1]
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+def _quiet(handler: web.RequestHandler) -> None:
+    """No line for each request: an access log belongs to a proxy, and what changes something is logged by itself."""

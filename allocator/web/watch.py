@@ -1,0 +1,292 @@
+"""Keeps in view what the groups of one root do, for as long as somebody wants to see it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Optional, Protocol
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, ConfigError
+from allocator.membership.describe import GroupState
+from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
+from allocator.membership.store import Store
+from allocator.membership.watched import Watched
+from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
+from allocator.tasks import Scope
+from allocator.web.history import History, Series
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import NoZnode, ZooKeeper
+
+__all__ = ["Access", "Group", "Watcher"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
+REST = 4  # asking Kafka takes at most one part in so many and one of the time, however many partitions there are
+RUBBISH = 20  # problems named
+
+
+class Access(Protocol):
+    """Where the clusters are; `allocator.cli_read.Access` is one."""
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def brokers(self) -> Optional[str]: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    def ensemble(self) -> contextlib.AbstractAsyncContextManager[ZooKeeper]: ...
+
+    def cluster(self) -> contextlib.AbstractAsyncContextManager[KafkaClient]: ...
+
+
+class Group:
+    """One group as it is known now. `version` grows with each change of a part: "state", "lag", "history"."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.report = GroupReport(GroupState(name, {}, {}, None))
+        self.history = History()
+        self.series = Series()
+        self.seen = False
+        """Whether it was read at all."""
+        self.version = {"state": 0, "lag": 0, "history": 0}
+        self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
+        """What was made of it last, by those who show it: part -> (versions, text)."""
+
+    def learn(self, state: GroupState, now: float) -> None:
+        """Caller: the watch on ZooKeeper."""
+        self.seen = True
+        self.report = GroupReport(state, self.report.logs, self.report.subscribed)
+        self.version["state"] += 1
+        if self.history.observe(state, now):
+            self.version["history"] += 1
+
+    def measure(self, logs: Logs, existing: Any, now: float) -> None:
+        """Caller: what asks Kafka."""
+        if existing != self.report.subscribed:
+            self.version["state"] += 1
+        self.report = GroupReport(self.report.state, logs, existing)
+        self.series.add(logs, now)
+        self.version["lag"] += 1
+
+
+class GroupWatch:
+    """Reads one group again whenever a watch fires.
+
+    At rest it costs ZooKeeper three watches and nothing else; in a rebalance one read for each document and each
+    claim that changes.
+    """
+
+    def __init__(self, zk: ZooKeeper, root: str, group: Group, changed: Callable[[], None]) -> None:
+        self._store = Store(zk, Paths(root, group.name))
+        self._group = group
+        self._tell = changed
+        self._changed = asyncio.Event()
+        poke = self._changed.set
+        self._names = Watched(self._store.member_names, poke)
+        self._claim_names = Watched(self._store.claim_names, poke)
+        self._document: Watched[tuple[Document | None, int]] = Watched(self._store.document, poke)
+        self._infos: dict[str, MemberInfo] = {}
+        self._claims: dict[str, Claim] = {}
+        self._awaited: dict[str, Watched[Claim | None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled, or until the group is gone."""
+        while True:
+            self._changed.clear()
+            try:
+                state = await self._read()
+            except NoZnode:
+                await asyncio.sleep(RETRY_S)
+                if await self._store.zk.exists(self._store.paths.members) is None:
+                    return
+                continue
+            self._group.learn(state, time.time())
+            self._tell()
+            await self._changed.wait()
+
+    async def _read(self) -> GroupState:
+        problems: list[str] = []
+        names = await self._names.get()
+        ours = in_join_order(names)
+        problems += [f"znode {self._store.paths.member(name)} is not a member of ours" for name in set(names) - {*ours}]
+        # a member whose znode was deleted by hand still holds what its claim says
+        claiming = in_join_order({*ours, *await self._claim_names.get()})
+        document = None
+        try:
+            document, _ = await self._document.get()
+        except Rubbish as error:
+            problems.append(str(error))
+        await asyncio.gather(*(self._read_info(name, problems) for name in ours if name not in self._infos))
+        await asyncio.gather(*(self._read_claim(name, document, problems) for name in claiming))
+        self._infos = {name: self._infos[name] for name in ours if name in self._infos}
+        self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
+        self._awaited = {name: self._awaited[name] for name in claiming if name in self._awaited}
+        if document is not None:
+            if document.problem:
+                problems.append(f"the leader keeps the old assignment: {document.problem}")
+            problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
+        return GroupState(self._group.name, self._infos, self._claims, document, tuple(problems[:RUBBISH]))
+
+    async def _read_info(self, name: str, problems: list[str]) -> None:
+        try:
+            info = await self._store.member(name)
+        except Rubbish as error:
+            problems.append(str(error))
+            return
+        if info is not None:
+            self._infos[name] = info
+
+    async def _read_claim(self, name: str, document: Document | None, problems: list[str]) -> None:
+        """Watches only claims that are still to become what the assignment says."""
+        given = None if document is None else document.owners.get(name, frozenset())
+        known = self._claims.get(name)
+        if known is not None and known.held == given:
+            self._awaited.pop(name, None)
+            return
+        if name not in self._awaited:
+            self._awaited[name] = Watched(partial(self._store.claim, name), self._changed.set)
+        try:
+            claim = await self._awaited[name].get()
+        except Rubbish as error:
+            problems.append(str(error))
+            return
+        if claim is not None:
+            self._claims[name] = claim
+        else:
+            self._claims.pop(name, None)
+
+
+class Watcher:
+    """All groups under a root, or only those named by `only`.
+
+    `run` goes on through any failure of the clusters; `problems` says what is wrong at present. `changed` is set anew
+    at each change: wait for the one that `news` returns.
+    """
+
+    def __init__(self, access: Access, *, only: str | None = None, interval_s: float = 5.0) -> None:
+        self.groups: dict[str, Group] = {}
+        self.problems: dict[str, str] = {}
+        """What of the clusters does not answer: "zookeeper" or "kafka", and why."""
+        self.ready = False
+        """Whether the groups have been read, and ZooKeeper answers."""
+        self._access = access
+        self._only = only
+        self._interval_s = interval_s
+        self._waiters: set[asyncio.Event] = set()
+        self.zk: Optional[ZooKeeper] = None
+        self._client: Optional[KafkaClient] = None
+
+    def subscribe(self) -> asyncio.Event:
+        """Set at each change; `unsubscribe` it."""
+        event = asyncio.Event()
+        event.set()
+        self._waiters.add(event)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        self._waiters.discard(event)
+
+    def _changed(self) -> None:
+        for event in self._waiters:
+            event.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with Scope() as scope:
+            if self._access.brokers is not None:
+                scope.start(self._keep("kafka", self._ask_kafka), "kafka")
+            await scope.run(self._keep("zookeeper", self._watch_zookeeper), "zookeeper")
+
+    async def _keep(self, what: str, work: Callable[[], Any]) -> None:
+        while True:
+            try:
+                await work()
+            except ConfigError:
+                raise
+            except AllocatorError as error:
+                if self.problems.get(what) != str(error):
+                    log.warning("%s", error)
+                self.problems[what] = str(error)
+                if what == "zookeeper":
+                    self.ready = False
+                self._changed()
+            await asyncio.sleep(RETRY_S)
+
+    # -- ZooKeeper -----------------------------------------------------------------------------------------------
+
+    async def _watch_zookeeper(self) -> None:
+        async with self._access.ensemble() as zk:
+            self.zk = zk
+            try:
+                async with Scope() as scope:
+                    await scope.run(self._follow_groups(zk, scope))
+            finally:
+                self.zk = None
+
+    async def _follow_groups(self, zk: ZooKeeper, scope: Scope) -> None:
+        poked = asyncio.Event()
+        listed = Watched(partial(_children, zk, self._access.root), poked.set)
+        watched: dict[str, asyncio.Task[None]] = {}
+        while True:
+            poked.clear()
+            names = [name for name in await listed.get() if self._only in (None, name)]
+            self.problems.pop("zookeeper", None)
+            for name in names:
+                if name not in watched or watched[name].done():
+                    group = self.groups.setdefault(name, Group(name))
+                    watched[name] = scope.start(GroupWatch(zk, self._access.root, group, self._changed).run(), name)
+            for name in set(watched) - {*names}:
+                watched.pop(name).cancel()
+            for name in set(self.groups) - {*names}:
+                del self.groups[name]
+            self.ready = True
+            self._changed()
+            await poked.wait()
+
+    # -- Kafka ---------------------------------------------------------------------------------------------------
+
+    async def _ask_kafka(self) -> None:
+        async with self._access.cluster() as client:
+            self._client = client
+            try:
+                while True:
+                    began = time.monotonic()
+                    await client.refresh()
+                    for group in list(self.groups.values()):
+                        if group.seen:
+                            await self._measure(client, group)
+                    self.problems.pop("kafka", None)
+                    self._changed()
+                    took = time.monotonic() - began
+                    await asyncio.sleep(max(self._interval_s - took, REST * took, 0.05))
+            finally:
+                self._client = None
+
+    async def _measure(self, client: KafkaClient, group: Group) -> None:
+        timeout_s = self._access.timeout_s
+        state = group.report.state
+        existing = subscribed(state, client)
+        offsets = GroupOffsets(client, group.name, timeout_s=timeout_s)
+        committed = await offsets.fetch(None)
+        wanted = {*existing, *committed, *state.assigned}
+        group.measure(await read_logs(client, wanted, committed, timeout_s), existing, time.time())
+        self._changed()
+
+
+async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list[str]:
+    while True:
+        try:
+            return sorted(await zk.get_children(root, watch))
+        except NoZnode:
+            if await zk.exists(root, watch) is None:
+                return []

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+
+from allocator.testing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "allocator"
@@ -23,3 +27,42 @@ def module_name(path: Path) -> str:
 def code_blocks(document: Path, language: str) -> list[str]:
     """The fenced blocks of a Markdown file that are in `language`."""
     return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+class Program:
+    """A program that runs until it is told to stop, and what it has printed."""
+
+    def __init__(self, command: list[str], output: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.command, self.output, self.environ = command, output, environ
+
+    def __enter__(self) -> Program:
+        with open(self.output, "w") as file:
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=self.environ, stdout=file, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def lines(self) -> list[str]:
+        return self.output.read_text().splitlines()
+
+    def says(self, text: str) -> None:
+        """Returns when it has printed `text`."""
+        wait_until(
+            lambda: text in self.output.read_text() or self.process.poll() is not None,
+            60,
+            lambda: f"{text!r}; it printed {self.output.read_text()[-2000:]}",
+        )
+        assert text in self.output.read_text()
+
+    def prints(self, count: int) -> None:
+        """Returns when so many records were shown."""
+        wait_until(
+            lambda: self.process.poll() is None and self.output.read_text().count("value") >= count,
+            60,
+            lambda: f"{count} records; exit code {self.process.poll()}; it printed {self.output.read_text()[-2000:]}",
+        )

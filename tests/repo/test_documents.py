@@ -6,53 +6,24 @@ import asyncio
 import importlib
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
-from repository import ROOT, code_blocks
+from repository import ROOT, Program, code_blocks
 
 from allocator import TopicPartition
 from allocator.assign import GroupView, Member, compute, resolve
 from allocator.consumer.config import load
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.testing import LocalCluster, wait_until
+from allocator.testing import LocalCluster
 from allocator.wire.kafka import KafkaClient
 
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE, FUNCTION = code_blocks(README, "python")
-
-
-class Program:
-    """A program that runs until it is told to stop, and what it has printed."""
-
-    def __init__(self, command: list[str], output: Path) -> None:
-        self.command, self.output = command, output
-
-    def __enter__(self) -> Program:
-        with open(self.output, "w") as file:
-            self.process = subprocess.Popen(self.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-    def lines(self) -> list[str]:
-        return self.output.read_text().splitlines()
-
-    def prints(self, count: int) -> None:
-        """Returns when so many records were shown."""
-        wait_until(
-            lambda: self.process.poll() is None and self.output.read_text().count("value") >= count,
-            60,
-            lambda: f"{count} records; exit code {self.process.poll()}; it printed {self.output.read_text()[-2000:]}",
-        )
 
 
 def fill(cluster: LocalCluster, topic: str, count: int, form: str = "value {}") -> None:

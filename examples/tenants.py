@@ -1,0 +1,44 @@
+"""An allocator function of one's own: all partitions of a tenant go to one member.
+
+Topics are named `<tenant>.<what>`, as in `acme.orders` and `acme.bills`. Who handles a tenant keeps its caches, its
+connections, its rate limit; so these should not be spread over the group. Use it by its name, in every member:
+
+    Consumer(pattern=r"\\w+\\.(orders|bills)", assignor="examples.tenants:by_tenant", ...)
+
+A tenant stays where it is unless its member would then have more than its share, and the largest are dealt first. It
+depends on nothing but the view: equal views give equal answers, in whichever member it runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from allocator import TopicPartition
+from allocator.assign import GroupView
+
+Shares = dict[str, set[TopicPartition]]
+
+
+def by_tenant(view: GroupView) -> Shares:
+    """Member id -> partitions; a tenant is split only where no member subscribes to all of its topics."""
+    shares: Shares = {member.id: set() for member in view.members}
+    owner = {partition: member for member, held in view.owned.items() for partition in held}
+    pieces = _pieces(view)
+    fair = sum(len(partitions) for _, partitions in pieces) / max(1, len(shares))
+    for takers, partitions in sorted(pieces, key=lambda piece: (-len(piece[1]), min(piece[1]))):
+        present = owner.get(min(partitions))
+        stays = present in takers and len(shares[present]) + len(partitions) <= max(fair, len(partitions))
+        chosen = present if stays and present else min(takers, key=lambda member: (len(shares[member]), member))
+        shares[chosen] |= partitions
+    return shares
+
+
+def _pieces(view: GroupView) -> list[tuple[frozenset[str], set[TopicPartition]]]:
+    """What may not be split: (who may take it, its partitions)."""
+    pieces: defaultdict[tuple[str, frozenset[str]], set[TopicPartition]] = defaultdict(set)
+    for subscribers, topics in view.classes():
+        takers = frozenset(member.id for member in subscribers)
+        for topic in topics:
+            tenant = topic.partition(".")[0]
+            pieces[tenant, takers] |= {TopicPartition(topic, number) for number in range(view.partitions[topic])}
+    return [(takers, partitions) for (_, takers), partitions in pieces.items()]

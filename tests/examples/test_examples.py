@@ -1,0 +1,158 @@
+"""Every example runs, on real servers, and does what its first lines say; the demo's tests are a room of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT, Program
+
+from allocator.assign import GroupView, Member, compute, resolve
+from allocator.testing import LocalCluster, wait_until
+from allocator.testing.ports import PortLease
+from allocator.types import TopicPartition
+from examples.tenants import by_tenant
+
+CUSTOMERS = Counter({"ada": 3, "bob": 5, "cleo": 12})
+
+
+def place_orders(cluster: LocalCluster, topic: str) -> None:
+    cluster.produce(topic, [(name.encode(), b"%d" % n) for name, orders in CUSTOMERS.items() for n in range(orders)])
+
+
+def ask(port: int, path: str) -> tuple[int, Any]:
+    """Status and JSON; (0, None) while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+    except (urllib.error.URLError, ConnectionError):
+        return 0, None
+
+
+def test_the_web_service_counts_serves_and_hands_over(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = topic_factory(4)
+    place_orders(kafka_cluster, topic)
+    lease = PortLease()
+    ports = [lease.take(), lease.take()]
+
+    def service(port: int) -> Program:
+        where = ["--brokers", kafka_cluster.bootstrap, "--zookeeper", kafka_cluster.zookeeper]
+        arguments = [*where, "--group", group, "--topic", topic, "--port", str(port)]
+        return Program([sys.executable, "-m", "examples.web_service", *arguments], tmp_path / str(port))
+
+    def counted() -> dict[str, int]:
+        """By all services together; -1 each while one does not answer."""
+        found: Counter[str] = Counter()
+        for port in ports:
+            for name in CUSTOMERS:
+                status, answer = ask(port, f"/customers/{name}")
+                found[name] += answer["orders"] if status == 200 else -1000
+        return dict(found)
+
+    with service(ports[0]) as first, service(ports[1]) as second:
+        shares = lambda: [ask(port, "/ready")[1] for port in ports]  # noqa: E731
+        wait_until(
+            lambda: [share and share["partitions"] for share in shares()] == [2, 2], 60, lambda: f"shares: {shares()}"
+        )
+        wait_until(lambda: counted() == CUSTOMERS, 30, lambda: f"counts: {counted()}")
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(30) == 0, second.lines()
+        ports.pop()
+        # what was the other's is counted anew here
+        wait_until(lambda: counted() == CUSTOMERS, 30, lambda: f"counts: {counted()}")
+        assert ask(ports[0], "/ready") == (200, {"ready": True, "partitions": 4})
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(30) == 0, first.lines()
+    lease.release()
+
+
+# -- the allocator function ----------------------------------------------------------------------------------------
+
+
+def view(members: int, tenants: dict[str, int], owned: dict[str, frozenset[TopicPartition]] | None = None) -> GroupView:
+    """Each tenant has two topics of so many partitions; all members subscribe to all."""
+    topics = {f"{tenant}.{what}": count for tenant, count in tenants.items() for what in ("bills", "orders")}
+    everyone = tuple(Member(id=f"m{n}", name=f"m{n}", topics=frozenset(topics)) for n in range(members))
+    return GroupView(members=everyone, partitions=topics, owned=owned or {})
+
+
+def homes(assignment: Any) -> dict[str, set[str]]:
+    """Tenant -> members that have something of it."""
+    found: dict[str, set[str]] = {}
+    for member, partitions in assignment.items():
+        for partition in partitions:
+            found.setdefault(partition.topic.partition(".")[0], set()).add(member)
+    return found
+
+
+def test_a_tenant_lives_with_one_member_and_the_load_is_spread() -> None:
+    dealt = random.Random(7)
+    tenants = {f"tenant{n}": dealt.randint(1, 9) for n in range(60)}
+    assignment = compute(resolve(by_tenant), view(5, tenants))
+    assert all(len(members) == 1 for members in homes(assignment).values())
+    counts = [len(partitions) for partitions in assignment.values()]
+    assert max(counts) - min(counts) <= 2 * max(tenants.values())
+
+
+def test_tenants_stay_when_a_member_comes_and_only_its_own_move_when_one_goes() -> None:
+    tenants = {f"tenant{n:02}": 2 for n in range(24)}
+    before = compute(resolve(by_tenant), view(4, tenants))
+    again = compute(resolve(by_tenant), view(4, tenants, dict(before)))
+    assert again == before
+    left = {member: held for member, held in before.items() if member != "m3"}
+    fewer = compute(resolve(by_tenant), view(3, tenants, dict(left)))
+    assert all(left[member] <= fewer[member] for member in left)
+    more = compute(resolve(by_tenant), view(5, tenants, dict(before)))
+    moved = [tenant for tenant, members in homes(more).items() if members != homes(before)[tenant]]
+    assert 0 < len(moved) <= 5
+
+
+def test_members_that_subscribe_differently_get_only_what_they_subscribe_to() -> None:
+    members = (
+        Member(id="a", name="a", topics=frozenset({"x.orders", "y.orders"})),
+        Member(id="b", name="b", topics=frozenset({"y.orders"})),
+    )
+    assignment = compute(resolve("examples.tenants:by_tenant"), GroupView(members, {"x.orders": 3, "y.orders": 3}))
+    assert {partition.topic for partition in assignment["b"]} == {"y.orders"}
+    assert sum(map(len, assignment.values())) == 6
+
+
+# -- the Spark job -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long  # a Spark of its own; tests/spark/test_spark_job.py runs the job itself in the one that is there
+@pytest.mark.timeout(300)
+def test_the_spark_job_writes_what_it_counted(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from allocator.testing.java import find_java
+
+    topic = topic_factory(4)
+    place_orders(kafka_cluster, topic)
+    out = tmp_path / "counts"
+    command = [sys.executable, "-m", "examples.spark_job", "--brokers", kafka_cluster.bootstrap]
+    options = ["--topic", topic, "--out", str(out), "--master", "local[2]"]
+    quiet = "--conf spark.ui.enabled=false --conf spark.driver.bindAddress=127.0.0.1 --driver-memory 512m pyspark-shell"
+    environ = {**os.environ, "JAVA_HOME": str(find_java(oldest=17).home), "PYSPARK_SUBMIT_ARGS": quiet}
+    environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    done = subprocess.run([*command, *options], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-4000:]
+    table = parquet.read_table(out).to_pydict()
+    assert dict(zip(table["key"], table["records"])) == CUSTOMERS

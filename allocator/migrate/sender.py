@@ -92,16 +92,21 @@ class Sender:
         self._ready: dict[TopicPartition, None] = {}  # those that have something to send, in turn
         self._wait_s: float | None = None
         self._held = 0
+        self._over = False
         self._news: asyncio.Event
         self._progress: asyncio.Event
 
     async def run(self, scope: Scope) -> None:
         """Sends until cancelled; requests are tasks of `scope`. Caller: the mirror."""
-        while True:
-            self._news.clear()
-            while self._send(scope):
-                pass
-            await happens(self._news, self._wait_s)
+        try:
+            while True:
+                self._news.clear()
+                while self._send(scope):
+                    pass
+                await happens(self._news, self._wait_s)
+        finally:
+            self._over = True  # nobody may wait for what will not be sent
+            self._progress.set()
 
     def open(self) -> None:
         """Caller: the mirror, on its loop."""
@@ -165,9 +170,9 @@ class Sender:
         return lane is None or not (lane.waiting or lane.sent)
 
     async def drained(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns when everything of these is acknowledged."""
+        """Returns when everything of these is acknowledged, or nothing is sent any more."""
         wanted = list(partitions)
-        while not all(map(self.idle, wanted)):
+        while not (self._over or all(map(self.idle, wanted))):
             self._progress.clear()
             await self._progress.wait()
 

@@ -92,7 +92,6 @@ async def _more(count: Callable[[], Any], than: int) -> bool:
     return bool(await count() > than)
 
 
-@pytest.mark.long
 async def test_headers_times_and_transactions_of_a_newer_cluster(
     new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
@@ -116,7 +115,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     assert [row[1:] for row in after] == [row[1:] for row in kept]
     positions = mirror.offset_map.positions(TopicPartition(topic, 0))
     assert [positions.target(row[0]) for row in kept] == [row[0] for row in after]
-    assert len(positions) == 3
+    assert len(positions) == 2
     await asyncio.to_thread(new.delete_topic, topic)
 
 

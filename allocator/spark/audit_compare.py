@@ -1,0 +1,264 @@
+"""Two sides of records, compared by Spark alone: hashes, shuffles and sorts, which spill; no Python per record.
+
+What counts as which difference is defined in `allocator.spark.audit`. A record is known by the XXH64 of its key,
+value, headers and timestamp, 64 bits each: that two differing fields look alike has a chance of 1 in 2^64 for each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["FIELDS", "Comparison", "prepare"]
+
+FIELDS = {"key": "hk", "value": "hv", "headers": "hh", "timestamp": "ht"}
+HASHES = list(FIELDS.values())
+
+
+def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> DataFrame:
+    """The columns of one side: side, t(opic), unit (within which order counts), p(artition), o(ffset), the hashes."""
+    known = dict.fromkeys(frame.columns)
+    millis = F.expr("unix_millis(timestamp)")
+    values: dict[str, Column] = {
+        "key": F.col("key"),
+        "value": F.col("value"),
+        # none and an empty list are one
+        "headers": F.expr("if(size(headers) > 0, transform(headers, h -> (h.key, h.value is null, h.value)), null)")
+        if "headers" in known
+        else F.lit(None),
+        # -1 is how a broker says that there is none
+        "timestamp": F.when(millis >= 0, millis),
+    }
+    hashes = [
+        (F.lit(0).cast("long") if name in ignore else _hash(values[name])).alias(short)
+        for name, short in FIELDS.items()
+    ]
+    unit = F.when(F.col("key").isNotNull(), _hash(values["key"])) if by == "key" else F.col("partition").cast("long")
+    return frame.select(
+        F.lit(left).alias("side"),
+        F.col("topic").alias("t"),
+        unit.alias("unit"),
+        F.col("partition").alias("p"),
+        F.col("offset").alias("o"),
+        *hashes,
+    )
+
+
+def _hash(value: Column) -> Column:
+    # whether it is null is hashed too: xxhash64 passes over nulls
+    return F.xxhash64(value.isNull(), value)
+
+
+def _is_null(short: str) -> Column:
+    return F.col(short).isin(0) | (F.col(short) == F.xxhash64(F.lit(True)))
+
+
+class Comparison:
+    """The rows of both sides, paired; a context, for what is kept on disk meanwhile."""
+
+    def __init__(self, left: DataFrame, right: DataFrame, by: str) -> None:
+        self._by = by
+        self._kept: list[DataFrame] = []
+        self._alone = self._altered = True
+        self.pairs = self._keep(_pair(left.unionByName(right), by))
+        """One row for each pair, and for each row that found none: its other side is null."""
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for frame in self._kept:
+            frame.unpersist()
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return frame
+
+    def partitions(self) -> list[Any]:
+        """side, t, p, and of these: records, first and last offset, a checksum that ignores order, how many differ."""
+        sides = [
+            F.struct(
+                F.lit(left).alias("side"),
+                F.col(side + "p").alias("p"),
+                F.col(side + "o").alias("o"),
+                F.col(side + "f").alias("f"),
+                F.col(other + "o").isNull().alias("alone"),
+            )
+            for left, side, other in ((True, "l", "r"), (False, "r", "l"))
+        ]
+        rows = self.pairs.select("t", F.size("fields").alias("altered"), F.explode(F.array(*sides)).alias("x"))
+        rows = rows.where("x.o is not null").groupBy("x.side", "t", "x.p")
+        found: list[Any] = rows.agg(
+            F.count("*").alias("records"),
+            F.min("x.o").alias("first"),
+            F.max("x.o").alias("last"),
+            # a sum and an exclusive or; 31 bits of each hash, so that no sum overflows
+            F.sum(F.shiftrightunsigned("x.f", 33)).alias("total"),
+            F.bit_xor("x.f").alias("parity"),
+            F.count_if("x.alone").alias("alone"),
+            F.count_if(F.col("altered") > 0).alias("altered"),
+        ).collect()
+        self._alone = any(row.alone for row in found)
+        self._altered = any(row.altered for row in found)
+        return found
+
+    def differences(self) -> DataFrame | None:
+        """kind, t, lp, lo, rp, ro, fields (what is altered), passed (the offset that came too early).
+
+        After `partitions`, which tells whether there can be any; None: there is none.
+        """
+        found = [self._reordered()] if self._by != "offset" else []  # there a record is known by its place
+        if self._altered:
+            found.append(self._altered_in_place())
+        if self._alone:
+            found.append(self._classified(self.pairs.where(F.col("lo").isNull() | F.col("ro").isNull())))
+        if not found:
+            return None
+        return self._keep(functools.reduce(DataFrame.unionByName, found))
+
+    def _altered_in_place(self) -> DataFrame:
+        changed = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull() & (F.size("fields") > 0))
+        return _shaped(changed.withColumn("kind", F.lit("altered")))
+
+    def _reordered(self) -> DataFrame:
+        """Pairs overtaken: on the right, a record stands before them that stands after them on the left."""
+        both = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull() & F.col("unit").isNotNull())
+        # the largest left offset first, so that what follows a record is what was seen before it. A key's records
+        # in two partitions have no order between these
+        later = (
+            Window.partitionBy("t", "unit", "lp", "rp")
+            .orderBy(F.col("lo").desc())
+            .rowsBetween(Window.unboundedPreceding, -1)
+        )
+        overtaken = both.withColumn("passed", F.min("ro").over(later)).where(F.col("ro") > F.col("passed"))
+        return _shaped(overtaken.withColumn("kind", F.lit("reordered")))
+
+    def _classified(self, alone: DataFrame) -> DataFrame:
+        """What has no partner, by what it resembles: the closest resemblance first."""
+        left = F.col("lo").isNotNull()
+        rows = alone.select(
+            left.alias("side"),
+            "t",
+            "unit",
+            F.when(left, F.col("lp")).otherwise(F.col("rp")).alias("p"),
+            F.when(left, F.col("lo")).otherwise(F.col("ro")).alias("o"),
+            *HASHES,
+            F.lit(None).cast("string").alias("kind"),
+            F.lit(None).cast("array<string>").alias("fields"),
+            F.lit(None).cast("int").alias("mp"),
+            F.lit(None).cast("long").alias("mo"),
+        )
+        if self._by != "key":
+            rows = _resemble(rows, ["t", *HASHES], F.lit(True), "moved")
+        rows = self._duplicates(rows)
+        if self._by != "offset":
+            timed, keyed, valued = (~_is_null(name) for name in ("ht", "hk", "hv"))
+            # records without key and time would all look alike: those that are lost and those that are new
+            rows = _resemble(rows, ["t", "unit", "hk", "hv"], keyed | valued, "altered")
+            rows = _resemble(rows, ["t", "unit", "hk", "ht"], keyed | timed, "altered")
+            place = ["t", "unit"] if self._by == "partition" else ["t"]
+            rows = _resemble(rows, [*place, "hv", "ht"], valued | timed, "altered")
+        rows = self._ends(self._keep(rows))
+        paired = F.col("mo").isNotNull()
+        rows = rows.where(F.col("side") | ~paired)  # a pair is told once
+        here = F.col("side")
+        return _shaped(
+            rows.select(
+                "kind",
+                "t",
+                F.when(here, F.col("p")).alias("lp"),
+                F.when(here, F.col("o")).alias("lo"),
+                F.when(here, F.col("mp")).otherwise(F.col("p")).alias("rp"),
+                F.when(here, F.col("mo")).otherwise(F.col("o")).alias("ro"),
+                "fields",
+            )
+        )
+
+    def _duplicates(self, rows: DataFrame) -> DataFrame:
+        there = self.pairs.where(F.col("lo").isNotNull()).select("t", *HASHES).withColumn("known", F.lit(True))
+        wanted = rows.where(~F.col("side") & F.col("kind").isNull()).select("t", *HASHES).distinct()
+        known = wanted.join(there, ["t", *HASHES], "left_semi").withColumn("known", F.lit(True))
+        joined = rows.join(known, ["t", *HASHES], "left")
+        again = ~F.col("side") & F.col("kind").isNull() & F.col("known")
+        return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
+
+    def _ends(self, rows: DataFrame) -> DataFrame:
+        """What is left: missing, truncated if nothing of its partition is found after it, or extra."""
+        paired = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull()).select("t", "lp", "lo")
+        later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
+        ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
+        joined = rows.join(F.broadcast(ends), ["t", "p"], "left")
+        gone = F.when(F.col("o") > F.coalesce(F.col("end"), F.lit(-1)), "truncated").otherwise("missing")
+        kind = F.coalesce(F.col("kind"), F.when(F.col("side"), gone).otherwise("extra"))
+        return joined.withColumn("kind", kind).drop("end")
+
+
+def _pair(rows: DataFrame, by: str) -> DataFrame:
+    """Rows that are alike in one unit, the first with the first, the second with the second."""
+    alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
+    # one shuffle serves the window and the grouping
+    rows = rows.withColumn("f", F.xxhash64(*HASHES)).repartition(*(alike if by == "offset" else ["t", *HASHES]))
+    order = Window.partitionBy("side", *alike).orderBy("p", "o")
+    rows = rows.withColumn("n", F.row_number().over(order))
+    sides = {"l": F.col("side"), "r": ~F.col("side")}
+    mine = [name for name in ("p", "o", "f", *(HASHES if by == "offset" else [])) if name not in alike]
+    mine += [name for name in ("p", "o") if name not in mine]
+    found = rows.groupBy(*(name for name in alike if name != "o"), *(["o"] if "o" in alike else []), "n").agg(
+        *(F.max(F.when(when, F.col(name))).alias(side + name) for side, when in sides.items() for name in mine)
+    )
+    if by != "offset":
+        return found.withColumn("fields", F.array().cast("array<string>"))
+    altered = [F.when(F.col("l" + short) != F.col("r" + short), F.lit(name)) for name, short in FIELDS.items()]
+    found = found.withColumn("fields", F.array_compact(F.array(*altered)))
+    return found.select("*", *(F.coalesce("l" + short, "r" + short).alias(short) for short in HASHES))
+
+
+def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str) -> DataFrame:
+    """Pairs rows of the two sides that nothing was found of yet and that agree in `alike`, in order."""
+    rows = rows.withColumn("open", F.col("kind").isNull() & allowed)
+    rows = rows.withColumn("n", F.row_number().over(Window.partitionBy("open", "side", *alike).orderBy("p", "o")))
+    them = Window.partitionBy("open", "n", *alike)
+    whole = F.struct("p", "o", *HASHES)
+    rows = rows.withColumn("l", F.max(F.when(F.col("side"), whole)).over(them))
+    rows = rows.withColumn("r", F.max(F.when(~F.col("side"), whole)).over(them))
+    found = F.col("open") & F.col("l").isNotNull() & F.col("r").isNotNull()
+    altered = F.array_compact(
+        F.array(*(F.when(F.col(f"l.{short}") != F.col(f"r.{short}"), F.lit(name)) for name, short in FIELDS.items()))
+    )
+    mate = F.when(F.col("side"), F.col("r")).otherwise(F.col("l"))
+    return rows.select(
+        "side",
+        "t",
+        "unit",
+        "p",
+        "o",
+        *HASHES,
+        F.when(found, F.lit(kind)).otherwise(F.col("kind")).alias("kind"),
+        F.when(found, altered).otherwise(F.col("fields")).alias("fields"),
+        F.when(found, mate["p"]).otherwise(F.col("mp")).alias("mp"),
+        F.when(found, mate["o"]).otherwise(F.col("mo")).alias("mo"),
+    )
+
+
+def _shaped(rows: DataFrame) -> DataFrame:
+    if "passed" not in rows.columns:
+        rows = rows.withColumn("passed", F.lit(None).cast("long"))
+    return rows.select(
+        "kind",
+        "t",
+        "lp",
+        "lo",
+        "rp",
+        "ro",
+        F.array_join(F.coalesce("fields", F.array()), ",").alias("fields"),
+        "passed",
+    )

@@ -1,0 +1,117 @@
+"""One topic of one cluster, as the pipelines take it: asked once how far it reaches, then read exactly so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Optional
+
+from allocator.spark.link import Link
+from allocator.spark.options import READ, Options, read_options
+from allocator.spark.places import EARLIEST, LATEST, Place
+from allocator.spark.plan import bounds, clip, find_partitions, resolve
+from allocator.spark.ranges import Range
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Extent", "Topic"]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a topic has at one moment."""
+
+    cluster: Optional[str]
+    """The cluster's id; None before Kafka 0.10.1."""
+    topic_id: Optional[str]
+    """Another one when a topic is deleted and made anew; None before Kafka 2.8."""
+    log: Mapping[int, tuple[int, int]]
+    """Partition -> its first offset, and the one after its last."""
+    chosen: Mapping[int, tuple[int, int]]
+    """The same, of what the topic's options choose."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic to read.
+
+    `options` are those of `format("allocator")`: `starting_offsets`, `ending_offsets` ("committed" with a `group`, in
+    both), `isolation_level`, `security.*`, and so on. Constructing asks nobody anything, but raises ConfigError for
+    options that are wrong.
+    """
+
+    brokers: str
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._read()
+
+    def __str__(self) -> str:
+        return f"kafka://{self.brokers}/{self.name}"
+
+    def extent(self) -> Extent:
+        """Asks the cluster. Raises BrokersUnavailable, TopicNotFound, DataLoss, and what `plan.resolve` raises."""
+        options, to_committed = self._read()
+
+        async def ask() -> Extent:
+            client = await link.client()
+            partitions = await find_partitions(client, options)
+            known = await bounds(client, options, partitions)
+            places = options.start or Place(EARLIEST), options.end or Place("committed" if to_committed else LATEST)
+            names = "starting_offsets", "ending_offsets"
+            start, end = [
+                clip(options, await resolve(client, options, place, known, name), known, name)
+                for place, name in zip(places, names)
+            ]
+            topic_id = client.topic_id(self.name)
+            return Extent(
+                client.metadata.cluster_id,
+                None if topic_id is None else str(topic_id),
+                {tp.partition: reach for tp, reach in known.items()},
+                {tp.partition: (start[tp], max(start[tp], end[tp])) for tp in known},
+            )
+
+        with Link(options) as link:
+            return link.run(ask())
+
+    def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
+        """The records of `ranges`, with headers; one run of offsets for each partition, split as the options say."""
+        from allocator.spark.source import NAME, register
+
+        register(spark)
+        wanted = {found.partition: found for found in ranges}
+        if not wanted:
+            from allocator.spark.rows import schema_text
+
+            return spark.createDataFrame([], schema_text(True))
+        given = {
+            name: value
+            for name, value in self.options.items()
+            if name not in ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
+        }
+        given.update(
+            brokers=self.brokers,
+            include_headers="true",
+            assign=json.dumps({self.name: sorted(wanted)}),
+            starting_offsets=self._json({number: found.start for number, found in wanted.items()}),
+            ending_offsets=self._json({number: found.end for number, found in wanted.items()}),
+        )
+        return spark.read.format(NAME).options(**given).load()
+
+    def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
+        """`reach` (partition -> first offset and the one after the last) as ranges, empty ones left out."""
+        return [Range(self.name, number, low, high) for number, (low, high) in sorted(reach.items()) if high > low]
+
+    def _json(self, offsets: Mapping[int, int]) -> str:
+        return json.dumps({self.name: {str(number): offset for number, offset in sorted(offsets.items())}})
+
+    def _read(self) -> tuple[Options, bool]:
+        given = {"brokers": self.brokers, "topics": self.name, **self.options}
+        # where a group stands is an end only here: a plain batch would miss nothing by asking for the latest
+        to_committed = given.get("ending_offsets") == "committed" and "group" in given
+        if to_committed:
+            del given["ending_offsets"]
+        return read_options(given, READ), to_committed

@@ -1,0 +1,272 @@
+"""Audits: each corruption is found and told by its name, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from audit_oracle import differences
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spark_records import Log, Row, frame
+
+from allocator.errors import ConfigError
+from allocator.spark.audit import audit
+from allocator.spark.audit_report import Report
+from allocator.spark.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows = list[list[Row]]
+
+
+def sound() -> Rows:
+    """Two partitions of 20; each key has four records, one record stands there twice."""
+    log: Rows = [
+        [Row(b"k%d%d" % (p, o % 5), b"v%d-%d" % (p, o), 1000 + 10 * o + p, (("h", b"%d" % o),)) for o in range(20)]
+        for p in range(2)
+    ]
+    log[1][7] = log[1][2]
+    return log
+
+
+def swap(log: Rows) -> None:
+    log[0][4], log[0][9] = log[0][9], log[0][4]  # one key, so that its order is lost by key, too
+
+
+def alter(**changes: object) -> Callable[[Rows], None]:
+    def change(log: Rows) -> None:
+        log[0][6] = log[0][6]._replace(**changes)
+
+    return change
+
+
+def move(log: Rows) -> None:
+    log[1].insert(3, log[0].pop(6))
+
+
+CORRUPTIONS: dict[str, tuple[Callable[[Rows], object], dict[tuple[str, str], int], dict[tuple[str, str], int]]] = {
+    # what is done to the right; what is found by partition; and by key
+    "nothing": (lambda log: None, {}, {}),
+    "one dropped": (lambda log: log[0].pop(6), {("missing", ""): 1}, {("missing", ""): 1}),
+    "one of two that are equal dropped": (lambda log: log[1].pop(7), {("missing", ""): 1}, {("missing", ""): 1}),
+    "one duplicated": (lambda log: log[0].insert(9, log[0][6]), {("duplicated", ""): 1}, {("duplicated", ""): 1}),
+    "one written a third time": (
+        lambda log: log[1].append(log[1][7]),
+        {("duplicated", ""): 1},
+        {("duplicated", ""): 1},
+    ),
+    # 4 is overtaken by 5 to 9, and these (but 9) by 9
+    "two swapped": (swap, {("reordered", ""): 5}, {("reordered", ""): 1}),
+    "neighbours swapped": (
+        lambda log: log[0].insert(6, log[0].pop(7)),
+        {("reordered", ""): 1},
+        {},  # of different keys
+    ),
+    "the value altered": (alter(value=b"v0-7"), {("altered", "value"): 1}, {("altered", "value"): 1}),
+    "the value made empty": (alter(value=b""), {("altered", "value"): 1}, {("altered", "value"): 1}),
+    "the value deleted": (alter(value=None), {("altered", "value"): 1}, {("altered", "value"): 1}),
+    "the key altered": (alter(key=b"other"), {("altered", "key"): 1}, {("altered", "key"): 1}),
+    "the key deleted": (alter(key=None), {("altered", "key"): 1}, {("altered", "key"): 1}),
+    "a header altered": (alter(headers=(("h", b"x"),)), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
+    "a header renamed": (alter(headers=(("g", b"6"),)), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
+    "a header added": (
+        alter(headers=(("h", b"6"), ("h", None))),
+        {("altered", "headers"): 1},
+        {("altered", "headers"): 1},
+    ),
+    "headers lost": (alter(headers=()), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
+    "a millisecond": (alter(ms=1061), {("altered", "timestamp"): 1}, {("altered", "timestamp"): 1}),
+    "no timestamp": (alter(ms=None), {("altered", "timestamp"): 1}, {("altered", "timestamp"): 1}),
+    "headers and timestamp": (
+        alter(headers=(), ms=5),
+        {("altered", "headers,timestamp"): 1},
+        {("altered", "headers,timestamp"): 1},
+    ),
+    "moved to another partition": (move, {("moved", ""): 1}, {}),
+    "the tail cut": (lambda log: log[0].__delitem__(slice(17, None)), {("truncated", ""): 3}, {("truncated", ""): 3}),
+    "a partition emptied": (lambda log: log[0].clear(), {("truncated", ""): 20}, {("truncated", ""): 20}),
+    "one that nobody wrote": (
+        lambda log: log[0].insert(6, Row(b"new", b"new", 1)),
+        {("extra", ""): 1},
+        {("extra", ""): 1},
+    ),
+    "one replaced": (
+        lambda log: log[0].__setitem__(6, Row(b"new", b"new", 1)),
+        {("missing", ""): 1, ("extra", ""): 1},
+        {("missing", ""): 1, ("extra", ""): 1},
+    ),
+}
+
+
+def found(report: Report, topic: str) -> dict[tuple[str, str], int]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for (kind, where, _, fields), number in report.counts.items():
+        if where == topic:
+            counts[kind, fields] += number
+    return dict(counts)
+
+
+def corrupted(name: str) -> Rows:
+    log = sound()
+    CORRUPTIONS[name][0](log)
+    return log
+
+
+@pytest.fixture(scope="module")
+def reports(spark: SparkSession) -> dict[str, Report]:
+    """Every corruption in a topic of its own: one audit finds them all."""
+    left = frame(spark, ((name, sound()) for name in CORRUPTIONS))
+    right = frame(spark, ((name, corrupted(name)) for name in CORRUPTIONS))
+    return {by: audit(left, right, by=by, spark=spark) for by in ("partition", "key")}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_each_corruption_is_found_and_called_by_its_name(name: str, reports: dict[str, Report]) -> None:
+    _, by_partition, by_key = CORRUPTIONS[name]
+    assert found(reports["partition"], name) == by_partition
+    assert found(reports["key"], name) == by_key
+
+
+def test_a_sample_says_where_it_is_on_both_sides_and_what_it_holds(reports: dict[str, Report]) -> None:
+    samples = {sample.topic: sample for sample in reports["partition"].samples}
+    value = samples["the value altered"]
+    assert (value.partition, value.offset, value.other_partition, value.other_offset) == (0, 6, 0, 6)
+    assert value.left is not None
+    assert value.right is not None
+    assert (value.left["value"], value.right["value"], value.fields) == ("v0-6", "v0-7", ("value",))
+    moved = samples["moved to another partition"]
+    assert (moved.partition, moved.offset, moved.other_partition, moved.other_offset) == (0, 6, 1, 3)
+    dropped = samples["one dropped"]
+    assert (dropped.partition, dropped.offset, dropped.other_offset, dropped.right) == (0, 6, None, None)
+    again = samples["one duplicated"]
+    assert (again.partition, again.other_partition, again.other_offset) == (None, 0, 9)
+    late = samples["neighbours swapped"]
+    assert (late.offset, late.other_offset, late.passed) == (6, 7, 6)
+
+
+def test_the_report_is_text_json_and_a_page_and_escapes_what_records_hold(reports: dict[str, Report]) -> None:
+    report = reports["partition"]
+    assert not report.equal
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["differences"]["altered"] == sum(report.count("altered", name) for name in CORRUPTIONS)
+    assert told["left"]["records"] == 40 * len(CORRUPTIONS)
+    assert report.to_text().startswith(f"different: {report.count('missing')} missing, ")
+    assert "'v0-6' is 'v0-7'" in report.to_text()
+    page = report.to_html()
+    assert "&#x27;v0-6&#x27;" in page or "&#39;v0-6&#39;" in page
+    checksums = {
+        side.name: {(p.topic, p.partition): p.checksum for p in side.partitions} for side in (report.left, report.right)
+    }
+    same = [name for name in CORRUPTIONS if checksums["left"][name, 1] == checksums["right"].get((name, 1))]
+    assert sorted(set(CORRUPTIONS) - set(same)) == [
+        "moved to another partition",
+        "one of two that are equal dropped",
+        "one written a third time",
+    ]
+    assert checksums["left"]["two swapped", 0] == checksums["right"]["two swapped", 0]
+    assert checksums["left"]["a millisecond", 0] != checksums["right"]["a millisecond", 0]
+
+
+values = st.sampled_from([None, b"", b"a", b"b"])
+rows = st.builds(
+    Row,
+    st.sampled_from([None, b"", b"k", b"l"]),
+    values,
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([(), (("h", None),), (("h", b""), ("i", b"x"))]),
+)
+logs = st.lists(st.lists(rows, max_size=8), min_size=1, max_size=3)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Log, Log]:
+    """A log, and what is left of it after some damage; or two that have nothing to do with each other."""
+    left = draw(logs)
+    if draw(st.integers(0, 4)) == 0:
+        return left, draw(logs)
+    dice = random.Random(draw(st.integers(0, 2**32)))
+    right = [list(records) for records in left]
+    for _ in range(draw(st.integers(0, 4))):
+        records = dice.choice(right)
+        at = dice.randrange(len(records) + 1)
+        harm = dice.randrange(4)
+        if harm == 0 or at == len(records):
+            records.insert(at, draw(rows))
+        elif harm == 1:
+            dice.choice(right).append(records.pop(at))
+        elif harm == 2:
+            del records[at]
+        else:
+            records.append(records[at])
+    return left, right
+
+
+def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
+    left = frame(spark, ((f"t{n}", case[0]) for n, case in enumerate(many)))
+    right = frame(spark, ((f"t{n}", case[1]) for n, case in enumerate(many)))
+    for by in ("partition", "key", "offset"):
+        report = audit(left, right, by=by, samples=0, spark=spark)
+        for n, (one, other) in enumerate(many):
+            assert found(report, f"t{n}") == dict(differences(one, other, by)), (by, one, other)
+
+
+# an audit takes a second whatever it audits, so each example is many topics
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.lists(cases(), min_size=60, max_size=60))
+def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
+    check(spark, many)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(cases(), min_size=20, max_size=100))
+def test_what_is_found_is_what_the_definition_says_of_many_more(
+    spark: SparkSession, many: list[tuple[Log, Log]]
+) -> None:
+    check(spark, many)
+
+
+def test_what_is_ignored_may_differ(spark: SparkSession) -> None:
+    left = frame(spark, [("t", sound())])
+    changed = [[row._replace(ms=None, headers=()) for row in records] for records in sound()]
+    right = frame(spark, [("t2", changed)]).drop("headers", "timestamp")
+    report = audit(left, right, ignore=["timestamp", "headers"], rename={"t2": "t"}, spark=spark)
+    assert report.equal
+    assert "ignored" in report.verdict()
+    assert audit(left, right, ignore=["timestamp"], rename={"t2": "t"}, spark=spark).kinds["altered"] == 40
+
+
+def test_two_empty_sides_are_equal_and_that_is_noted(spark: SparkSession) -> None:
+    empty = frame(spark, [])
+    report = audit(empty, empty, spark=spark)
+    assert report.equal
+    assert report.notes == ("both sides are empty: nothing was compared",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"by": "row"}, "partition, key, offset"),
+        ({"ignore": ["valeu"]}, "'valeu'"),
+        ({"ignore": ["key", "value", "headers", "timestamp"]}, "nothing"),
+        ({"by": "key", "ignore": ["key"]}, "key"),
+        ({"samples": -1}, "-1"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(spark: SparkSession, options: Any, words: str) -> None:
+    empty = frame(spark, [])
+    with pytest.raises(ConfigError, match=words):
+        audit(empty, empty, spark=spark, **options)
+
+
+def test_a_frame_without_the_columns_is_refused(spark: SparkSession) -> None:
+    whole = frame(spark, [])
+    with pytest.raises(SchemaMismatch, match="right: column 'offset' is missing"):
+        audit(whole, whole.drop("offset"), spark=spark)

@@ -7,15 +7,15 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
 
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.identity import Committer, Identity
-from allocator.coordinator.messages import OUTSIDE, commit_request, commit_results
+from allocator.coordinator.messages import OUTSIDE, commit_request
 from allocator.coordinator.reactions import COMMIT, MEMBER_COMMIT, Reaction, react
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka_errors import for_code
+from allocator.wire.offset_commit import OffsetCommit, OffsetCommitAnswer
 
 __all__ = ["Call", "Commits"]
 
@@ -75,7 +75,7 @@ class Commits:
         self._retention_s = retention_s
         self._waiting: list[Call] = []
         self._turn: asyncio.Lock | None = None
-        self._under_way: asyncio.Task[Any] | None = None
+        self._abandoned = False  # by a caller that was cancelled: a request may be under way
 
     def enter(self, call: Call) -> None:
         """From here on it has its place in the order; `finish` is to be awaited."""
@@ -103,15 +103,15 @@ class Commits:
 
     async def close(self) -> None:
         """Wait for the request that is under way, if any."""
-        if self._under_way is not None:
-            await asyncio.gather(self._under_way, return_exceptions=True)
+        await self._coordinator.settled(OffsetCommit)
 
     # -- one request ----------------------------------------------------------------------------------------------
 
     async def _send_some(self, deadline: float) -> None:
         """One request with what callers wait for now, and what its answer means to each of them."""
-        if self._under_way is not None:  # a cancelled call's request: what it says must not come after ours
-            await asyncio.wait({self._under_way})
+        if self._abandoned:  # what it says must not come after ours
+            await self._coordinator.settled(OffsetCommit)
+            self._abandoned = False
         callers = list(self._waiting)
         some = _some(callers, self._group)
         identity = self._identity(callers, some)
@@ -119,9 +119,10 @@ class Commits:
             return
         request = commit_request(self._group, some, identity, self._retention_s)
         try:
-            self._under_way = asyncio.get_running_loop().create_task(self._coordinator.ask(request, deadline))
-            self._under_way.add_done_callback(self._ended)
-            response = await asyncio.shield(self._under_way)
+            response = await self._coordinator.ask(request, deadline)
+        except asyncio.CancelledError:
+            self._abandoned = True
+            raise
         except BrokerError as exc:
             for call in callers:
                 call.note(call.left, exc, final=not exc.retriable)
@@ -131,11 +132,11 @@ class Commits:
         if self._read(response, callers, some, identity):
             await asyncio.sleep(self._retry_backoff_s)
 
-    def _read(self, response: Any, callers: Sequence[Call], sent: Offsets, identity: Identity) -> bool:
+    def _read(self, response: OffsetCommitAnswer, callers: Sequence[Call], sent: Offsets, identity: Identity) -> bool:
         """Returns whether to pause before the next request."""
         pause = False
         errors: dict[int, BrokerError] = {}
-        for tp, code, _ in commit_results(response):
+        for tp, code in response.results:
             if code == 0:
                 for call in callers:
                     call.left.pop(tp, None)
@@ -189,11 +190,6 @@ class Commits:
         # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
         passing = reaction in PASSING or self.committer.identity not in (None, sent)
         return Reaction.RETRY if passing else Reaction.FAIL
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way = None
-        if not task.cancelled():
-            task.exception()  # seen: its caller may have been cancelled
 
     def _failure(self, call: Call, timeout_s: float) -> CommitFailed:
         reasons: dict[str, list[TopicPartition]] = {}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.coordinator.reactions import FIND, Reaction, react
@@ -16,6 +16,7 @@ from allocator.errors import BrokerError
 from allocator.measures import Measure, Measures
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
+from allocator.wire.offset_commit import OffsetCommit
 
 __all__ = ["Coordinator"]
 
@@ -31,7 +32,7 @@ MEASURED: dict[int, Callable[[Measures], Measure]] = {
     JoinGroupRequest.API_KEY: lambda measures: measures.join,
     SyncGroupRequest.API_KEY: lambda measures: measures.sync,
     **dict.fromkeys(HEARTBEATS, lambda measures: measures.heartbeat),
-    OffsetCommitRequest.API_KEY: lambda measures: measures.commit,
+    OffsetCommit.API_KEY: lambda measures: measures.commit,
 }
 
 
@@ -75,6 +76,10 @@ class Coordinator:
             MEASURED[request.API_KEY](measures).add(measures.clock() - started)
         return answer
 
+    async def settled(self, request_class: Any) -> None:
+        """Returns once no such request is under way, whoever waits for its answer."""
+        await self._client.settled(request_class)
+
     def forget(self, node: int | None = None) -> None:
         """Find it again before the next request, unless another one than `node` was found meanwhile."""
         if node is None or node == self._node:
@@ -87,6 +92,8 @@ class Coordinator:
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        if self._node is not None:
+            return self._node
         if self._client.api_version(FindCoordinatorRequest) is None:
             return None
         if self._finding is None:

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.coordinator.identity import Identity
 from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.offset_commit import OffsetCommit
 
 __all__ = [
     "ALL_PARTITIONS",
@@ -21,7 +22,6 @@ __all__ = [
     "STABLE",
     "Answer",
     "commit_request",
-    "commit_results",
     "fetch_code",
     "fetch_request",
     "fetch_results",
@@ -42,7 +42,7 @@ ALL_PARTITIONS = 2
 
 
 class Answer(NamedTuple):
-    """About one partition: the code, and what is committed (None for a commit, or when nothing is)."""
+    """About one partition: the code, and what is committed (None when nothing is)."""
 
     partition: TopicPartition
     code: int
@@ -57,41 +57,22 @@ def commit_request(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     identity: Identity = OUTSIDE,
     retention_s: float | None = None,
-) -> Any:
+) -> OffsetCommit:
     """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
 
     `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
     """
-    request = OffsetCommitRequest
     newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
-    topics: dict[str, list[Any]] = defaultdict(list)
-    for tp, value in offsets.items():
-        epoch = value.leader_epoch
-        topics[tp.topic].append(
-            request.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-                partition_index=tp.partition,
-                committed_offset=value.offset,
-                committed_leader_epoch=-1 if epoch is None else epoch,
-                commit_timestamp=-1,  # v1: the broker's clock
-                committed_metadata=value.metadata or "",
-            )
-        )
-    return request(
-        group_id=group,
-        generation_id_or_member_epoch=identity.generation,
+    return OffsetCommit(
+        group,
+        offsets,
+        generation=identity.generation,
         member_id=identity.member_id,
-        group_instance_id=identity.instance_id,
-        retention_time_ms=-1 if retention_s is None else int(retention_s * 1000),
-        topics=[request.OffsetCommitRequestTopic(name=name, partitions=parts) for name, parts in topics.items()],
-        min_version=EPOCH_COMMIT if identity.by_epoch else 0,
-        max_version=newest,
+        instance_id=identity.instance_id,
+        retention_s=retention_s,
+        oldest=EPOCH_COMMIT if identity.by_epoch else 0,
+        newest=newest,
     )
-
-
-def commit_results(response: Any) -> Iterator[Answer]:
-    for topic in response.topics:
-        for part in topic.partitions:
-            yield Answer(TopicPartition(topic.name, part.partition_index), part.error_code, None)
 
 
 def fetch_request(

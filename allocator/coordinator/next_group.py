@@ -18,7 +18,14 @@ from allocator.coordinator.heartbeat import Heartbeat
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.next_messages import JOINS, Said, heartbeat, say_goodbye
 from allocator.coordinator.next_phases import NextPhase, Signals
-from allocator.coordinator.next_settings import Ids, NextParticipant, NextSettings, Wants, ask_session_timeout, refusal
+from allocator.coordinator.next_settings import (
+    Ids,
+    NextParticipant,
+    NextSettings,
+    ask_session_timeout,
+    no_such_protocol,
+    refusal,
+)
 from allocator.coordinator.reactions import MEMBER_COMMIT, NEXT_HEARTBEAT, Reaction, react
 from allocator.coordinator.slow import Interrupted, unless
 from allocator.errors import AllocatorError, BrokerError
@@ -133,8 +140,8 @@ class NextGroup:
         if self.closing:
             self._signals.stop.set()
         try:
-            version = self._client.api_version(ConsumerGroupHeartbeatRequest)
-            self._settings.check(self.group, version, self._participant.wants())
+            if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
+                raise no_such_protocol(self.group)
             async with Scope() as scope:
                 scope.start(self._beats(self._signals), "heartbeats")
                 await scope.run(self._take_part(self._signals), "group")
@@ -271,7 +278,7 @@ class NextGroup:
         # what it answers proves nothing of the time before it was asked
         await self._coordinator.find(time.monotonic() + PATIENCE_S)
         epoch, given, heard = self.epoch, self._given, self._heard
-        said = Said(self._participant.wants(), self._owned)
+        said = Said(self._participant.topics(), self._owned)
         # a coordinator that hangs must leave us the time to find its successor
         patience_s = PATIENCE_S if self._session_s is None else min(PATIENCE_S, self._session_s / 3)
         request = heartbeat(self.group, self.member_id, epoch, said, heard, self._settings)
@@ -280,7 +287,7 @@ class NextGroup:
         if self._loss is not None or self.phase in (NextPhase.AWAY, NextPhase.CLOSED) or epoch != self.epoch:
             return  # about an earlier life
         if answer.code:
-            await self._react(answer, said.wants)
+            await self._react(answer)
             return
         self._adopt(answer)
         # an assignment that an earlier answer brought which was lost has been known to the coordinator since then
@@ -321,7 +328,7 @@ class NextGroup:
                 self.group,
             )
 
-    async def _react(self, answer: HeartbeatAnswer, wants: Wants) -> None:
+    async def _react(self, answer: HeartbeatAnswer) -> None:
         """To the refusal of a heartbeat."""
         reaction = react(NEXT_HEARTBEAT, answer.code)
         error = for_code(answer.code, f"group {self.group!r}")
@@ -332,7 +339,7 @@ class NextGroup:
             await self._say_goodbye("its epoch is not known any more")
             self._beat_now()
         elif reaction in (Reaction.LOST, Reaction.FENCED, Reaction.FAIL):
-            self._tell_failure(refusal(answer.code, answer.message, self.group, self._settings, wants))
+            self._tell_failure(refusal(answer.code, answer.message, self.group, self._settings))
         else:
             if answer.code == 111 and not self._waits_for_namesake:
                 self._waits_for_namesake = True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.leave import LEAVE_WITHIN_S
-from allocator.coordinator.next_settings import Ids, NextSettings, Wants
+from allocator.coordinator.next_settings import Ids, NextSettings
 from allocator.coordinator.reactions import NEXT_LEAVE, Reaction, react
 from allocator.errors import BrokerError
 from allocator.wire.consumer_heartbeat import compose, parse
@@ -24,7 +24,7 @@ JOINS, LEAVES, LEAVES_FOR_A_WHILE = 0, -1, -2  # in place of an epoch
 class Said(NamedTuple):
     """What the coordinator was told of a member."""
 
-    wants: Wants
+    topics: frozenset[str]
     owned: Ids
 
 
@@ -39,19 +39,16 @@ def heartbeat(group: str, member_id: str, epoch: int, said: Said, heard: Said | 
             instance_id=settings.instance_id,
             rack=settings.rack,
             rebalance_timeout_s=settings.rebalance_timeout_s,
-            topics=said.wants.topics,
-            regex=said.wants.regex,
+            topics=said.topics,
             assignor=settings.server_assignor,
             owned=said.owned,
         )
-    new, old = said.wants, heard.wants
     return compose(
         group,
         member_id,
         epoch,
         instance_id=settings.instance_id,
-        topics=new.topics if new.topics != old.topics else None,
-        regex=(new.regex or "") if new.regex != old.regex else None,  # "": no pattern any more
+        topics=said.topics if said.topics != heard.topics else None,
         owned=said.owned if said.owned != heard.owned else None,
     )
 

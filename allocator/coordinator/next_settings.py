@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Protocol
+from typing import Protocol
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.wire.consumer_heartbeat import REGEX, IdPartition
+from allocator.wire.consumer_heartbeat import IdPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
-__all__ = ["Ids", "NextParticipant", "NextSettings", "Wants", "ask_session_timeout", "refusal"]
+__all__ = ["Ids", "NextParticipant", "NextSettings", "ask_session_timeout", "no_such_protocol", "refusal"]
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +50,6 @@ class NextSettings:
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} is empty; give a name, or None for no such thing")
 
-    def check(self, group: str, version: int | None, wants: Wants) -> None:
-        """Raises `ConfigError` for what brokers with this version of ConsumerGroupHeartbeat cannot do."""
-        if version is None:
-            raise ConfigError(f"group {group!r}: {NO_SUCH_PROTOCOL}")
-        if wants.regex is not None and version < REGEX:
-            raise ConfigError(f"group {group!r}: only brokers from 4.0 on match a pattern; name the topics")
-
 
 NO_SUCH_PROTOCOL = (
     "the brokers do not offer the next-generation group protocol (KIP-848), which is in Kafka from 4.0 on unless it is "
@@ -64,18 +57,14 @@ NO_SUCH_PROTOCOL = (
 )
 
 
-class Wants(NamedTuple):
-    """A subscription."""
-
-    topics: frozenset[str]
-    regex: Optional[str] = None
-    """Matched by the broker, in RE2's syntax, against the whole name."""
+def no_such_protocol(group: str, said: str = "") -> ConfigError:
+    return ConfigError(f"group {group!r}: {NO_SUCH_PROTOCOL}{said}")
 
 
 class NextParticipant(Protocol):
     """Whoever processes the partitions; the group calls it, one call at a time but for the last three."""
 
-    def wants(self) -> Wants:
+    def topics(self) -> frozenset[str]:
         """What this member subscribes to, as of now."""
 
     async def take(self, given: Ids) -> bool:
@@ -120,12 +109,12 @@ async def ask_session_timeout(client: KafkaClient, group: str) -> float | None:
     return values[0] if values else None
 
 
-def refusal(code: int, message: str | None, group: str, settings: NextSettings, wants: Wants) -> AllocatorError:
+def refusal(code: int, message: str | None, group: str, settings: NextSettings) -> AllocatorError:
     """What the user is told of a heartbeat's error code that no retrying helps."""
     said = f" ({message})" if message else ""
     where = f"group {group!r}"
     if code == 35:
-        return ConfigError(f"{where}: {NO_SUCH_PROTOCOL}{said}")
+        return no_such_protocol(group, said)
     if code == 69:
         return ConfigError(
             f"{where} has members that cannot be moved to the next-generation protocol: let them stop first, or allow "
@@ -133,9 +122,5 @@ def refusal(code: int, message: str | None, group: str, settings: NextSettings, 
         )
     if code == 112:
         return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{said}")
-    if code == 128:
-        return ConfigError(
-            f"{where}: the broker cannot read the pattern {wants.regex!r}, which is in RE2's syntax{said}"
-        )
     error = for_code(code, f"{where}: cannot take part")
     return BrokerError(f"{error}{said}", code=code)

@@ -23,24 +23,19 @@ from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malfor
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.group import GroupCoordinator
 from allocator.coordinator.group_messages import JoinedMember
-from allocator.coordinator.identity import Identity
 from allocator.coordinator.participant import GroupSettings
-from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.base import Owner, compiled
-from allocator.membership.kafka_lease import KafkaLease
+from allocator.membership.kafka_member import NONE, KafkaMember, Parts
 from allocator.membership.kafka_plan import Self, decide, is_cooperative, offers, subscribed
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
 from allocator.membership.lease import boot_clock
-from allocator.tasks import Scope, happens
-from allocator.types import TopicPartition
+from allocator.tasks import happens
 from allocator.wire.kafka import KafkaClient
 
 __all__ = ["KafkaMembership", "KafkaSettings"]
 
 log = logging.getLogger(__name__)
-
-Parts = frozenset[TopicPartition]
-NONE: Parts = frozenset()
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class KafkaSettings:
     group: GroupSettings = field(default_factory=GroupSettings)
 
 
-class KafkaMembership:
+class KafkaMembership(KafkaMember):
     """One member of one group; see the module for what it guarantees.
 
     `client` is connected and stays the caller's. `owner` is told what to process; `assignors` are this member's
@@ -67,6 +62,7 @@ class KafkaMembership:
     """
 
     protocol_type = PROTOCOL_TYPE
+    _group: GroupCoordinator
 
     def __init__(
         self,
@@ -81,35 +77,22 @@ class KafkaMembership:
     ) -> None:
         if not assignors:
             raise ConfigError("a member of a group offers at least one allocator function, e.g. 'range'")
+        super().__init__(client, group, owner, settings.connect_timeout_s, clock)
         self.member_id = ""
         self.generation = 0
-        self.ended: BaseException | None = None
-        """What ended this membership for good, other than `leave`."""
-        self._client = client
-        self._group_name = group
-        self._owner = owner
         self._assignors = dict(assignors)
         self._settings = settings
         self._cooperative = is_cooperative(self._assignors)
         self._topics = settings.topics
         self._pattern = compiled(settings.pattern)
         self._wanted: frozenset[str] = settings.topics
-        self._held: Parts = NONE
-        self._draining: Parts = NONE
         self._before: tuple[Parts, int] = (NONE, -1)
         self._counts: Mapping[str, int] | None = None
         self._sizes = Sizes(client.partitions, clock)
         self._target: Mapping[str, Parts] = {}
-        self._lease = KafkaLease(group, owner, clock)
         self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
-        self._last_error: BaseException | None = None
-        self._task: asyncio.Task[None] | None = None
 
     # -- the surface ----------------------------------------------------------------------------------------------
-
-    @property
-    def held(self) -> Parts:
-        return self._held
 
     @property
     def leading(self) -> bool:
@@ -121,91 +104,14 @@ class KafkaMembership:
         """The protocol beneath: phase, coordinator, heartbeats."""
         return self._group
 
-    def may_act(self) -> bool:
-        return self._lease.valid
-
-    def polled(self) -> None:
-        """The user is alive (only with `max_poll_interval_s`)."""
-        self._group.polled()
-
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes."""
         self._topics, self._pattern = frozenset(topics), compiled(pattern)
         self._group.request_rejoin("the subscription changed")
 
-    async def join(self) -> None:
-        """Becomes a member and waits for its first assignment, or for a rebalance that takes longer.
-
-        Raises what prevents it: `BrokersUnavailable` when no coordinator was found in time, `ConfigError`, or
-        `BrokerError` when the coordinator refuses.
-        """
-        if self._task is not None:
-            raise RuntimeError("join() was called already")
-        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
-        try:
-            await asyncio.wait({joined}, timeout=self._settings.connect_timeout_s)
-            if not joined.done():
-                if self._group.coordinator is None:
-                    raise BrokersUnavailable(
-                        f"group {self._group_name!r} has no coordinator after {self._settings.connect_timeout_s} s; "
-                        "is the offsets topic available?"
-                    )
-                log.info("%s: the group rebalances; this member gets its part when that ends", self._group_name)
-                joined.set_result(None)
-            joined.result()
-        except BaseException:
-            await self._abandon()
-            raise
-
-    async def leave(self) -> None:
-        if self._task is None:
-            return
-        self._group.leave()
-        try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            await self._abandon()  # whoever waits for us gave up: go at once, our session's end frees what we hold
-            raise
-        self._task = None
-
-    async def _abandon(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
-
-    async def _run(self, joined: asyncio.Future[None]) -> None:
+    async def _begin(self) -> None:
         self._doubt = asyncio.Event()
         self._follow()
-        remove = self._client.on_metadata(self._metadata_came)
-        try:
-            async with Scope() as scope:
-                scope.start(self._poll_topics(), "topics")
-                await scope.run(self._group.run(joined), "group")
-                if not self._group.closing:
-                    self.ended = self._last_error
-        except Exception as error:
-            log.exception("%s: the membership of %s ended", self._group_name, self.member_id)
-            self.ended = error
-            self._owner.failed(error)
-        finally:
-            remove()
-            await self.lost("the membership ended")
-
-    # -- commits --------------------------------------------------------------------------------------------------
-
-    @property
-    def identity(self) -> Identity | None:
-        return self._group.identity
-
-    def may_commit(self, partition: TopicPartition) -> bool:
-        return partition in self._held or partition in self._draining
-
-    def refused(self, code: int, sent: Identity) -> None:
-        self._group.refused(code, sent)
 
     # -- called by the coordinator --------------------------------------------------------------------------------
 
@@ -233,7 +139,7 @@ class KafkaMembership:
         self._counts = None
         self._follow()
         keep = frozenset(p for p in self._held if p.topic in self._wanted) if self._cooperative else NONE
-        await self._release(self._held - keep)
+        await self._give_up(self._held - keep)
 
     async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         topics = subscribed(members)
@@ -267,31 +173,23 @@ class KafkaMembership:
             len(gone),
         )
         if gone:
-            await self._release(gone)
+            await self._give_up(gone)
             self._group.request_rejoin("released what moves to other members")
         if gained:
             self._held |= gained
             await self._owner.assigned(gained)
 
     async def lost(self, why: str) -> None:
-        self._lease.end()
         self._counts = None
         self._before = (NONE, -1)  # whoever has them now is the one to keep them
-        parts, self._held, self._draining = self._held | self._draining, NONE, NONE
-        if parts:
-            log.warning("%s: %s lost %d partitions: %s", self._group_name, self.member_id, len(parts), why)
-            await self._owner.lost(parts)
+        await super().lost(why)
 
     async def leaving(self) -> None:
-        await self._release(self._held)
+        await self._give_up(self._held)
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
         session_s = self._settings.group.session_timeout_s
         self._lease.renew(started, session_s, self._group.rebalance_timeout_s, rebalancing=rebalancing)
-
-    def failed(self, error: BaseException) -> None:
-        self._last_error = error
-        self._owner.failed(error)
 
     # -------------------------------------------------------------------------------------------------------------
 
@@ -305,18 +203,6 @@ class KafkaMembership:
         if foreign:
             log.error("%s: the leader gave us topics that we did not ask for: %s", self._group_name, foreign)
         return frozenset(p for p in given if p.topic in self._wanted)
-
-    async def _release(self, partitions: Parts) -> None:
-        if not partitions:
-            return
-        self._held -= partitions
-        self._draining |= partitions
-        try:
-            await self._owner.revoked(partitions)
-        except Exception:
-            # whatever was not committed is processed again by the next owner; keeping it would stop the group
-            log.exception("%s: releasing partitions of %s failed", self._group_name, self.member_id)
-        self._draining -= partitions
 
     def _resolved(self) -> frozenset[str]:
         if self._pattern is None:

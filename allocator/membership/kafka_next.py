@@ -29,14 +29,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from allocator.coordinator.find import Coordinator
-from allocator.coordinator.identity import Identity
 from allocator.coordinator.next_group import NextGroup
-from allocator.coordinator.next_settings import Ids, NextSettings, Wants
-from allocator.errors import AllocatorError, BrokersUnavailable
+from allocator.coordinator.next_settings import Ids, NextSettings
+from allocator.errors import AllocatorError
 from allocator.membership.base import Owner, compiled
-from allocator.membership.kafka_lease import KafkaLease
+from allocator.membership.kafka_member import KafkaMember
 from allocator.membership.lease import boot_clock
-from allocator.tasks import Scope
 from allocator.types import TopicPartition
 from allocator.wire.consumer_heartbeat import IdPartition
 from allocator.wire.kafka import KafkaClient
@@ -44,9 +42,6 @@ from allocator.wire.kafka import KafkaClient
 __all__ = ["KafkaNextMembership", "KafkaNextSettings"]
 
 log = logging.getLogger(__name__)
-
-Parts = frozenset[TopicPartition]
-NONE: Parts = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class KafkaNextSettings:
     group: NextSettings = field(default_factory=NextSettings)
 
 
-class KafkaNextMembership:
+class KafkaNextMembership(KafkaMember):
     """One member of one group; see the module for what it guarantees.
 
     `client` is connected and stays the caller's. `owner` is told what to process. The constructor touches nothing.
@@ -72,6 +67,7 @@ class KafkaNextMembership:
 
     leading = False
     """The coordinator assigns."""
+    _group: NextGroup
 
     def __init__(
         self,
@@ -83,21 +79,12 @@ class KafkaNextMembership:
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self.ended: BaseException | None = None
-        """What ended this membership for good, other than `leave`."""
-        self._client = client
-        self._group_name = group
-        self._owner = owner
+        super().__init__(client, group, owner, settings.connect_timeout_s, clock)
         self._settings = settings
         self._topics, self._pattern = settings.topics, compiled(settings.pattern)
-        self._wants = Wants(settings.topics)
-        self._held: Parts = NONE
+        self._wanted: frozenset[str] = settings.topics
         self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
-        self._draining: Parts = NONE
-        self._lease = KafkaLease(group, owner, clock)
         self._group = NextGroup(client, group, self, settings.group, coordinator=coordinator, clock=clock)
-        self._last_error: BaseException | None = None
-        self._task: asyncio.Task[None] | None = None
 
     # -- the surface ----------------------------------------------------------------------------------------------
 
@@ -111,107 +98,29 @@ class KafkaNextMembership:
         return self._group.epoch
 
     @property
-    def held(self) -> Parts:
-        return self._held
-
-    @property
     def group(self) -> NextGroup:
         """The protocol beneath: phase, coordinator, heartbeats."""
         return self._group
-
-    def may_act(self) -> bool:
-        return self._lease.valid
-
-    def polled(self) -> None:
-        """The user is alive (only with `max_poll_interval_s`)."""
-        self._group.polled()
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; the coordinator hears of it at once. Raises `ConfigError`, and then nothing has
         changed."""
         self._topics, self._pattern = frozenset(topics), compiled(pattern)
         self._follow()
-        self._wants = self._resolved()
+        self._wanted = self._resolved()
         self._group.changed()
 
-    async def join(self) -> None:
-        """Becomes a member and waits for its first assignment, which may be empty while others release.
-
-        Raises what prevents it: `BrokersUnavailable` when no coordinator was found in time, `ConfigError` (the brokers
-        lack the protocol, have no such server assignor, cannot read the pattern), or `BrokerError` when the
-        coordinator refuses.
-        """
-        if self._task is not None:
-            raise RuntimeError("join() was called already")
-        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
-        try:
-            await asyncio.wait({joined}, timeout=self._settings.connect_timeout_s)
-            if not joined.done():
-                if self._group.coordinator is None:
-                    raise BrokersUnavailable(
-                        f"group {self._group_name!r} has no coordinator after {self._settings.connect_timeout_s} s; "
-                        "is the offsets topic available?"
-                    )
-                log.info("%s: no assignment yet; this member gets its part when there is one", self._group_name)
-                joined.set_result(None)
-            joined.result()
-        except BaseException:
-            await self._abandon()
-            raise
-
-    async def leave(self) -> None:
-        if self._task is None:
-            return
-        self._group.leave()
-        try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            await self._abandon()  # whoever waits for us gave up: go at once, our session's end frees what we hold
-            raise
-        self._task = None
-
-    async def _abandon(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
-
-    async def _run(self, joined: asyncio.Future[None]) -> None:
+    async def _begin(self) -> None:
         self._follow()
         if self._pattern is not None:
             with contextlib.suppress(AllocatorError):  # what it would tell comes later
                 await self._client.refresh(max_age_s=1.0)
-        self._wants = self._resolved()
-        remove = self._client.on_metadata(self._metadata_came)
-        try:
-            async with Scope() as scope:
-                scope.start(self._poll_topics(), "topics")
-                await scope.run(self._group.run(joined), "group")
-                if not self._group.closing:
-                    self.ended = self._last_error
-        finally:
-            remove()
-            await self.lost("the membership ended")
-
-    # -- commits --------------------------------------------------------------------------------------------------
-
-    @property
-    def identity(self) -> Identity | None:
-        return self._group.identity
-
-    def may_commit(self, partition: TopicPartition) -> bool:
-        return partition in self._held or partition in self._draining
-
-    def refused(self, code: int, sent: Identity) -> None:
-        self._group.refused(code, sent)
+        self._wanted = self._resolved()
 
     # -- called by the group --------------------------------------------------------------------------------------
 
-    def wants(self) -> Wants:
-        return self._wants
+    def topics(self) -> frozenset[str]:
+        return self._wanted
 
     async def take(self, given: Ids) -> bool:
         new = given - self._names.keys()
@@ -224,7 +133,7 @@ class KafkaNextMembership:
             topics = self._by_id()
         named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
         # others may be given to us for what we wanted before
-        gained = {each: part for each, part in named.items() if part.topic in self._wants.topics}
+        gained = {each: part for each, part in named.items() if part.topic in self._wanted}
         if gained:
             self._names.update(gained)
             self._held |= frozenset(gained.values())
@@ -234,33 +143,17 @@ class KafkaNextMembership:
 
     async def release(self, taken: Ids) -> None:
         parts = frozenset(self._names.pop(each) for each in taken if each in self._names)
-        if not parts:
-            return
-        self._held -= parts
-        self._draining |= parts
-        log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(parts))
-        try:
-            await self._owner.revoked(parts)
-        except Exception:
-            # whatever was not committed is processed again by the next owner; keeping it would stop the group
-            log.exception("%s: releasing partitions of %s failed", self._group_name, self.member_id)
-        self._draining -= parts
+        if parts:
+            log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(parts))
+            await self._give_up(parts)
 
     async def lost(self, why: str) -> None:
-        self._lease.end()
-        parts, self._held, self._draining = self._held | self._draining, NONE, NONE
         self._names.clear()
-        if parts:
-            log.warning("%s: %s lost %d partitions: %s", self._group_name, self.member_id, len(parts), why)
-            await self._owner.lost(parts)
+        await super().lost(why)
 
     def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
         rebalance_s = self._settings.group.rebalance_timeout_s
         self._lease.renew(started, session_timeout_s, rebalance_s, rebalancing=revoking)
-
-    def failed(self, error: BaseException) -> None:
-        self._last_error = error
-        self._owner.failed(error)
 
     # -------------------------------------------------------------------------------------------------------------
 
@@ -268,10 +161,10 @@ class KafkaNextMembership:
         """Names by id, of the topics that are known."""
         return {topic.topic_id: name for name, topic in self._client.metadata.topics.items()}
 
-    def _resolved(self) -> Wants:
+    def _resolved(self) -> frozenset[str]:
         if self._pattern is None:
-            return Wants(self._topics)
-        return Wants(self._topics | {topic for topic in self._client.topics() if self._pattern.match(topic)})
+            return self._topics
+        return self._topics | {topic for topic in self._client.topics() if self._pattern.match(topic)}
 
     def _follow(self) -> None:
         if self._pattern is not None:
@@ -280,9 +173,9 @@ class KafkaNextMembership:
             self._client.follow(self._topics)
 
     def _metadata_came(self) -> None:
-        wants = self._resolved()
-        if self._pattern is not None and wants != self._wants:
-            self._wants = wants
+        wanted = self._resolved()
+        if self._pattern is not None and wanted != self._wanted:
+            self._wanted = wanted
             self._group.changed()
 
     async def _poll_topics(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.api_message import ApiMessage
 
 __all__ = [
-    "REGEX",
     "ConsumerGroupHeartbeatRequest",
     "ConsumerGroupHeartbeatResponse",
     "HeartbeatAnswer",
@@ -21,9 +20,6 @@ __all__ = [
     "compose",
     "parse",
 ]
-
-# from here on the broker matches a regular expression itself
-REGEX: Final = 1
 
 
 class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
@@ -60,7 +56,6 @@ def compose(
     rack: str | None = None,
     rebalance_timeout_s: float | None = None,
     topics: Iterable[str] | None = None,
-    regex: str | None = None,
     assignor: str | None = None,
     owned: Iterable[IdPartition] | None = None,
 ) -> Any:
@@ -79,12 +74,10 @@ def compose(
         rack_id=rack,
         rebalance_timeout_ms=-1 if rebalance_timeout_s is None else round(rebalance_timeout_s * 1000),
         subscribed_topic_names=None if topics is None else sorted(topics),
-        subscribed_topic_regex=regex,
         server_assignor=assignor,
         topic_partitions=None
         if by_topic is None
         else [request.TopicPartitions(topic_id=topic, partitions=sorted(parts)) for topic, parts in by_topic.items()],
-        min_version=REGEX if regex else 0,
     )
 
 

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple, Union
 
 import kafka.errors as kafka_errors
 
+from allocator.wire.answer_reader import INT32, AnswerReader
+
 __all__ = ["NEWEST", "FetchAnswer", "Part", "read_answer"]
 
 NEWEST: Final = 18
@@ -21,8 +23,6 @@ _FLEXIBLE: Final = 12
 # from here on topics go by id
 _BY_ID: Final = 13
 
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ABORTED: Final = struct.Struct(">qq")
 # partition, error, high watermark; then the last stable offset (v4) and the log's start (v5)
@@ -76,18 +76,14 @@ def read_answer(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
         ) from error
 
 
-class _Reader:
+class _Reader(AnswerReader):
     def __init__(self, frame: memoryview, version: int) -> None:
-        self.frame = frame
-        self.pos = 0
-        self.version = version
-        self.flexible = version >= _FLEXIBLE
+        super().__init__(frame, version, flexible=version >= _FLEXIBLE)
 
     def answer(self) -> tuple[int, FetchAnswer]:
         version = self.version
-        (correlation_id,) = self.unpack(_INT32)
-        self.tags()
-        throttle = self.unpack(_INT32)[0] if version >= 1 else 0
+        correlation_id = self.header()
+        throttle = self.unpack(INT32)[0] if version >= 1 else 0
         error, session = self.unpack(_ERROR_AND_SESSION) if version >= 7 else (0, 0)
         parts: list[Part] = []
         for _ in range(self.count()):
@@ -116,7 +112,7 @@ class _Reader:
                 aborted.append((producer, first))
                 self.tags()
         if version >= 11:
-            (replica,) = self.unpack(_INT32)
+            (replica,) = self.unpack(INT32)
         size = self.count()
         records = bytes(self.taken(size)) if size else b""
         self.tags()
@@ -125,42 +121,4 @@ class _Reader:
     def topic(self) -> Union[str, uuid.UUID]:
         if self.version >= _BY_ID:
             return uuid.UUID(bytes=bytes(self.taken(16)))
-        size = self.uvarint() - 1 if self.flexible else self.unpack(_INT16)[0]
-        return str(self.taken(size), "utf-8")
-
-    def count(self) -> int:
-        """A count or a length; null is 0."""
-        count: int = self.uvarint() - 1 if self.flexible else self.unpack(_INT32)[0]
-        return max(0, count)
-
-    def tags(self) -> None:
-        """Passed over: none of them is needed."""
-        if self.flexible:
-            for _ in range(self.uvarint()):
-                self.uvarint()
-                self.taken(self.uvarint())
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.frame[self.pos]
-            self.pos += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 28:
-                raise ValueError("a length of more than five bytes")
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        found = form.unpack_from(self.frame, self.pos)
-        self.pos += form.size
-        return found
-
-    def taken(self, size: int) -> memoryview:
-        end = self.pos + size
-        if size < 0 or end > len(self.frame):
-            raise ValueError(f"{size} bytes where {len(self.frame) - self.pos} are left")
-        found = self.frame[self.pos : end]
-        self.pos = end
-        return found
+        return self.text()

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
-from allocator.wire.fetch_answer import read_answer
+from allocator.wire import fetch_answer, offset_commit
 
 __all__ = ["Frames", "answers_in"]
 
-FETCH: Final = 1
+# api key -> what reads its answers; all others are kafka-python's to read
+READERS: Final = {1: fetch_answer.read_answer, offset_commit.API_KEY: offset_commit.read_answer}
 _LENGTH: Final = 4
 # of the buffer that an idle connection keeps
 _SMALL: Final = 1 << 16
@@ -65,14 +66,15 @@ class Frames:
 
 
 def answers_in(parser: Any, frame: memoryview) -> list[tuple[int, Any]]:
-    """What `parser`, a `kafka.protocol.parser.KafkaProtocol`, makes of a whole frame; Fetch answers are read here."""
+    """What `parser`, a `kafka.protocol.parser.KafkaProtocol`, makes of a whole frame; hot answers are read here."""
     if not parser.in_flight_requests:
         raise kafka_errors.CorrelationIdError("an answer to no request")
     header = parser.in_flight_requests[0]
-    if header.request_api_key != FETCH:
+    read = READERS.get(header.request_api_key)
+    if read is None:
         return [parser._process_response(io.BytesIO(frame))]
     parser.in_flight_requests.popleft()
-    found, answer = read_answer(frame, header.request_api_version)
+    found, answer = read(frame, header.request_api_version)
     if found != header.correlation_id:
         raise kafka_errors.CorrelationIdError(f"the answer to request {found} where {header.correlation_id} is due")
     return [(found, answer)]

@@ -58,12 +58,9 @@ class KafkaClient:
         retry_backoff_s: float = 0.1,
         receive_max_bytes: int = 1 << 28,  # an answer larger than this ends its connection
     ) -> None:
-        for name, value in (
-            ("request_timeout_s", request_timeout_s),
-            ("metadata_max_age_s", metadata_max_age_s),
-            ("retry_backoff_s", retry_backoff_s),
-            ("receive_max_bytes", receive_max_bytes),
-        ):
+        times = {"request_timeout_s": request_timeout_s, "metadata_max_age_s": metadata_max_age_s}
+        sizes = {"retry_backoff_s": retry_backoff_s, "receive_max_bytes": receive_max_bytes}
+        for name, value in {**times, **sizes}.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a positive number")
         self._addresses = parse_addresses(brokers)
@@ -124,7 +121,7 @@ class KafkaClient:
         causes: dict[str, str] = {}
         while True:
             for n, broker in enumerate(self._addresses):
-                patience = CONNECT_TIMEOUT_S
+                where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
                 if deadline is not None:  # an address that swallows packets must leave time for the others
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 try:
@@ -136,20 +133,18 @@ class KafkaClient:
                     kafka_errors.SaslAuthenticationFailedError,
                     kafka_errors.UnsupportedSaslMechanismError,
                 ) as exc:
-                    refused = BrokersUnavailable(
-                        f"{broker.host}:{broker.port}: {describe(exc)}; correct the credentials"
-                    )
+                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; correct the credentials")
                     refused.retriable = False
                     raise refused from exc
                 except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
                     # the last try may be short; what an earlier one met says more
-                    causes.setdefault(f"{broker.host}:{broker.port}", f"no answer within {patience:.1f} s")
+                    causes.setdefault(where, f"no answer within {patience:.1f} s")
                 except kafka_errors.KafkaError as exc:
-                    causes[f"{broker.host}:{broker.port}"] = describe(exc)
-                    log.debug("%s:%s: %s", broker.host, broker.port, describe(exc))
+                    causes[where] = describe(exc)
+                    log.debug("%s: %s", where, describe(exc))
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
-                tried = "; ".join(f"{where} ({cause})" for where, cause in causes.items())
+                tried = "; ".join(f"{address} ({cause})" for address, cause in causes.items())
                 raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:.1f} s; tried {tried}")
             await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
 
@@ -377,11 +372,15 @@ class KafkaClient:
         if self._channel is not None:
             await self._channel.prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
 
-    def hang_up(self, node_id: int, request_class: Any) -> None:
-        """End the connection on which such requests go to this broker: what is under way there fails.
+    async def settled(self, request_class: Any) -> None:
+        """Returns once no such request is under way, also where its caller was cancelled."""
+        if self._channel is not None:
+            await self._channel.settled(request_class)
 
-        For a request that the broker holds back and whose answer nobody wants any more: the next one of its kind
-        would have to wait for it.
+    def hang_up(self, node_id: int, request_class: Any) -> None:
+        """End the connection on which such requests go to this broker, and what is under way there.
+
+        For a request that the broker holds back and nobody wants any more: the next of its kind would wait for it.
         """
         if self._channel is not None:
             self._channel.hang_up(node_id, request_class)
@@ -392,9 +391,10 @@ class KafkaClient:
 
     def _live(self) -> Channel:
         if self._channel is None:
-            raise Closed(
+            why = (
                 "this Kafka client is closed; make a new one"
                 if self._closed
                 else "not connected; await connect() first"
             )
+            raise Closed(why)
         return self._channel

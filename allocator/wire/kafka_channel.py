@@ -71,6 +71,11 @@ class Channel:
         with contextlib.suppress(kafka_errors.KafkaError, OSError):  # whether it can be opened, the first request tells
             await self.connected(self._lane(broker_id, request_class), deadline)
 
+    async def settled(self, request_class: Any) -> None:
+        for future in self._manager.under_way(request_class.API_KEY):
+            with contextlib.suppress(kafka_errors.KafkaError):  # for who asked
+                await as_asyncio(future)
+
     def hang_up(self, broker_id: Any, request_class: Any) -> None:
         self._manager.hang_up(self._lane(broker_id, request_class))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.cluster import collect_hosts
+from kafka.future import Future as KafkaFuture
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.protocol.broker_version_data import BrokerVersionData
@@ -192,6 +193,16 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         self._links.add(link)
         link.gone.add_done_callback(lambda _: self._links.discard(link))
         return link
+
+    def under_way(self, api_key: int) -> list[KafkaFuture]:
+        """Of the requests of this kind that were sent, or wait for an authentication to be sent, and have not ended."""
+        found = []
+        for conn in self._conns.values():
+            sent = conn.parser.in_flight_requests if conn.parser is not None else ()
+            ids = {header.correlation_id for header in sent if header.request_api_key == api_key}
+            found += [future for correlation_id, future, *_ in conn.in_flight_requests if correlation_id in ids]
+            found += [future for request, future, _ in conn._request_buffer if api_key == request.API_KEY]
+        return found
 
     def hang_up(self, key: Hashable) -> None:
         """Close this one connection, if there is one."""

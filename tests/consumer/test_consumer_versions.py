@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
-from allocator.coordinator.messages import commit_request, commit_results
+from allocator.coordinator.messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.wire.kafka import KafkaClient
 
@@ -29,7 +29,7 @@ async def commit_as_kiel(bootstrap: str, group: str, topic: str, offset: int) ->
         request = commit_request(group, {TopicPartition(topic, n): OffsetAndMetadata(offset, "", -1) for n in range(4)})
         request._max_version = 0
         response = await client.send_any(request)
-        return all(answer.code == 0 for answer in commit_results(response))
+        return all(code == 0 for _, code in response.results)
     finally:
         await client.close()
 

@@ -12,7 +12,7 @@ from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from allocator.coordinator.next_group import NextGroup
-from allocator.coordinator.next_settings import Ids, NextSettings, Wants
+from allocator.coordinator.next_settings import Ids, NextSettings
 from allocator.testing import wait_until_async
 from allocator.wire.consumer_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -145,13 +145,13 @@ class Recorder:
         self.calls: list[tuple[str, Any]] = []
         self.proofs: list[bool] = []
         self.errors: list[BaseException] = []
-        self.subscription = Wants(frozenset({"t"}))
+        self.subscription = frozenset({"t"})
         self.held: Ids = frozenset()
         self.unnamed: Ids = frozenset()
         self.block = ""
         self.go = asyncio.Event()
 
-    def wants(self) -> Wants:
+    def topics(self) -> frozenset[str]:
         return self.subscription
 
     async def take(self, given: Ids) -> bool:

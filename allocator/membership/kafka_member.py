@@ -1,0 +1,195 @@
+"""What a member does whichever of Kafka's two group protocols it speaks: join, hold, release, lose, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from allocator.coordinator.identity import Identity
+from allocator.errors import BrokersUnavailable
+from allocator.membership.base import Owner
+from allocator.membership.kafka_lease import KafkaLease
+from allocator.tasks import Scope
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+__all__ = ["NONE", "KafkaMember", "Parts"]
+
+log = logging.getLogger(__name__)
+
+Parts = frozenset[TopicPartition]
+NONE: Parts = frozenset()
+
+
+class Group(Protocol):
+    """The protocol beneath. Caller: `KafkaMember`."""
+
+    closing: bool
+
+    @property
+    def coordinator(self) -> int | None: ...
+
+    @property
+    def identity(self) -> Identity | None: ...
+
+    async def run(self, joined: asyncio.Future[None]) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def polled(self) -> None: ...
+
+    def refused(self, code: int, sent: Identity) -> None: ...
+
+
+class KafkaMember:
+    """The part of a `Membership` and of a `Committer` that both protocols share; the others say what they want, and
+    what an assignment means."""
+
+    _group: Group
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        owner: Owner,
+        connect_timeout_s: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
+        self._client = client
+        self._group_name = group
+        self._owner = owner
+        self._connect_timeout_s = connect_timeout_s
+        self._held: Parts = NONE
+        self._draining: Parts = NONE
+        self._lease = KafkaLease(group, owner, clock)
+        self._last_error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    def may_act(self) -> bool:
+        return self._lease.valid
+
+    def polled(self) -> None:
+        """The user is alive (only with `max_poll_interval_s`)."""
+        self._group.polled()
+
+    # -- begin and end --------------------------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Becomes a member and waits for its first assignment, or for a rebalance that takes longer.
+
+        Raises what prevents it: `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the
+        brokers or the group do not have, or `BrokerError` when the coordinator refuses.
+        """
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
+        try:
+            await asyncio.wait({joined}, timeout=self._connect_timeout_s)
+            if not joined.done():
+                if self._group.coordinator is None:
+                    raise BrokersUnavailable(
+                        f"group {self._group_name!r} has no coordinator after {self._connect_timeout_s} s; "
+                        "is the offsets topic available?"
+                    )
+                log.info("%s: no assignment yet; this member gets its part when there is one", self._group_name)
+                joined.set_result(None)
+            joined.result()
+        except BaseException:
+            await self._abandon()
+            raise
+
+    async def leave(self) -> None:
+        """Releases everything (drained and committed) and leaves. Safe to call twice."""
+        if self._task is None:
+            return
+        self._group.leave()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            await self._abandon()  # whoever waits for us gave up: go at once, our session's end frees what we hold
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+
+    async def _run(self, joined: asyncio.Future[None]) -> None:
+        remove = self._client.on_metadata(self._metadata_came)
+        try:
+            await self._begin()
+            async with Scope() as scope:
+                scope.start(self._poll_topics(), "topics")
+                await scope.run(self._group.run(joined), "group")
+                if not self._group.closing:
+                    self.ended = self._last_error
+        except Exception as error:
+            log.exception("%s: the membership ended", self._group_name)
+            self.ended = error
+            self._owner.failed(error)
+        finally:
+            remove()
+            await self.lost("the membership ended")
+
+    # -- for the protocol to fill in ------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Before the first request."""
+        raise NotImplementedError
+
+    async def _poll_topics(self) -> None:
+        """Looks for what no message announces, as long as the membership lasts."""
+        raise NotImplementedError
+
+    def _metadata_came(self) -> None:
+        raise NotImplementedError
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        return self._group.identity
+
+    def may_commit(self, partition: TopicPartition) -> bool:
+        return partition in self._held or partition in self._draining
+
+    def refused(self, code: int, sent: Identity) -> None:
+        self._group.refused(code, sent)
+
+    # -- called by the protocol -----------------------------------------------------------------------------------
+
+    async def lost(self, why: str) -> None:
+        self._lease.end()
+        parts, self._held, self._draining = self._held | self._draining, NONE, NONE
+        if parts:
+            log.warning("%s: lost %d partitions: %s", self._group_name, len(parts), why)
+            await self._owner.lost(parts)
+
+    def failed(self, error: BaseException) -> None:
+        self._last_error = error
+        self._owner.failed(error)
+
+    async def _give_up(self, partitions: Parts) -> None:
+        if not partitions:
+            return
+        self._held -= partitions
+        self._draining |= partitions
+        try:
+            await self._owner.revoked(partitions)
+        except Exception:
+            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))
+        self._draining -= partitions

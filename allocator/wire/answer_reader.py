@@ -1,0 +1,72 @@
+"""What all of Kafka's answers are made of, read from the frame that the broker sent (https://kafka.apache.org/protocol)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+__all__ = ["INT32", "AnswerReader"]
+
+_INT16: Final = struct.Struct(">h")
+INT32: Final = struct.Struct(">i")
+
+
+class AnswerReader:
+    """Walks a frame (without its length). In a flexible version lengths and counts are compact, and tagged fields may
+    follow anything (KIP-482).
+
+    Raises `struct.error`, `IndexError` or `ValueError` for what does not decode.
+    """
+
+    def __init__(self, frame: memoryview, version: int, *, flexible: bool) -> None:
+        self.frame = frame
+        self.pos = 0
+        self.version = version
+        self.flexible = flexible
+
+    def header(self) -> int:
+        """The correlation id."""
+        (correlation_id,) = self.unpack(INT32)
+        self.tags()
+        return correlation_id
+
+    def text(self) -> str:
+        size = self.uvarint() - 1 if self.flexible else self.unpack(_INT16)[0]
+        return str(self.taken(size), "utf-8")
+
+    def count(self) -> int:
+        """A count or a length; null is 0."""
+        count: int = self.uvarint() - 1 if self.flexible else self.unpack(INT32)[0]
+        return max(0, count)
+
+    def tags(self) -> None:
+        """Passed over: none of them is needed."""
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                self.uvarint()
+                self.taken(self.uvarint())
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.frame[self.pos]
+            self.pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise ValueError("a length of more than five bytes")
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        found = form.unpack_from(self.frame, self.pos)
+        self.pos += form.size
+        return found
+
+    def taken(self, size: int) -> memoryview:
+        end = self.pos + size
+        if size < 0 or end > len(self.frame):
+            raise ValueError(f"{size} bytes where {len(self.frame) - self.pos} are left")
+        found = self.frame[self.pos : end]
+        self.pos = end
+        return found

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Union
 
 from allocator.consumer.config_checks import check_together
-from allocator.consumer.joining import MEMBERSHIPS, PROTOCOLS
+from allocator.consumer.joining import MEMBERSHIPS, ON_ZOOKEEPER, PROTOCOLS
 from allocator.consumer.settings import MASK, Flag, Number, Reader, Text, Texts, Whole, setting
+from allocator.coordinator.storage import STORAGES
 from allocator.errors import ConfigError
 from allocator.membership.znodes import GROUP_NAME
 
@@ -193,8 +194,15 @@ class GroupSettings:
     connect_timeout_s: float = setting(Number(0.1, 86400), 30.0)
     # who says which partitions are ours. "zookeeper": this project's own protocol, on any cluster; "kafka": Kafka's
     # group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if the allocator function is one
-    # that they have; "fixed": all partitions of the topics, whoever else reads them. Offsets stay where they are
+    # that they have; "fixed": all partitions of the topics, whoever else reads them. Offsets stay where they are.
+    # "kiel": a group with members of kiel 0.9.3, until it is given to "zookeeper" by `allocator group adopt`
     membership: str = setting(Text(MEMBERSHIPS), "zookeeper")
+    # where committed offsets are: "kafka", "zookeeper" (as before 0.8.2), or "both"; default: where the other members
+    # have them, and "kafka" among ours
+    offsets: str | None = setting(Text(STORAGES), None)
+    # seconds, default 3, for "kiel": how long a partition that comes from a member of kiel's, who do not say what they
+    # hold, is left alone; more: it stands still for longer; less: what that member commits late is handled twice
+    settle_s: float = setting(Number(0, 3600), 3.0)
     # the rest is for "kafka". "classic", or "consumer" (KIP-848, brokers from 4.0): then the broker assigns, "assignor"
     # names one of its own, and session timeout and heartbeat interval are the broker's to set
     group_protocol: str = setting(Text(PROTOCOLS), "classic")
@@ -313,7 +321,7 @@ class Config:
         """Arguments for `Consumer`, besides the topics: no auto-commit, since the daemon commits what is done."""
         assignors = self.group.assignor
         owner: Union[GroupSettings, ZooKeeperSettings] = (
-            self.zookeeper if self.group.membership == "zookeeper" else self.group
+            self.zookeeper if self.group.membership in ON_ZOOKEEPER else self.group
         )
         return {
             "brokers": ",".join(self.kafka.brokers),
@@ -326,6 +334,8 @@ class Config:
             "group_protocol": self.group.group_protocol,
             "rebalance_timeout_s": self.group.rebalance_timeout_s,
             "instance_id": self.group.instance_id,
+            "offsets": self.group.offsets,
+            "settle_s": self.group.settle_s,
             "zookeeper_options": self.zookeeper.options() or None,
             "pattern": self.group.pattern,
             "assignor": assignors[0] if assignors is not None and len(assignors) == 1 else assignors,

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+from allocator.consumer.joining import ON_ZOOKEEPER, PLACES
 from allocator.consumer.settings import Reader
 from allocator.errors import ConfigError
 from allocator.membership.znodes import Paths
@@ -23,8 +24,12 @@ def check_together(config: Config, reader: Reader) -> None:
     topics_keys = ["group.topics", "group.pattern"]
     if (group.topics is None) == (group.pattern is None):
         reader.fault(topics_keys, "set exactly one of them")
-    if group.membership == "zookeeper" and zookeeper.hosts is None:
+    if group.membership in ON_ZOOKEEPER and zookeeper.hosts is None:
         reader.fault(["zookeeper.hosts", "group.membership"], "this membership needs it")
+    if group.offsets is not None and group.offsets not in PLACES[group.membership]:
+        reader.fault(
+            ["group.offsets", "group.membership"], f"they are in one of: {', '.join(PLACES[group.membership])}"
+        )
     if group.membership == "kafka" and 2 * group.heartbeat_interval_s > group.session_timeout_s:
         keys = ["group.heartbeat_interval_s", "group.session_timeout_s"]
         reader.fault(keys, "the first may be half of the second, or one lost heartbeat costs the membership")

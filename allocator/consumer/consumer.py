@@ -42,7 +42,11 @@ class Consumer:
     brokers, zookeeper     "host:port,host:port"; ZooKeeper's may end in a chroot "/path"
     membership             who says what is ours: "zookeeper"; "kafka", Kafka's own group protocol (brokers from 0.9),
                            which needs no ZooKeeper and can be shared with other clients; or "fixed": all partitions
-                           of the topics, or `partitions`, whoever else reads them. Offsets stay where they are
+                           of the topics, or `partitions`, whoever else reads them. Offsets stay where they are.
+                           "kiel": a group with members of kiel 0.9.3 (docs/old-groups.md)
+    offsets                where committed offsets are: "kafka", "zookeeper" (as before 0.8.2) or "both"; None: where
+                           the other members have them
+    settle_s               "kiel": how long a partition that comes from a member of kiel's is left alone
     group                  whose offsets are committed; may be None with "fixed", then nothing is
     topics or pattern      what to subscribe to; a pattern is matched at the start of a topic's name
     assignor               a name, "package.module:function", a callable, or several of them in order of preference;
@@ -96,6 +100,8 @@ class Consumer:
         heartbeat_interval_s: float = 3.0,
         max_poll_interval_s: float | None = None,
         instance_id: str | None = None,
+        offsets: str | None = None,
+        settle_s: float = 3.0,
     ) -> None:
         self.group = group
         self.client_id = client_id or f"allocator-{socket.gethostname()}"
@@ -120,6 +126,8 @@ class Consumer:
                 rebalance_timeout_s=rebalance_timeout_s,
                 max_poll_interval_s=max_poll_interval_s,
                 instance_id=instance_id,
+                offsets=offsets,
+                settle_s=settle_s,
             ),
             brokers=brokers,
             listener=listener or RebalanceListener(),

@@ -19,6 +19,7 @@ from allocator.consumer.progress import Progress
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.offsets import GroupOffsets, OnCommit
 from allocator.coordinator.old_offsets import fetch_old_offsets
+from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
@@ -86,10 +87,10 @@ class Engine:
         )
         coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
         load = partial(lag, self.client, self.committed, auto_offset_reset)
-        self.membership = joining.make(self.client, self._ownership, coordinator, load)
         self._offsets = None
         if self.group is not None:
-            self._offsets = GroupOffsets(self.client, self.group, coordinator=coordinator)
+            self._offsets = StoredOffsets(self.client, self.group, joining.storage, coordinator=coordinator)
+        self.membership = joining.make(self.client, self._ownership, coordinator, load, self._offsets)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
         self._broken: BaseException | None = None
@@ -200,7 +201,7 @@ class Engine:
         return self._offsets
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed in Kafka; with `old_offsets`, else what older clients left in ZooKeeper.
+        """What the group has committed; with `old_offsets`, else what older clients left in ZooKeeper.
 
         Nothing when there is no group.
         """
@@ -211,7 +212,7 @@ class Engine:
         stable = self._read_committed and self.client.broker_version >= (2, 5)
         found = await self._offsets.fetch(wanted, require_stable=stable)
         rest = wanted - set(found)
-        if rest and self._old_offsets:
+        if rest and self._old_offsets and self._offsets.storage == "kafka":
             found = {**await fetch_old_offsets(self.client, self.group, rest), **found}
         return found
 

@@ -36,15 +36,16 @@ class GroupedConsumer:
     once); with autocommit off, call `commit_offsets` after handling them (at least once).
 
     A group that kiel's own members left begins where they stopped: they commit to ZooKeeper, and what stands there is
-    taken where Kafka has nothing yet. (Old and new members do not see each other; stop the old ones first.)
+    taken where Kafka has nothing yet. Old and new members do not see each other; stop the old ones first, or use
+    `membership="kiel"`, with which a fleet is upgraded one process at a time (docs/old-groups.md).
 
     What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
     instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
     the next `consume` of that topic, or `close`.
 
-    `membership`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional. With
-    `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
+    `membership`, `settle_s`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
+    With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class GroupedConsumer:
         max_bytes: int = 1024 * 1024,
         *,
         membership: str = "zookeeper",
+        settle_s: float = 3.0,
         session_timeout_s: float = 10.0,
         root: str = "/allocator",
         zookeeper_options: Mapping[str, Any] | None = None,
@@ -79,6 +81,7 @@ class GroupedConsumer:
         self._engine = Engine(
             Joining(
                 membership=membership,
+                settle_s=settle_s,
                 group=group,
                 client_id=self.name,
                 topics=(),

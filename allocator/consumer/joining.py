@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
-from allocator.assign import Assignor, resolve
+from allocator.assign import Assignor, naive_allocator, resolve
+from allocator.assign.kiel import KielAssignor, KielFunction
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
+from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import ConfigError
 from allocator.membership.base import Membership, Owner, compiled
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
+from allocator.membership.kiel import KielMembership, KielSettings
 from allocator.membership.leader import LeaderSettings
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
@@ -26,8 +29,17 @@ from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["MEMBERSHIPS", "PROTOCOLS", "Assignors", "Joining"]
 
-MEMBERSHIPS = ("zookeeper", "kafka", "fixed")
+MEMBERSHIPS = ("zookeeper", "kafka", "fixed", "kiel")
+ON_ZOOKEEPER = ("zookeeper", "kiel")
 PROTOCOLS = ("classic", "consumer")
+# where the offsets of a group may be, first where they are unless another place is asked for: one that its other
+# members read and write
+PLACES = {
+    "zookeeper": ("kafka", "both", "zookeeper"),
+    "kafka": ("kafka",),
+    "fixed": ("kafka", "both", "zookeeper"),
+    "kiel": ("zookeeper", "both"),
+}
 
 Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
 
@@ -62,6 +74,14 @@ class Joining:
     heartbeat_interval_s: float = 3.0
     rebalance_timeout_s: float = 60.0
     instance_id: Optional[str] = None
+    # groups of older clients
+    offsets: Optional[str] = None
+    settle_s: float = 3.0
+
+    @property
+    def storage(self) -> str:
+        """Where the group's offsets are: `offsets`, or where members of that kind keep them."""
+        return self.offsets or PLACES[self.membership][0]
 
     def check(self) -> None:
         """Everything that can be found out without connecting."""
@@ -86,16 +106,26 @@ class Joining:
             faults.append(f"weight must be positive, not {self.weight!r}")
         if self.group is None and self.membership != "fixed":
             faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
-        if self.membership == "zookeeper" and not self.zookeeper:
+        if self.membership in ON_ZOOKEEPER and not self.zookeeper:
             faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
+        places = PLACES.get(self.membership, ())
+        if self.offsets is not None and places and self.offsets not in places:
+            faults.append(
+                f"offsets is {self.offsets!r}, but with membership={self.membership!r} they are in one of: "
+                + ", ".join(places)
+            )
+        if not self.settle_s >= 0:
+            faults.append(f"settle_s must be at least 0, not {self.settle_s!r}")
         attempts: list[Callable[[], Any]] = [lambda: compiled(self.pattern), lambda: checked(self.topics)]
         if self.membership == "kafka":
             if self.group_protocol not in PROTOCOLS:
                 faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
             attempts.append(self._next_settings if self._broker_assigns else self._group_settings)
+        if self.membership == "kiel":
+            attempts.append(self._kiel_function)
         if self.membership != "fixed" and not self._broker_assigns:
             attempts.append(self._assignors)
-        if self.membership == "zookeeper":
+        if self.membership in ON_ZOOKEEPER:
             attempts.append(lambda: Paths(self.root, self.group or ""))
         for attempt in attempts:
             try:
@@ -104,8 +134,18 @@ class Joining:
                 faults.append(str(error))
         return faults
 
-    def make(self, client: KafkaClient, owner: Owner, coordinator: Coordinator, load: Load) -> Membership:
-        """The membership itself, which has touched nothing yet; `load` is for allocator functions that want it."""
+    def make(
+        self,
+        client: KafkaClient,
+        owner: Owner,
+        coordinator: Coordinator,
+        load: Load,
+        offsets: StoredOffsets | None,
+    ) -> Membership:
+        """The membership itself, which has touched nothing yet; `load` is for allocator functions that want it.
+
+        `offsets` are those of the group, whose place changes when the group goes over to another layout.
+        """
         topics = frozenset(self.topics)
         if self.membership == "fixed":
             return FixedMembership(
@@ -142,16 +182,43 @@ class Joining:
                 ),
                 coordinator=coordinator,
             )
+        if self.membership == "kiel":
+            assert offsets is not None
+            return KielMembership(
+                self._ensemble(),
+                self.group,
+                owner,
+                client,
+                KielSettings(
+                    name=self.client_id,
+                    topics=topics,
+                    pattern=self.pattern,
+                    connect_timeout_s=self.connect_timeout_s,
+                    max_poll_interval_s=self.max_poll_interval_s,
+                    settle_s=self.settle_s,
+                ),
+                offsets,
+                lambda root: self._make_zookeeper(root, client, owner, load),
+                function=self._kiel_function(),
+                measures=client.measures,
+            )
+        return self._make_zookeeper(self.root, client, owner, load)
+
+    def _ensemble(self) -> ZooKeeper:
         assert self.zookeeper is not None
+        return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
+
+    def _make_zookeeper(self, root: str, client: KafkaClient, owner: Owner, load: Load) -> ZooKeeperMembership:
+        assert self.group is not None
         return ZooKeeperMembership(
-            ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options),
-            Paths(self.root, self.group),
+            self._ensemble(),
+            Paths(root, self.group),
             owner,
             client,
             self._assignors(),
             Settings(
                 name=self.client_id,
-                topics=topics,
+                topics=frozenset(self.topics),
                 pattern=self.pattern,
                 weight=self.weight,
                 rack=self.rack,
@@ -169,6 +236,19 @@ class Joining:
         if not offered:
             raise ConfigError("assignor is an empty list; name at least one, e.g. 'naive'")
         return {found.name: found for found in map(resolve, offered)}
+
+    def _kiel_function(self) -> KielFunction:
+        """What kiel's members of the group call as well: nothing else can be said to them."""
+        offered = self._assignors()
+        if set(offered) == {"naive"}:
+            return naive_allocator
+        function = next(iter(offered.values()))
+        if len(offered) == 1 and isinstance(function, KielAssignor):
+            return function.function
+        raise ConfigError(
+            f"assignor is {self.assignor!r}, but members of kiel's can only work with a function(members, partitions); "
+            "give the one that they were given, or none"
+        )
 
     def _group_settings(self) -> GroupSettings:
         return GroupSettings(

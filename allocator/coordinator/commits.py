@@ -67,12 +67,14 @@ class Commits:
         retry_backoff_s: float,
         committer: Committer | None,
         retention_s: float | None,
+        in_zookeeper: bool = False,
     ) -> None:
         self.committer = committer
         self._coordinator = coordinator
         self._group = group
         self._retry_backoff_s = retry_backoff_s
         self._retention_s = retention_s
+        self._in_zookeeper = in_zookeeper
         self._waiting: list[Call] = []
         self._turn: asyncio.Lock | None = None
         self._abandoned = False  # by a caller that was cancelled: a request may be under way
@@ -117,7 +119,7 @@ class Commits:
         identity = self._identity(callers, some)
         if not some:
             return
-        request = commit_request(self._group, some, identity, self._retention_s)
+        request = commit_request(self._group, some, identity, self._retention_s, in_zookeeper=self._in_zookeeper)
         try:
             response = await self._coordinator.ask(request, deadline)
         except asyncio.CancelledError:

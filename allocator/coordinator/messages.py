@@ -1,7 +1,8 @@
 """The requests about offsets, over their versions.
 
 OffsetCommit and OffsetFetch v0 keep offsets in ZooKeeper, v1 and newer in Kafka; a broker gets the newest it knows
-(0.8.1: v0, from 0.8.2 on: v1 or newer), so offsets stand in Kafka wherever Kafka can keep them.
+(0.8.1: v0, from 0.8.2 on: v1 or newer), so offsets stand in Kafka wherever Kafka can keep them, unless it is told
+otherwise (`in_zookeeper`).
 """
 
 from __future__ import annotations
@@ -57,10 +58,13 @@ def commit_request(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     identity: Identity = OUTSIDE,
     retention_s: float | None = None,
+    *,
+    in_zookeeper: bool = False,
 ) -> OffsetCommit:
     """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
 
     `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
+    `in_zookeeper`: v0, which keeps the offset alone.
     """
     newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
     return OffsetCommit(
@@ -71,7 +75,7 @@ def commit_request(
         instance_id=identity.instance_id,
         retention_s=retention_s,
         oldest=EPOCH_COMMIT if identity.by_epoch else 0,
-        newest=newest,
+        newest=0 if in_zookeeper else newest,
     )
 
 
@@ -81,8 +85,9 @@ def fetch_request(
     *,
     require_stable: bool = False,
     identity: Identity = OUTSIDE,
+    in_zookeeper: bool = False,
 ) -> Any:
-    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on).
+    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on, and in Kafka).
 
     A member by epoch says who it is, and hears `STALE_MEMBER_EPOCH` when the group has gone on without it.
     """
@@ -103,7 +108,7 @@ def fetch_request(
         topics=_listed(by_topic, request.OffsetFetchRequestTopic),
         require_stable=require_stable,
         min_version=STABLE if require_stable else oldest,
-        max_version=MAX_FETCH,
+        max_version=0 if in_zookeeper else MAX_FETCH,
     )
 
 

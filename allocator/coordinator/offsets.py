@@ -56,6 +56,8 @@ class GroupOffsets:
 
     `retention_s` is how long commits are kept, None (and always on 0.8.2) for as long as the broker is configured to.
 
+    `in_zookeeper`: where clients before 0.8.2 keep them (and kiel always), through any broker up to Kafka 3.x.
+
     `on_commit` is called with the result of each `commit_async` that has no callback of its own.
 
     `coordinator` is given where a membership looks for the same one. `timeout_s` bounds each call, retries included.
@@ -74,6 +76,7 @@ class GroupOffsets:
         retention_s: float | None = None,
         on_commit: OnCommit | None = None,
         coordinator: Coordinator | None = None,
+        in_zookeeper: bool = False,
     ) -> None:
         self.group = group
         self._client = client
@@ -87,7 +90,9 @@ class GroupOffsets:
             retry_backoff_s=retry_backoff_s,
             committer=committer,
             retention_s=retention_s,
+            in_zookeeper=in_zookeeper,
         )
+        self._in_zookeeper = in_zookeeper
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -139,7 +144,7 @@ class GroupOffsets:
                 f"group {self.group!r}: the brokers are older than 2.5 and do not tell which offsets an open "
                 "transaction may still change; fetch without require_stable"
             )
-        if partitions is None and (version is None or version < ALL_PARTITIONS):
+        if partitions is None and (self._in_zookeeper or version is None or version < ALL_PARTITIONS):
             partitions = await self._all_partitions()
         left = None if partitions is None else set(partitions)
         found: Offsets = {}
@@ -167,7 +172,9 @@ class GroupOffsets:
     ) -> set[TopicPartition]:
         """Fills `found`; returns the partitions to ask about again. Raises `BrokerError`."""
         identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
-        request = fetch_request(self.group, asked, require_stable=require_stable, identity=identity)
+        request = fetch_request(
+            self.group, asked, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
+        )
         response = await self._coordinator.ask(request, deadline)
         if fetch_code(response):
             raise self._group_error(fetch_code(response), identity)

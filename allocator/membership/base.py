@@ -59,8 +59,9 @@ class Topics(Protocol):
 class Membership(Protocol):
     """Who is alive and who owns what."""
 
-    ended: BaseException | None
-    """What ended it for good, other than `leave`."""
+    @property
+    def ended(self) -> BaseException | None:
+        """What ended it for good, other than `leave`."""
 
     @property
     def member_id(self) -> str:

@@ -1,0 +1,237 @@
+"""Ownership by one ephemeral znode a partition: how the layouts before ours are shared, with others and among ours.
+
+Guarantee: among members that claim (ours, and those of Kafka 0.8's high-level consumer) a partition has at most one
+owner at any instant: who begins with it has created its znode, which only one can, and deletes it when nothing of the
+partition is in the user's hands and what was done is committed. Nothing is said of members that do not claim.
+
+A claim costs a create and a delete for each partition that moves, a few hundred in one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from allocator.measures import Measures
+from allocator.membership.base import Owner
+from allocator.membership.keeper import MembershipLost
+from allocator.membership.lease import boot_clock
+from allocator.membership.session import SessionMembership
+from allocator.membership.watched import Watched
+from allocator.membership.znodes import Parts
+from allocator.tasks import Scope, happens
+from allocator.types import TopicPartition
+from allocator.wire.zookeeper import ConnectionLost, NoZnode, Op, ZnodeExists, ZooKeeper
+
+__all__ = ["OwnersMembership"]
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 200  # creates in one transaction; more: others of the ensemble wait longer; less: more round trips
+RETRY_S = 0.1
+GATHER_S = 0.05  # how long changes are waited for together, when a claim is waited for
+
+
+class OwnersMembership(SessionMembership):
+    """A member that claims what its layout says is its own.
+
+    The layout answers `_mine` from what it watches, and says where a partition's znode stands.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        base: str,
+        owner: Owner,
+        settings: Any,
+        *,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        super().__init__(zk, group, base, owner, settings, measures, clock)
+        self._claimed: dict[TopicPartition, str] = {}
+        self._claim_session: int | None = None
+        self._doubtful: dict[TopicPartition, str] = {}  # the reply was lost: it may be ours
+        self._made: set[str] = set()
+        self._listings: dict[str, Watched[list[str]]] = {}
+
+    # -- what a layout says --------------------------------------------------------------------------------------
+
+    async def _mine(self) -> Parts:
+        """What is to be ours by the newest view of the group; sets `_changed` when that may be another."""
+        raise NotImplementedError
+
+    def _claim_path(self, partition: TopicPartition) -> str:
+        """Where the owner of a partition stands."""
+        raise NotImplementedError
+
+    def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
+        """What a znode in a directory of claims is a claim of; None if it is none."""
+        raise NotImplementedError
+
+    def _claim_data(self) -> bytes:
+        raise NotImplementedError
+
+    def _wait_s(self, partition: TopicPartition) -> float:
+        """How long a partition that is to be ours is left alone yet."""
+        return 0.0
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    async def _begin_session(self) -> None:
+        """To be called by `_register` before anything else."""
+        self._listings = {}
+        self._made = set()
+        if self._claim_session != self._zk.session_id:
+            self._claimed, self._doubtful = {}, {}  # they went with their session, and may be another's by now
+        self._claim_session = self._zk.session_id
+        await self._recover()
+        await self._unclaim(frozenset(self._claimed))
+
+    async def _take_part(self, scope: Scope) -> None:
+        await scope.run(self._follow(scope), "follow")
+
+    async def _follow(self, scope: Scope) -> None:
+        wait_s: float | None = None
+        while True:
+            await happens(self._changed, wait_s)
+            self._changed.clear()
+            wait_s = None
+            if self._leaving or self._renewing:
+                self._release(self._held, scope)
+                if not self._draining:
+                    return
+                continue
+            try:
+                mine = await self._mine()
+                self._release(self._held - mine, scope)
+                wait_s = await self._gain(mine - self._held - self._draining)
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _gain(self, wanted: Parts) -> float | None:
+        """Claims what may be claimed, and begins with it; returns when to look again, None if a watch tells."""
+        if self._doubtful:
+            await self._recover()
+            await self._unclaim(self._claimed.keys() - wanted - self._held - self._draining)
+        waits = {p: self._wait_s(p) for p in wanted}
+        ready = frozenset(p for p, wait_s in waits.items() if wait_s <= 0)
+        later = [wait_s for wait_s in waits.values() if wait_s > 0]
+        if ready:
+            gained = await self._claim(ready)
+            if gained:
+                self._held |= gained
+                log.info(
+                    "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
+                )
+                await self._owner.assigned(gained)
+            again_s = await self._await_claims(ready - gained) if gained != ready else None
+            if again_s is not None:
+                later.append(again_s)
+        return min(later, default=None)
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    async def _claim(self, partitions: Parts) -> Parts:
+        """Those whose znode is ours now."""
+        gained = partitions & self._claimed.keys()
+        free = iter(sorted(partitions - gained - await self._taken(partitions)))
+        while some := list(islice(free, AT_ONCE)):
+            paths = {p: self._claim_path(p) for p in some}
+            try:
+                await self._zk.multi(
+                    [Op("create", path, self._claim_data(), ephemeral=True) for path in paths.values()]
+                )
+            except ZnodeExists:
+                for listing in self._listings.values():
+                    listing.forget()
+                break
+            except ConnectionLost:
+                self._doubtful.update(paths)
+                if gained:
+                    break  # they are ours; the rest when the connection is back
+                raise
+            self._claimed.update(paths)
+            gained |= paths.keys()
+        return gained
+
+    async def _taken(self, partitions: Parts) -> Parts:
+        """Those that have a claim."""
+        directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+        for partition in partitions:
+            directories[self._claim_path(partition).rpartition("/")[0]].add(partition)
+        found: set[TopicPartition] = set()
+        for directory, wanted in directories.items():
+            if directory not in self._made:
+                await self._zk.ensure_path(directory)
+                self._made.add(directory)
+            claims = {self._claim_of(directory, name) for name in await self._zk.get_children(directory)}
+            found |= wanted & claims
+        return frozenset(found)
+
+    async def _recover(self) -> None:
+        """Finds out which of the doubtful claims are ours."""
+        for partition, path in sorted(self._doubtful.items()):
+            stat = await self._zk.exists(path)
+            if stat is not None and stat.owner == self._zk.session_id:
+                self._claimed[partition] = path
+            del self._doubtful[partition]
+
+    async def _await_claims(self, partitions: Parts) -> float | None:
+        """Has the others' claims watched; returns when to look again, None if the watch tells."""
+        for directory in {self._claim_path(p).rpartition("/")[0] for p in partitions}:
+            listing = self._listings.get(directory)
+            if listing is None:
+                listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
+            names = await listing.get()
+            claims = {self._claim_of(directory, name) for name in names}
+            if not partitions & claims:
+                return GATHER_S  # gone in the meantime
+        return None
+
+    def _soon(self) -> None:
+        asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
+
+    async def _drained(self, partitions: Parts) -> None:
+        if self._leaving:
+            return  # our session is about to end, which deletes them all; ZooKeeper may be silent
+        await self._unclaim(partitions)
+
+    async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
+        """Until their znodes are gone, or our session is."""
+        left = [p for p in sorted(partitions) if p in self._claimed]
+        while left and self._claim_session == self._zk.session_id:
+            some = left[:AT_ONCE]
+            try:
+                await self._delete_all([self._claimed[p] for p in some])
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for partition in some:
+                self._claimed.pop(partition, None)
+            del left[:AT_ONCE]
+
+    async def _delete_all(self, paths: Sequence[str]) -> None:
+        try:
+            await self._zk.multi([Op("delete", path) for path in paths])
+        except NoZnode:
+            for path in paths:
+                with contextlib.suppress(NoZnode):
+                    await self._zk.delete(path)
+
+    def _claim_znodes(self) -> Iterable[str]:
+        """For `_znodes`: of another session's claims nothing is ours any more."""
+        return tuple(self._claimed.values()) if self._claim_session == self._zk.session_id else ()
+
+    def _must_stand(self, names: Iterable[str]) -> None:
+        """Raises MembershipLost unless we are among the members."""
+        if self.member_id not in names:
+            raise MembershipLost("its znode was deleted")

@@ -1,4 +1,4 @@
-"""Coroutine tests, deadlines and the `long` marker, for the whole suite.
+"""Coroutine tests, deadlines, the `long` marker and the rows of the compatibility table, for the whole suite.
 
 A test written `async def` runs in its own event loop under a deadline (`@pytest.mark.deadline(seconds)`, 60 by
 default). When the deadline passes, the failure shows where each task of the loop was waiting. Async fixtures are
@@ -16,6 +16,30 @@ from typing import Any
 import pytest
 
 DEADLINE_S = 60.0
+# the beginning of a test's id (the longest counts) -> its row in docs/compatibility.md; and the version of those tests
+# that are not parametrised by one
+FEATURES: dict[str, tuple[str, ...]] = {
+    "wire/test_kafka_servers.py": ("Finding the version, topics, leaders and ends of logs",),
+    "fetch/": ("Reading",),
+    "fetch/test_fetcher_brokers.py::test_all_that_was_produced": ("Reading every codec that the version takes",),
+    "fetch/test_fetcher_brokers.py::test_a_seek_into_a_compressed": ("Reading every codec that the version takes",),
+    "coordinator/test_offsets_servers.py": ("Committed offsets",),
+    "consumer/test_consumer_versions.py": ("Groups through ZooKeeper, and what kiel left",),
+    "consumer/test_consumer_group_real.py": ("`ConsumerGroup`: generations",),
+    "consumer/test_daemon_real.py": ("`allocator run`: dead letters",),
+    "membership/test_kafka": ("Groups by Kafka's own protocol",),
+    "membership/test_kafka_mixed.py": ("... shared with other clients",),
+    "membership/test_kafka_next_servers.py": ("... the next generation of it (KIP-848)", "4.1.1"),
+    "membership/test_kiel": ("Groups shared with kiel",),
+    "membership/test_old": ("Groups shared with consumers of 0.8",),
+    "migrate/test_mirror": ("Mirror",),
+    "migrate/test_offsets": ("Offsets copied",),
+    "migrate/test_cutover": ("Cutover",),
+    "migrate/test_doctor": ("`allocator doctor`",),
+    "spark/": ("Spark source and sink",),
+    "testing/": ("Servers for tests (`allocator.testing`)",),
+    "testing/test_kafka_versions": ("Tests on several versions (`kafka_versions`)",),
+}
 _UNWIND_S = 10.0
 
 
@@ -28,6 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        name = item.nodeid.partition("tests/")[2]
+        prefix = max(filter(name.startswith, FEATURES), key=len, default=None)
+        if prefix is not None:
+            item.add_marker(pytest.mark.feature(*FEATURES[prefix]))
     if config.getoption("--long"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

@@ -5,6 +5,7 @@ each test if an earlier one broke them. What a test writes is its own: a chroot,
 
     def test_it(kafka_cluster, topic_factory, zk_chroot, group): ...
 
+A test marked `kafka_versions("0.8.2.2", "3.9.1")` runs on each of these, with the same traffic (docs/testing.md).
 Nothing heavy is imported until a fixture is used.
 """
 
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
 import pytest
 
 if TYPE_CHECKING:
     from .cluster import LocalCluster
+    from .kafka_versions import Outcome, Outcomes, Replay
     from .proxy import FaultProxy
 
 __all__ = ["ClusterFactory"]
@@ -65,15 +67,52 @@ class ClusterFactory:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("allocator").addoption(
+    group = parser.getgroup("allocator")
+    group.addoption(
         "--allocator-backend",
         choices=("local", "containers"),
         default="local",
         help="how the servers of the fixtures run: Java processes of this machine (default), or testcontainers",
     )
+    group.addoption(
+        "--kafka-versions",
+        metavar="A,B",
+        help="run tests marked kafka_versions on these versions instead of the mark's own; the first is compared with",
+    )
+    group.addoption(
+        "--compatibility", metavar="FILE", help="write into FILE which feature was tested on which version of Kafka"
+    )
 
 
 _FACTORY = pytest.StashKey[ClusterFactory]()
+_VERSIONS = pytest.StashKey[Optional[Sequence[str]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", 'kafka_versions("0.8.2.2", "3.9.1", ...): run on each of these versions of Kafka (allocator)'
+    )
+    config.addinivalue_line(
+        "markers", 'feature("name"): the row of this test in the table of --compatibility (allocator)'
+    )
+    chosen = config.getoption("--kafka-versions")
+    if chosen is not None:
+        from .kafka_versions import versions_from
+
+        names = [name.strip() for name in chosen.split(",") if name.strip()]
+        config.stash[_VERSIONS] = versions_from(names, "--kafka-versions")
+    table = config.getoption("--compatibility")
+    if table is not None:
+        from .compatibility import CompatibilityTable
+
+        config.pluginmanager.register(CompatibilityTable(config.invocation_params.dir / table))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("kafka_versions") or "kafka_version" in metafunc.fixturenames:
+        from .kafka_versions import parametrize
+
+        parametrize(metafunc, metafunc.config.stash.get(_VERSIONS, None))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -160,6 +199,52 @@ def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]
         # the test may have broken its cluster, or the version cannot: nobody else uses the name
         with contextlib.suppress(TestingError):
             where.delete_topic(name, timeout_s=0)
+
+
+@pytest.fixture
+def kafka_version(request: pytest.FixtureRequest) -> str:
+    """The version that a test marked `kafka_versions` runs on this time."""
+    version: str = request.param
+    return version
+
+
+@pytest.fixture
+def versioned_cluster(kafka_version: str, cluster_factory: ClusterFactory) -> LocalCluster:
+    """A shared cluster of that version, one broker and one ZooKeeper node."""
+    cluster: LocalCluster = cluster_factory(kafka=kafka_version)
+    return cluster
+
+
+@pytest.fixture
+def replay(
+    versioned_cluster: LocalCluster, unique_name: Callable[[], str], request: pytest.FixtureRequest
+) -> Iterator[Replay]:
+    """`replay(recording)` -> {topic of the recording: topic of that cluster which has its records}."""
+    from .kafka_versions import Replay
+
+    replaying = Replay(versioned_cluster, unique_name, request.path.parent)
+    yield replaying
+    replaying.delete()
+
+
+@pytest.fixture(scope="session")
+def _outcomes() -> Outcomes:
+    from .kafka_versions import Outcomes
+
+    return Outcomes()
+
+
+@pytest.fixture
+def outcome(_outcomes: Outcomes, kafka_version: str, request: pytest.FixtureRequest) -> Outcome:
+    """`outcome.same(what was done)`: on each version as on the first one, or the test fails with the difference."""
+    from .kafka_versions import Outcome
+
+    item = request.node
+    instead = request.config.stash.get(_VERSIONS, None)
+    versions = instead or item.get_closest_marker("kafka_versions").args
+    others = {name: value for name, value in item.callspec.params.items() if name != "kafka_version"}
+    test = f"{item.nodeid.partition('[')[0]} {sorted(others.items(), key=repr)}"
+    return Outcome(_outcomes, test, kafka_version, versions[0])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from repository import module_name, sources
 
 # `_records` is compiled: the records of all rooms, and the decoder of `fetch`
-SHARED = {"errors", "types", "tasks", "measures", "record", "_records"}
+SHARED = {"errors", "types", "tasks", "measures", "record", "traffic", "_records"}
 # a room imports only what is listed for it, itself, and what every room shares
 MAY_IMPORT: dict[str, set[str]] = {
     "assign": set(),
@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # its producers and probes speak to brokers by themselves: tests must not judge the code by the code
     "testing": set(),
 }
-COMMAND_LINE = {"cli", "cli_doctor", "cli_group", "cli_read", "cli_report", "cli_top", "cli_web"}
+COMMAND_LINE = {"cli", "cli_doctor", "cli_group", "cli_read", "cli_report", "cli_traffic", "cli_top", "cli_web"}
 # what these rooms need comes with an extra of theirs
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (

@@ -1,0 +1,94 @@
+"""`allocator traffic`: recording what topics hold, for tests that produce it again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, Optional
+
+import click
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.traffic import Recording
+
+__all__ = ["traffic"]
+
+ERROR, USAGE = 1, 2
+IDLE_S = 10.0  # more: a slow broker is waited for longer; less: a pause is taken for the end
+
+
+@click.group()
+def traffic() -> None:
+    """Recordings of traffic, for tests on several versions of Kafka (docs/testing.md)."""
+
+
+@traffic.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`.")
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
+@click.option("--topic", "topics", multiple=True, required=True, help="May be repeated.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(min=1), help="Most of each partition.")
+def record(file: str, config: Optional[str], brokers: Optional[str], topics: tuple[str, ...], limit: int) -> None:
+    """Write the newest records of some topics into FILE; compressed if its name ends in .gz.
+
+    Joins no group and commits nothing. Keys, values, headers and timestamps are kept as they are: look through FILE
+    before you share it.
+    """
+    try:
+        security = None
+        if config is not None:
+            from allocator.consumer.config import load
+
+            settings = load(config)
+            brokers = brokers or ",".join(settings.kafka.brokers)
+            security = settings.kafka.security() or None
+        if brokers is None:
+            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+        recording = asyncio.run(_read(brokers, security, topics, limit))
+        recording.save(file)
+    except AllocatorError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(USAGE if isinstance(error, ConfigError) else ERROR)
+    counts = ", ".join(f"{topic} ({count} partitions)" for topic, count in recording.partitions.items())
+    click.echo(f"{len(recording.records)} records of {counts} are in {file}")
+
+
+async def _read(brokers: str, security: Any, topics: tuple[str, ...], limit: int) -> Recording:
+    from allocator.consumer import Consumer
+    from allocator.errors import TopicNotFound
+    from allocator.types import TopicPartition
+    from allocator.wire.kafka import KafkaClient
+    from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+
+    client = KafkaClient(brokers, security=security)
+    await client.connect()
+    try:
+        await client.refresh(topics)
+        counts = {topic: len(client.partitions(topic) or ()) for topic in topics}
+        missing = [topic for topic, count in counts.items() if not count]
+        if missing:
+            raise TopicNotFound(missing)
+        every = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        ends, starts = [
+            {p: found.offset for p, found in (await list_offsets(client, dict.fromkeys(every, at))).items() if found}
+            for at in (LATEST, EARLIEST)
+        ]
+    finally:
+        await client.close()
+    left = {p for p in every if ends[p] > starts[p]}
+    kept: list[Any] = []
+    if left:
+        async with Consumer(
+            brokers=brokers, group=None, membership="fixed", partitions=sorted(left), security=security
+        ) as consumer:
+            for p in left:
+                consumer.seek(p, max(starts[p], ends[p] - limit))
+            while left:
+                batch = await consumer.getbatch(IDLE_S)
+                if batch is None:
+                    break  # what is left are markers of transactions, or was deleted meanwhile
+                p = TopicPartition(batch.topic, batch.partition)
+                kept += [record for record in batch if record.offset < ends[p]]
+                if batch.next_offset >= ends[p]:
+                    left.discard(p)
+    return Recording.of(kept, counts)

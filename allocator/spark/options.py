@@ -237,6 +237,8 @@ def _option(name: str, faults: Faults) -> str | None:
     normal = _normal(name)
     if normal in _BY_NAME:
         return _BY_NAME[normal]
+    if normal == "checkpointlocation":
+        return None  # Spark's own, which it hands to sinks as well
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)
         return None

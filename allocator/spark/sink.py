@@ -1,3 +1,139 @@
-"""Records written to topics: at least once, through confluent-kafka where it is there and the brokers are not older
-than 0.10, else through kafka-python.
+"""Records written to topics, at least once: a task that is repeated writes its records again.
+
+A column `key` or `value` is binary or string; `topic`, `partition` and `headers` are optional. A topic can only grow:
+what an aborted job wrote stays.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+
+from allocator.errors import ConfigError
+from allocator.spark.errors import SchemaMismatch
+from allocator.spark.options import Options
+from allocator.spark.producers import producer
+from allocator.spark.rows import HEADERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BatchWriter", "StreamWriter"]
+
+KINDS = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": (HEADERS["headers"],),
+}
+# before pyspark 4.1 a stream is written row by row
+StreamWriterBase: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+
+class Out(NamedTuple):
+    """A record to be written; bytes and text are both taken."""
+
+    topic: Optional[str]
+    partition: Optional[int]
+    key: Any
+    value: Any
+    headers: Optional[Sequence[tuple[str, Optional[bytes]]]]
+
+
+class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not followed
+    def __init__(self, records: int) -> None:
+        self.records = records
+
+
+class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
+    """`df.write.format("allocator").mode("append").save()`."""
+
+    def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError('mode("overwrite") cannot be had: a topic only grows; use mode("append")')
+        self.options = options
+        check_written(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self.options, _records(iterator))
+
+    def commit(self, messages: list[Any]) -> None:
+        """Nothing is left to do: each task returned when all it wrote was acknowledged."""
+
+    def abort(self, messages: list[Any]) -> None:
+        """Nothing can be taken back."""
+
+
+class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not followed
+    """`df.writeStream.format("allocator")`; a micro-batch that is repeated is written again."""
+
+    def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
+        self.options = options
+        self._names = check_written(schema, options)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        by_row = StreamWriterBase is DataSourceStreamWriter
+        return _write(self.options, _of_rows(iterator, self._names) if by_row else _records(iterator))
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        """Nothing is left to do: each task returned when all it wrote was acknowledged."""
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        """Nothing can be taken back."""
+
+
+def check_written(schema: Any, options: Options) -> list[str]:
+    """The names of the columns. Raises SchemaMismatch, or ConfigError where nothing says the topic."""
+    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    faults = []
+    for name, kind in kinds.items():
+        if name not in KINDS:
+            faults.append(f"column {name!r} is none of {', '.join(KINDS)}: drop it, or put it into the value")
+        elif kind not in KINDS[name]:
+            faults.append(f"column {name!r} is {kind}, not {' or '.join(KINDS[name])}: cast it")
+    if "value" not in kinds:
+        faults.append("there is no column 'value'")
+    if faults:
+        raise SchemaMismatch("; ".join(faults))
+    if "topic" not in kinds and options.topic is None:
+        raise ConfigError("which topic? Give .option('topic', ...), or a column 'topic'")
+    return list(kinds)
+
+
+def _write(options: Options, records: Iterator[Out]) -> Written:
+    count = 0
+    with producer(options) as sending:
+        for record in records:
+            topic = options.topic if record.topic is None else record.topic
+            if topic is None:
+                raise ConfigError(f"record {count} of a task has no topic: its column is null and no option is given")
+            sending.send(topic, record)
+            count += 1
+        sending.finish()
+    return Written(count)
+
+
+def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Out]:
+    for batch in batches:
+        columns = dict(zip(batch.schema.names, (column.to_pylist() for column in batch.columns)))
+        nothing: list[Any] = [None] * batch.num_rows
+        topics, partitions, keys, values = (columns.get(n, nothing) for n in ("topic", "partition", "key", "value"))
+        headers = [_pairs(one) for one in columns["headers"]] if "headers" in columns else nothing
+        yield from map(Out, topics, partitions, keys, values, headers)
+
+
+def _of_rows(rows: Iterator[Any], names: list[str]) -> Iterator[Out]:
+    for row in rows:
+        found = dict(zip(names, row))
+        key, value = (bytes(v) if isinstance(v := found.get(n), bytearray) else v for n in ("key", "value"))
+        headers = found.get("headers")
+        pairs = None if headers is None else [(one["key"], one["value"] and bytes(one["value"])) for one in headers]
+        yield Out(found.get("topic"), found.get("partition"), key, value, pairs)
+
+
+def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:
+    return None if headers is None else [(one["key"], one["value"]) for one in headers]

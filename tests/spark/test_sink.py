@@ -1,0 +1,97 @@
+"""Writing topics from Spark, on real servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from allocator.testing import LocalCluster, produce, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TopicFactory = Callable[..., str]
+
+
+def rows_of(spark: SparkSession, cluster: LocalCluster, topic: str, **options: Any) -> list[Any]:
+    given = {"brokers": cluster.bootstrap, "topics": topic, **options}
+    frame = spark.read.format("allocator").options(**given).load()
+    found: list[Any] = frame.collect()
+    return found
+
+
+@pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+def test_what_is_written_is_read_back(
+    kafka: str, cluster_factory: Any, spark: SparkSession, topic_factory: TopicFactory
+) -> None:
+    cluster = cluster_factory(kafka=kafka)
+    topic = topic_factory(partitions=3, cluster=cluster)
+    frame = spark.range(300).selectExpr(
+        "cast(id as string) key", "if(id % 10 = 0, null, cast(id as string)) value", "cast(id % 3 as int) partition"
+    )
+    frame.write.format("allocator").options(brokers=cluster.bootstrap, topic=topic).mode("append").save()
+    found = Counter(
+        (bytes(row.key), row.value and bytes(row.value), row.partition) for row in rows_of(spark, cluster, topic)
+    )
+    wanted = {(str(n).encode(), None if n % 10 == 0 else str(n).encode(), n % 3): 1 for n in range(300)}
+    assert found == wanted
+
+
+def test_headers_and_topics_are_columns_too(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
+    frame = spark.sql(
+        f"select '{topic}' topic, 'v' value, array(named_struct('key', 'h', 'value', cast('x' as binary)), "
+        "named_struct('key', 'n', 'value', cast(null as binary))) headers"
+    )
+    frame.write.format("allocator").options(brokers=kafka_cluster.bootstrap).mode("append").save()
+    (row,) = rows_of(spark, kafka_cluster, topic, include_headers="true")
+    assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [("h", b"x"), ("n", None)]
+
+
+def test_a_stream_writes_what_it_reads(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, tmp_path: Path
+) -> None:
+    source, target = topic_factory(partitions=2), topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, source, [(b"k%d" % n, b"v%d" % n) for n in range(100)])
+    options = {"brokers": kafka_cluster.bootstrap, "topics": source, "startingOffsets": "earliest"}
+    frame = spark.readStream.format("allocator").options(**options).load().select("key", "value")
+    query = (
+        frame.writeStream.format("allocator")
+        .options(brokers=kafka_cluster.bootstrap, topic=target, checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        wait_until(lambda: not query.isActive, 60, "the query to end")
+    finally:
+        query.stop()
+    assert query.exception() is None
+    found = Counter((bytes(row.key), bytes(row.value)) for row in rows_of(spark, kafka_cluster, target))
+    assert found == Counter((b"k%d" % n, b"v%d" % n) for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "mode", "said"),
+    [
+        ("1 value", {"topic": "t"}, "append", "column 'value' is int, not binary or string"),
+        ("'a' key", {"topic": "t"}, "append", "there is no column 'value'"),
+        ("'a' value, 'b' colour", {"topic": "t"}, "append", "column 'colour' is none of"),
+        ("'a' value", {}, "append", "which topic?"),
+        ("'a' value", {"topic": "t"}, "overwrite", "a topic only grows"),
+        ("'a' value", {"topic": "t", "starting_offsets": "earliest"}, "append", "has no meaning for write"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    spark: SparkSession, columns: str, options: dict[str, str], mode: str, said: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    frame = spark.sql(f"select {columns}")
+    with pytest.raises(AnalysisException, match=said):
+        frame.write.format("allocator").options(brokers="127.0.0.1:1", **options).mode(mode).save()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Optional
 
@@ -57,7 +58,10 @@ def web(
 async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float) -> None:
     from prometheus_client import CollectorRegistry
 
+    from allocator.cli_read import execute_reset, plan_reset
+    from allocator.cli_report import parse_target
     from allocator.tasks import Scope
+    from allocator.web.actions import actions
     from allocator.web.server import Health, Site, serve
     from allocator.web.watch import Watcher
 
@@ -70,7 +74,18 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    site = Site(guard, CollectorRegistry(), Health(ready=not_ready), watcher)
+
+    async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
+        work = execute_reset if execute else plan_reset
+        return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
+
+    site = Site(
+        guard,
+        CollectorRegistry(),
+        Health(ready=not_ready),
+        watcher,
+        actions=actions(lambda: watcher.zk, access.root, reset),
+    )
     async with serve(site, host, port) as bound, Scope() as scope:
         name = f"[{host}]" if ":" in host else host
         click.echo(f"http://{name}:{bound}/ ({'changes need the token' if guard.token else 'read-only'})")

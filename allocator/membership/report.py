@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
 from allocator.membership.describe import GroupState
+from allocator.membership.znodes import to_ranges
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
@@ -147,15 +148,13 @@ async def read_logs(
     timeout_s: float,
 ) -> Logs:
     """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
-    problems = []
-    asked = []
+    asked: list[TopicPartition] = []
+    gone: list[TopicPartition] = []
+    headless: list[TopicPartition] = []
     for partition in sorted(partitions):
-        if partition.partition not in (client.partitions(partition.topic) or ()):
-            problems.append(f"{partition.topic}:{partition.partition} does not exist (any more)")
-        elif client.leader(partition) is None:
-            problems.append(f"{partition.topic}:{partition.partition} has no leader")
-        else:
-            asked.append(partition)
+        exists = partition.partition in (client.partitions(partition.topic) or ())
+        (gone if not exists else headless if client.leader(partition) is None else asked).append(partition)
+    problems = [*_each(gone, "does not exist (any more)"), *_each(headless, "has no leader")]
     start, end = await asyncio.gather(
         *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
     )
@@ -176,6 +175,12 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
         if info.pattern is not None:
             topics |= set(filter(re.compile(info.pattern).match, client.topics()))
     return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
+    """A line for each topic, not for each of its perhaps thousands of partitions."""
+    for topic, ranges in to_ranges(partitions).items():
+        yield f"{topic}:{ranges} {what}"
 
 
 def _plain(partition: TopicPartition) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class History:
         self._settled: Optional[GroupState] = None
         self._open: Optional[Rebalance] = None
         self._old: Owners = {}
+        self._names: dict[str, str] = {}
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
 
@@ -93,6 +94,7 @@ class History:
 
     def observe(self, state: GroupState, now: float) -> bool:
         """Whether something happened."""
+        self._names.update((member, _called(member, state)) for member in state.members)
         before = self._settled
         if before is None:
             self._settled = state
@@ -134,12 +136,12 @@ class History:
             for member in document.waiting:
                 self._waiting.setdefault(member, now)
         for member in [member for member in self._waiting if document is None or member not in document.waiting]:
-            current.waited_for[_called(member, before, state)] = now - self._waiting.pop(member)
+            current.waited_for[self._names.get(member, member)] = now - self._waiting.pop(member)
         new = targets(state) if state.members else {}
         current.moves = {
             p: (self._old.get(p), new.get(p)) for p in {*self._old, *new} if self._old.get(p) != new.get(p)
         }
-        current.names = {m: _called(m, before, state) for m in {*before.members, *state.members}}
+        current.names = dict(self._names)
         current.total = len(new)
         # a member that came or went and is not dealt with yet: the generation of it is still to come
         dealt_with = state.generation > before.generation or not state.members
@@ -148,6 +150,8 @@ class History:
             current.ended = now
             self._finish(current)
             self._settled, self._open = state, None
+            standing = {*state.members, *self._old.values(), *new.values()}
+            self._names = {member: name for member, name in self._names.items() if member in standing}
             return True
         return was != (current.generation, len(current.moves), current.total, tuple(current.why))
 

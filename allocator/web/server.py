@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -18,11 +18,12 @@ from tornado import httpserver, iostream, netutil, web
 from allocator.errors import AllocatorError, ConfigError
 from allocator.tasks import happens
 from allocator.web import snapshot
+from allocator.web.actions import Action
 from allocator.web.guard import HEADERS, Guard
 from allocator.web.openapi import describe_api
 from allocator.web.watch import Group, Watcher
 
-__all__ = ["Action", "Health", "PortTaken", "Site", "serve"]
+__all__ = ["Health", "PortTaken", "Site", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,6 @@ PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later ne
 ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
 BODY_BYTES = 65_536
 VIEWERS = 64  # streams at once; each costs memory and a socket
-
-Action = Callable[..., Awaitable[dict[str, Any]]]
 
 
 class PortTaken(AllocatorError):
@@ -194,7 +193,7 @@ class Act(Handler):
         given = self._body()
         log.warning("%s of %s is asked for by %s: %s", what, name, self.request.remote_ip, given)
         try:
-            self.answer(await action(name, **given))
+            self.answer(await action(name, given))
         except ConfigError as error:
             raise Refused(400, str(error)) from error
         except AllocatorError as error:

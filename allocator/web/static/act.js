@@ -1,3 +1,64 @@
-// Changes to a group, each asked for twice: the token is kept in this page's memory and nowhere else.
+// Changes to a group, each shown before it is done. The token is kept in this page's memory and nowhere else.
+
 import { element } from "./charts.js";
-export const openActions = (group) => {};
+
+let token = "";
+const dialog = document.getElementById("dialog");
+
+const ask = async (group, what, body) => {
+  const answer = await fetch(`api/groups/${encodeURIComponent(group)}/${what}`, {
+    method: "POST",
+    headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error.message);
+  return value;
+};
+
+const field = (label, input, hint = "") => element("label", {}, label, input, ...(hint ? [element("small", { class: "muted" }, hint)] : []));
+
+export const openActions = (group) => {
+  const name = group.group;
+  const answer = element("p", { class: "answer", role: "status" });
+  const secret = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
+  secret.addEventListener("input", () => { token = secret.value; });
+  const to = element("input", { value: "earliest", name: "to", spellcheck: "false" });
+  const topics = element("input", { name: "topics", placeholder: "all of the group", spellcheck: "false" });
+  const confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
+  const plan = element("div", { class: "scroll" });
+  const button = (words, kind, work) => {
+    const node = element("button", { type: "button", class: kind }, words);
+    node.addEventListener("click", async () => {
+      answer.className = "answer"; answer.textContent = "…"; node.disabled = true;
+      try { answer.textContent = await work(); } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; }
+      node.disabled = false;
+    });
+    return node;
+  };
+  const body = () => ({ to: to.value.trim(), topics: topics.value.split(",").map((topic) => topic.trim()).filter(Boolean) });
+  const show = (reset) => {
+    const rows = reset.partitions.slice(0, 500).map((each) => element("tr", {}, ...[each.topic, each.partition, each.from ?? "–", each.to].map((value) => element("td", {}, String(value)))));
+    plan.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...["topic", "partition", "committed", "new"].map((head) => element("th", {}, head)))), element("tbody", {}, ...rows)));
+  };
+  dialog.replaceChildren(
+    element("h2", { id: "dialog-title" }, `Change ${name}`),
+    element("p", { class: "muted" }, "Nothing is changed without the token that the server was started with; a server without one is read-only."),
+    field("Token", secret),
+    element("h3", {}, "Compute the assignment anew"),
+    element("p", { class: "muted" }, "Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without anybody joining."),
+    button("Rebalance", "", async () => { await ask(name, "rebalance", {}); return "Asked for: the next generation is on its way."; }),
+    element("h3", {}, "Reset offsets"),
+    element("p", { class: "muted" }, "Only while the group has no members, who would commit their own over these."),
+    field("To", to, "earliest, latest, timestamp:MILLISECONDS, or an offset"),
+    field("Topics, with commas", topics),
+    button("Show what would be done", "", async () => { const found = await ask(name, "offsets/reset", body()); show(found); return `${found.partitions.length} partitions; nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`; }),
+    plan,
+    field(`To do it, write the name of the group: ${name}`, confirm),
+    element("div", { class: "row" },
+      button("Reset offsets", "danger", async () => { const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value }); show(done); return done.executed ? `${done.partitions.length} offsets were committed.` : "Nothing was changed."; }),
+      (() => { const close = element("button", { type: "button" }, "Close"); close.addEventListener("click", () => dialog.close()); return close; })()),
+    answer,
+  );
+  dialog.showModal();
+};

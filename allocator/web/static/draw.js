@@ -63,13 +63,15 @@ export const paint = (c, x, y, size, look, height = size) => {
   c.restore();
 };
 
+// Cells as large as lets all partitions be seen at once
 export const sizeFor = (cells, width) => {
-  const room = width < 500 ? 0.75 : 1;
-  const size = cells <= 64 ? 36 : cells <= 300 ? 26 : cells <= 1200 ? 18 : cells <= 4000 ? 13 : 10;
-  return Math.max(8, Math.round(size * room));
+  const wide = Math.sqrt((width * 560) / Math.max(1, cells) / 1.25);
+  return wide >= 26 ? { width: wide >= 36 ? 36 : 28, height: wide >= 36 ? 36 : 28, gap: 2 } : { width: Math.max(5, Math.floor(wide)), height: Math.max(7, Math.floor(wide * 1.25)), gap: 1 };
 };
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const colours = () => ({ ink: css("--ink"), bad: css("--bad"), hatch: css("--hatch"), card: css("--card"), focus: css("--focus") });
+const alike = (a, b) => a.owner === b.owner && a.to === b.to && a.moved === b.moved && a.unowned === b.unowned;
 
 // One topic: `cells` is [{number, owner, to, from, moved, unowned}], owner and to being member ids or null
 export class Grid {
@@ -78,67 +80,71 @@ export class Grid {
     this.cells = cells;
     this.size = size;
     const width = this.canvas.parentElement.clientWidth;
-    const pitch = (this.pitch = size + (size > 12 ? 2 : 1));
-    this.columns = Math.max(1, Math.floor((width + 1) / pitch));
-    const rows = Math.ceil(cells.length / this.columns);
-    const ratio = window.devicePixelRatio || 1;
+    // small cells touch, so that what one member owns in a row is one piece
+    const x = (this.x = size.width + (size.gap > 1 ? size.gap : 0)), y = (this.y = size.height + size.gap);
+    this.columns = Math.max(1, Math.floor((width + 1) / x));
+    const rows = Math.ceil(cells.length / this.columns), ratio = window.devicePixelRatio || 1;
     this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(rows * pitch * ratio);
-    this.canvas.style.height = `${rows * pitch}px`;
-    const c = this.canvas.getContext("2d");
+    this.canvas.height = Math.round((rows * y + 1) * ratio);
+    this.canvas.style.height = `${rows * y + 1}px`;
+    const c = this.canvas.getContext("2d"), ink = colours();
     c.scale(ratio, ratio);
-    c.textAlign = "center"; c.textBaseline = "middle";
-    const colours = { ink: css("--ink"), bad: css("--bad"), hatch: css("--hatch"), card: css("--card"), focus: css("--focus") };
-    cells.forEach((cell, at) => {
-      const x = (at % this.columns) * pitch, y = Math.floor(at / this.columns) * pitch;
-      c.globalAlpha = only !== null && cell.owner !== only && cell.to !== only ? 0.13 : 1;
-      this.cell(c, x, y, size, cell, looks, colours);
-      c.globalAlpha = 1;
-      if (cursor === at) {
-        c.strokeStyle = colours.card; c.lineWidth = 5; c.strokeRect(x - 1, y - 1, size + 2, size + 2);
-        c.strokeStyle = colours.focus; c.lineWidth = 3; c.strokeRect(x - 1, y - 1, size + 2, size + 2);
-      }
-    });
-  }
-  cell(c, x, y, size, cell, looks, colours) {
-    const look = cell.owner === null ? null : looks.of(cell.owner);
-    if (look) {
-      paint(c, x, y, size, look);
-    } else if (cell.to !== null) { // between two owners
-      paint(c, x, y, size, { fill: colours.card, texture: 1, ink: colours.hatch });
-    } else {
-      c.strokeStyle = colours.bad; c.lineWidth = size > 12 ? 2 : 1.5;
-      c.strokeRect(x + 1, y + 1, size - 2, size - 2);
-      c.beginPath(); c.moveTo(x + 2, y + 2); c.lineTo(x + size - 2, y + size - 2);
-      c.moveTo(x + size - 2, y + 2); c.lineTo(x + 2, y + size - 2); c.stroke();
+    for (let at = 0; at < cells.length;) {
+      const row = Math.floor(at / this.columns), end = Math.min(cells.length, (row + 1) * this.columns);
+      let next = at + 1;
+      if (size.gap === 1) while (next < end && alike(cells[next], cells[at])) next += 1;
+      c.globalAlpha = only !== null && cells[at].owner !== only && cells[at].to !== only ? 0.13 : 1;
+      piece(c, (at % this.columns) * x, row * y, (next - at) * x - (x - size.width), size.height, cells[at], looks, ink, size.gap === 1 ? "" : String(cells[at].number));
+      if (size.gap === 1) { c.fillStyle = ink.card; c.fillRect(((next - 1) % this.columns) * x + size.width - 1, row * y, 1, size.height); }
+      at = next;
     }
-    if (cell.to !== null) {
-      c.strokeStyle = looks.of(cell.to).fill; c.lineWidth = Math.max(2, size / 8);
-      c.strokeRect(x + c.lineWidth / 2, y + c.lineWidth / 2, size - c.lineWidth, size - c.lineWidth);
-    }
-    if (look && size >= 26) {
-      const text = (words, font, down) => {
-        c.font = font;
-        const wide = c.measureText(words).width + 4, high = parseInt(font.match(/(\d+)px/)[1], 10) + 2;
-        if (look.texture) { c.fillStyle = look.fill; c.fillRect(x + (size - wide) / 2, y + down - high / 2, wide, high); }
-        c.fillStyle = look.ink; c.fillText(words, x + size / 2, y + down);
-      };
-      if (size >= 34) {
-        text(String(cell.number), "600 13px system-ui, sans-serif", 13);
-        text(look.tag, "10px system-ui, sans-serif", 27);
-      } else text(look.tag, "600 11px system-ui, sans-serif", size / 2);
-    }
-    if (cell.moved) { // the corner of what changed hands in the last rebalance
-      const d = Math.max(4, size / 3);
-      c.beginPath(); c.moveTo(x + size - d, y); c.lineTo(x + size, y); c.lineTo(x + size, y + d); c.closePath();
-      c.fillStyle = colours.ink; c.fill();
-      c.strokeStyle = colours.card; c.lineWidth = 1; c.beginPath(); c.moveTo(x + size - d - 1, y); c.lineTo(x + size, y + d + 1); c.stroke();
-    }
+    c.globalAlpha = 1;
+    if (cursor === null) return;
+    const left = (cursor % this.columns) * x, top = Math.floor(cursor / this.columns) * y;
+    for (const [colour, wide] of [[ink.card, 6], [ink.focus, 3]]) { c.strokeStyle = colour; c.lineWidth = wide; c.strokeRect(left - 1, top - 1, size.width + 2, size.height + 2); }
   }
   at(event) {
     const box = this.canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left) / this.pitch), row = Math.floor((event.clientY - box.top) / this.pitch);
-    const at = row * this.columns + column;
+    const column = Math.floor((event.clientX - box.left) / this.x), at = Math.floor((event.clientY - box.top) / this.y) * this.columns + column;
     return column >= 0 && column < this.columns && at >= 0 && at < this.cells.length ? at : null;
   }
 }
+
+// One cell, or several alike side by side
+export const piece = (c, x, y, width, height, cell, looks, ink, label = "") => {
+  const look = cell.owner === null ? null : looks.of(cell.owner);
+  if (look) {
+    paint(c, x, y, width, look, height);
+  } else if (cell.to !== null) { // between two owners
+    paint(c, x, y, width, { fill: ink.card, texture: 1, ink: ink.hatch }, height);
+  } else {
+    c.strokeStyle = ink.bad; c.lineWidth = height > 12 ? 2 : 1.5;
+    c.strokeRect(x + 1, y + 1, width - 2, height - 2);
+    c.beginPath();
+    for (let at = x; at + 4 < x + width; at += height) {
+      const to = Math.min(at + height, x + width);
+      c.moveTo(at + 1, y + 1); c.lineTo(to - 1, y + height - 1); c.moveTo(to - 1, y + 1); c.lineTo(at + 1, y + height - 1);
+    }
+    c.stroke();
+  }
+  if (cell.to !== null) {
+    c.strokeStyle = looks.of(cell.to).fill; c.lineWidth = Math.min(4, Math.max(2, height / 8));
+    c.strokeRect(x + c.lineWidth / 2, y + c.lineWidth / 2, width - c.lineWidth, height - c.lineWidth);
+  }
+  if (look) {
+    c.textAlign = "center"; c.textBaseline = "middle";
+    const text = (words, weight, points, down) => {
+      c.font = `${weight} ${points}px system-ui, sans-serif`;
+      const wide = c.measureText(words).width + 4;
+      if (wide + 3 > width || points > height) return;
+      if (look.texture) { c.fillStyle = look.fill; c.fillRect(x + (width - wide) / 2, y + down - points / 2 - 1, wide, points + 2); }
+      c.fillStyle = look.ink; c.fillText(words, x + width / 2, y + down);
+    };
+    if (label && height >= 34) { text(label, 600, 13, 14); text(look.tag, 400, 10, 27); } else text(look.tag, 600, Math.min(11, height), height / 2 + 0.5);
+  }
+  if (cell.moved) { // a bar on what changed hands in the last rebalance
+    const high = Math.max(2, Math.min(4, Math.round(height / 8)));
+    c.fillStyle = ink.card; c.fillRect(x, y, width, high + 1);
+    c.fillStyle = ink.ink; c.fillRect(x, y, width, high);
+  }
+};

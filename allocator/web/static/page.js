@@ -1,6 +1,6 @@
 // What the server tells, shown. One stream of events; each part of the page is drawn when its event comes.
 
-import { Grid, Looks, paint, sizeFor } from "./draw.js";
+import { Grid, Looks, colours, paint, piece, sizeFor } from "./draw.js";
 import { Chart, clock, element, number, span, timeline } from "./charts.js";
 import { openActions } from "./act.js";
 
@@ -66,7 +66,7 @@ const showGroup = () => {
   const group = state.group;
   get("empty").hidden = true;
   get("group").hidden = false;
-  document.title = `${group.unowned || group.problems ? "(!) " : ""}${group.group} – allocator`;
+  document.title = `${group.problems ? "(!) " : ""}${group.group} – allocator`;
   get("name").textContent = group.group;
   get("phase").textContent = group.paused ? `${group.phase}, paused` : group.phase;
   get("phase").className = `badge ${group.paused ? "busy" : { stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
@@ -94,12 +94,13 @@ const showGroup = () => {
 };
 
 const showFigures = () => {
-  const group = state.group, moving = state.topics.flatMap((topic) => topic.cells).filter((cell) => cell.to !== null).length;
+  const group = state.group, cells = state.topics.flatMap((topic) => topic.cells);
+  const moving = cells.filter((cell) => cell.to !== null).length, none = cells.filter((cell) => cell.unowned && cell.to === null).length;
   const figures = [
     ["generation", group.generation], ["members", group.members.length], ["partitions", group.partitions],
-    ["on the move", moving], ["unowned", group.unowned, group.unowned > 0], ["lag", state.lag ? state.lag.lag : group.lag],
+    ["on the move", moving], ["unowned", none, none > 0], ["lag", state.lag ? number(state.lag.lag) : number(group.lag)],
   ];
-  get("figures").replaceChildren(...figures.map(([what, value, bad]) => element("div", { class: bad ? "bad" : undefined }, element("dt", {}, what), element("dd", {}, number(value)))));
+  get("figures").replaceChildren(...figures.map(([what, value, bad]) => element("div", { class: bad ? "bad" : undefined }, element("dt", {}, what), element("dd", {}, typeof value === "number" ? value.toLocaleString("en").replaceAll(",", "\u202f") : value))));
 };
 
 const showMembers = () => {
@@ -163,10 +164,8 @@ const drawGrids = () => {
     count(none, "without an owner", { owner: null, to: null, moved: false }));
 };
 const sample = (cell) => {
-  const box = element("i", {}), canvas = element("canvas", { width: 20, height: 20 }), grid = new Grid(canvas), css = getComputedStyle(document.documentElement);
-  const colour = (name) => css.getPropertyValue(name).trim();
-  const c = canvas.getContext("2d");
-  grid.cell(c, 1, 1, 18, cell, cell.owner ? { of: () => ({ fill: colour("--hatch"), texture: 0, ink: "#fff", tag: "" }) } : looks, { ink: colour("--ink"), bad: colour("--bad"), hatch: colour("--hatch"), card: colour("--card") });
+  const box = element("i", {}), canvas = element("canvas", { width: 22, height: 22 }), ink = colours();
+  piece(canvas.getContext("2d"), 1, 1, 20, 20, cell, cell.owner ? { of: () => ({ fill: ink.hatch, texture: 0, ink: "#fff", tag: "" }) } : looks, ink);
   box.append(canvas);
   return box;
 };

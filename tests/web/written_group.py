@@ -1,0 +1,83 @@
+"""Groups whose znodes are written by hand: any size, and any moment of a rebalance, without their members."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from allocator.membership.store import Store
+from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Paths, Waiting
+from allocator.types import TopicPartition
+from allocator.wire.zookeeper import ZooKeeper
+
+Held = Mapping[str, Parts]
+
+
+def member_id(number: int) -> str:
+    return f"m-{number:016x}-{number:010d}"
+
+
+def parts(**topics: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for topic, count in topics.items() for number in range(count)]
+
+
+def dealt(partitions: list[TopicPartition], members: list[str], seed: int = 0) -> dict[str, Parts]:
+    """In runs of uneven length, as a sticky function leaves them after some coming and going."""
+    chance = random.Random(seed)
+    shares: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    at = 0
+    while at < len(partitions):
+        run = chance.randint(1, max(1, 2 * len(partitions) // (len(members) * 3)))
+        min(shares.values(), key=len).extend(partitions[at : at + run])
+        at += run
+    return {member: frozenset(share) for member, share in shares.items()}
+
+
+class WrittenGroup:
+    """A group of members that are not there; `zk` must stay connected, for their znodes are its session's."""
+
+    def __init__(self, zk: ZooKeeper, root: str, group: str, topics: list[str]) -> None:
+        self.store = Store(zk, Paths(root, group))
+        self.topics = frozenset(topics)
+        self.document = Document()
+
+    async def join(self, *numbers: int, racks: int = 3) -> list[str]:
+        await self.store.prepare()
+        for number in numbers:
+            info = MemberInfo(
+                f"worker-{number:02d}",
+                f"node-{number % 7}",
+                self.topics,
+                rack=f"r{number % racks}",
+                strategies=("sticky",),
+            )
+            await self.store.zk.create(self.store.paths.member(member_id(number)), info.encode(), ephemeral=True)
+            await self.store.zk.create(self.store.paths.claim(member_id(number)), Claim(0).encode(), ephemeral=True)
+        return [member_id(number) for number in numbers]
+
+    async def leave(self, *numbers: int) -> None:
+        for number in numbers:
+            await self.store.zk.delete(self.store.paths.claim(member_id(number)))
+            await self.store.zk.delete(self.store.paths.member(member_id(number)))
+
+    async def assign(
+        self, owners: Held, promised: Held | None = None, waiting: Held | None = None, *, generation: int | None = None
+    ) -> None:
+        """Writes the next document; another generation unless told otherwise."""
+        before, version = await self.store.document()
+        revision = 1 if before is None else before.revision + 1
+        self.document = Document(
+            generation=(0 if before is None else before.generation) + 1 if generation is None else generation,
+            revision=revision,
+            leader=next(iter(owners), ""),
+            strategy="sticky",
+            owners=dict(owners),
+            promised=dict(promised or {}),
+            waiting={member: Waiting(revision, held) for member, held in (waiting or {}).items()},
+        )
+        await self.store.write_document(self.document, version)
+
+    async def claim(self, held: Held) -> None:
+        for member, parts in held.items():
+            claim = Claim(self.document.revision, parts, self.document.generation)
+            await self.store.zk.set(self.store.paths.claim(member), claim.encode())

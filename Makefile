@@ -25,7 +25,7 @@ test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are star
 
 # the table is of a whole run: with ARGS, which may leave tests out, it stays as it is
 test-long: $(STAMP) ## The long tests too: every Kafka version (writes docs/compatibility.md), a fresh installation
-	$(BIN)/python -m pytest --long $(or $(ARGS),--compatibility docs/compatibility.md)
+	$(BIN)/python -m pytest --long $(or $(ARGS),--compatibility=docs/compatibility.md)
 
 lint: $(STAMP) ## ruff and mypy (strict)
 	$(BIN)/python -m ruff check .

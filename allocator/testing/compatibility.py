@@ -1,4 +1,4 @@
-"""`--compatibility FILE`: what works on which version of Kafka, as the tests of this run found it.
+"""`--compatibility=FILE`: what works on which version of Kafka, as the tests of this run found it.
 
 A test belongs to a version when it is parametrised by one, and to a row by `@pytest.mark.feature("name")`, on itself or
 on its module (`pytestmark`); without the mark its file is the row. `feature("name", "4.1.1")` gives the version of a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 from allocator.consumer.consumer import Consumer
@@ -27,7 +27,7 @@ class SpanUnread(AllocatorError):
 
 async def read_spans(
     brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None = None
-) -> AsyncIterator[Batch]:
+) -> AsyncGenerator[Batch, None]:
     """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
 
     In the order of each partition; uncommitted ones and those of transactions that were aborted too, where the broker

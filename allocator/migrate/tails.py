@@ -16,14 +16,15 @@ from allocator.types import TopicPartition
 __all__ = ["Tail", "digest", "read_tails"]
 
 
-def digest(record: Record) -> bytes:
-    """16 bytes that two records share only if key, value, timestamp and headers are the same."""
+def digest(record: Record, *, timed: bool = True) -> bytes:
+    """16 bytes that two records share only if key, value, headers and, when `timed`, timestamp are the same."""
     content = blake2b(digest_size=16)
     for part in (record.key, record.value, *(part for each in record.headers for part in each)):
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
         content.update(b"-" if data is None else b"%d:" % len(data))
         content.update(data or b"")
-    content.update(b"%d" % record.timestamp)
+    if timed:
+        content.update(b"%d" % record.timestamp)
     return content.digest()
 
 

@@ -1,0 +1,134 @@
+"""`allocator offsets`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from allocator.errors import AllocatorError
+from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
+from allocator.migrate.places import Place
+from allocator.migrate.ways import WAYS
+
+__all__ = ["offsets"]
+
+FAILED = 1
+STORAGE = click.Choice(["kafka", "zookeeper"])
+
+
+@click.group()
+def offsets() -> None:
+    """Offsets of a group, copied to another storage, group or cluster, and back."""
+
+
+@offsets.command("copy")
+@click.argument("source", metavar="FROM-GROUP")
+@click.argument("target", metavar="TO-GROUP")
+@click.option("--brokers", required=True, envvar="ALLOCATOR_KAFKA_BROKERS", help="Of the cluster to copy from.")
+@click.option("--to-brokers", help="Of the cluster to copy to.  [the same]")
+@click.option("--storage", type=STORAGE, default="kafka", show_default=True, help="Where they are.")
+@click.option("--to-storage", type=STORAGE, default="kafka", show_default=True, help="Where they are to be.")
+@click.option("--zookeeper", "zookeepers", multiple=True, help="Where members may be registered; may be repeated.")
+@click.option("--root", default="/allocator", show_default=True, help="Where groups of this library stand there.")
+@click.option("--by", type=click.Choice(WAYS), default="offset", show_default=True, help="How the place is found.")
+@click.option("--mirror", default="allocator-mirror", show_default=True, help="By map: the group of the mirror.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@click.option("--restore-file", type=click.Path(dir_okay=False), help="Where to write what stood before.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def copy_command(
+    source: str,
+    target: str,
+    brokers: str,
+    to_brokers: Optional[str],
+    storage: str,
+    to_storage: str,
+    zookeepers: tuple[str, ...],
+    root: str,
+    by: str,
+    mirror: str,
+    topics: tuple[str, ...],
+    execute: bool,
+    restore_file: Optional[str],
+    as_json: bool,
+) -> None:
+    """Commit for TO-GROUP what FROM-GROUP has committed. Shows what it would do, until --execute.
+
+    Refused while either group has members, of whatever kind; name every ZooKeeper in which some may be registered.
+    What stood before is written to a file first, and `allocator offsets restore` puts it back.
+    """
+    places = (
+        Place(brokers, source, storage, zookeepers, root),
+        Place(to_brokers or brokers, target, to_storage, zookeepers, root),
+    )
+    options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
+    file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
+    try:
+        plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
+    except AllocatorError as error:
+        _fail(error, as_json)
+    if as_json:
+        click.echo(
+            json.dumps({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None}, indent=2)
+        )
+        return
+    console = Console(highlight=False)
+    console.print(_table(plan))
+    if execute:
+        console.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
+        return
+    console.print("\nnothing was changed; add --execute to do it", markup=False)
+    if plan.problems:
+        console.print(f"it would be refused: {'; '.join(plan.problems)}", markup=False)
+    if plan.alive:
+        console.print(f"it would be refused now: there are members: {', '.join(plan.alive)}", markup=False)
+
+
+@offsets.command("restore")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def restore_command(file: str, as_json: bool) -> None:
+    """Commit what stood before the copy that wrote FILE."""
+    try:
+        done = asyncio.run(restore(Path(file)))
+    except AllocatorError as error:
+        _fail(error, as_json)
+    if as_json:
+        names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
+        click.echo(json.dumps({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()}))
+        return
+    click.echo(f"{done.target.group}: {len(done.offsets)} offsets restored, {len(done.forgotten)} taken back")
+    if done.left:
+        click.echo(
+            f"{len(done.left)} had no offset before and keep the copied one: brokers before 2.4, and ZooKeeper through "
+            "brokers, cannot take one back"
+        )
+
+
+def _table(plan: CopyPlan) -> Table:
+    source, target = plan.source, plan.target
+    table = Table(title=f"{source.group} ({source.storage}) to {target.group} ({target.storage}), by {plan.by}")
+    for name in ("topic", "partition", "from", "before", "after", "lag", ""):
+        table.add_column(name, justify="right" if name not in ("topic", "") else "left")
+    for row in plan.rows:
+        cells = [str(row.partition.partition)]
+        cells += ["-" if each is None else str(each) for each in (row.source, row.before, row.after, row.lag)]
+        table.add_row(row.partition.topic, *cells, row.problem or row.note)
+    return table
+
+
+def _fail(error: AllocatorError, as_json: bool) -> Any:
+    if as_json:
+        told = {"type": type(error).__name__, "message": str(error), "retriable": error.retriable}
+        click.echo(json.dumps({"error": told}, indent=2))
+    else:
+        click.echo(f"error: {error}", err=True)
+    sys.exit(FAILED)

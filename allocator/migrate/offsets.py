@@ -1,0 +1,228 @@
+"""Offsets of a group copied to another place: another storage, group or cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from allocator.errors import AllocatorError, ConfigError, TopicNotFound
+from allocator.migrate import ways
+from allocator.migrate.files import read_json, refuse_existing, write_json
+from allocator.migrate.places import GroupAlive, OpenPlace, Place
+from allocator.migrate.ways import Found
+from allocator.types import TopicPartition
+
+__all__ = ["CopyPlan", "CopyRefused", "Restored", "Row", "copy", "plan_copy", "restore"]
+
+FORMAT = "allocator offsets 1"
+
+
+class CopyRefused(AllocatorError):
+    """Some offsets cannot be copied as they are; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One partition. None: nothing is committed there, or there is no place for it (`problem` says why)."""
+
+    partition: TopicPartition
+    source: int
+    before: Optional[int]
+    after: Optional[int]
+    lag: Optional[int]
+    """Records between `after` and the end of the log."""
+    note: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """What would be done."""
+
+    source: Place
+    target: Place
+    by: str
+    rows: tuple[Row, ...]
+    alive: tuple[str, ...]
+    """Members of either group, who must have stopped before."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it would be refused, but for the members."""
+        return [f"{row.partition.topic}:{row.partition.partition}: {row.problem}" for row in self.rows if row.problem]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "from": _place(self.source),
+            "to": _place(self.target),
+            "by": self.by,
+            "alive": list(self.alive),
+            "partitions": [
+                {
+                    "topic": row.partition.topic,
+                    "partition": row.partition.partition,
+                    "from": row.source,
+                    "before": row.before,
+                    "after": row.after,
+                    "lag": row.lag,
+                    "note": row.note,
+                    "problem": row.problem,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+async def plan_copy(
+    source: Place, target: Place, *, by: str = "offset", topics: Collection[str] = (), mirror: str = "allocator-mirror"
+) -> CopyPlan:
+    """What `copy` would do now; changes nothing.
+
+    `by`: one of `ways.WAYS`; `mirror` is the group whose map is asked for "map". `topics` empty: all of which the
+    group has committed something.
+    """
+    async with source.opened() as old, target.opened() as new:
+        return await _plan(old, new, by, topics, mirror)
+
+
+async def copy(
+    source: Place,
+    target: Place,
+    restore_file: Path,
+    *,
+    by: str = "offset",
+    topics: Collection[str] = (),
+    mirror: str = "allocator-mirror",
+) -> CopyPlan:
+    """Commits them, after `restore_file` stands on the disk with what was there before.
+
+    Raises GroupAlive or CopyRefused, having changed nothing; CommitFailed after which some may have been copied, which
+    `restore` undoes; GroupAlive, saying so, when a member came while it was at it.
+    """
+    refuse_existing(restore_file)
+    async with source.opened() as old, target.opened() as new:
+        plan = await _plan(old, new, by, topics, mirror)
+        if plan.problems:
+            raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
+        # after what took its time, so that only an instant is left for a member to come
+        await old.refuse_members()
+        await new.refuse_members()
+        chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
+        write_json(restore_file, _restore(plan))
+        await new.commit(chosen, f"copied from {source.group}")
+        stands = await new.committed(chosen)
+        joined = [*await old.members(), *await new.members()]
+        wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if stands.get(each) != offset]
+        if joined or wrong:
+            raise GroupAlive(
+                f"the offsets were copied, but {', '.join(joined) or 'somebody'} came meanwhile"
+                + (f" and {', '.join(wrong[:5])} stand elsewhere again" if wrong else "")
+                + f"; stop them, undo it with `allocator offsets restore {restore_file}`, and copy again"
+            )
+        return plan
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `restore` did."""
+
+    target: Place
+    offsets: Mapping[TopicPartition, int]
+    forgotten: tuple[TopicPartition, ...]
+    """Nothing is committed of these any more, as before."""
+    left: tuple[TopicPartition, ...]
+    """Nothing was committed of these before, and the cluster cannot take an offset back: they keep what was copied."""
+
+
+async def restore(path: Path, security: Mapping[str, Any] | None = None) -> Restored:
+    """Has stand what stood before the copy that wrote `path`. May be repeated. Raises GroupAlive."""
+    told = read_json(path)
+    try:
+        if told["format"] != FORMAT:
+            raise ValueError(f"its format is {told['format']!r}")
+        to = told["to"]
+        place = Place(to["brokers"], to["group"], to["storage"], tuple(to["zookeepers"]), to["root"], security)
+        before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
+    except (KeyError, TypeError, ValueError, LookupError) as error:
+        raise ConfigError(f"{path} is no file of `allocator offsets copy`: {error}") from error
+    async with place.opened() as there:
+        await there.refuse_members()
+        offsets = {each: int(offset) for each, offset in before.items() if offset is not None}
+        await there.commit(offsets, f"restored from {path.name}")
+        without = tuple(sorted(each for each, offset in before.items() if offset is None))
+        if there.can_forget():
+            await there.forget(without)
+            return Restored(place, offsets, without, ())
+        return Restored(place, offsets, (), without)
+
+
+async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str], mirror: str) -> CopyPlan:
+    if by not in ways.WAYS:
+        raise ConfigError(f"by is {by!r}, not one of {', '.join(ways.WAYS)}")
+    for each in (old, new):
+        each.check_storage()
+    source, target = old.place, new.place
+    if (source.brokers, source.group, source.storage) == (target.brokers, target.group, target.storage):
+        raise ConfigError("both places are the same; name another group, storage or cluster")
+    committed = await old.committed()
+    if topics:
+        unknown = [topic for topic in topics if old.client.partitions(topic) is None]
+        if unknown:
+            raise TopicNotFound(unknown)
+        committed = {each: offset for each, offset in committed.items() if each.topic in topics}
+    if not committed:
+        raise CopyRefused(f"{old} has committed nothing" + (f" of {', '.join(topics)}" if topics else ""))
+    found = await _found(old, new, by, committed, mirror)
+    before = await new.committed(list(committed))
+    ends = await ways.ends_of(new.client, committed)
+    rows = []
+    for each, offset in sorted(committed.items()):
+        after, note = found[each]
+        problem = "" if after is not None else note
+        if after is not None and each not in ends:
+            problem = "not on the new cluster"
+        elif after is not None and not ends[each].start <= after <= ends[each].end:
+            problem = f"offset {after} is outside of its log, {ends[each].start} to {ends[each].end}"
+        lag = None if problem or after is None else ends[each].end - after
+        rows.append(Row(each, offset, before.get(each), after, lag, note if not problem else "", problem))
+    alive = [*await old.members(), *await new.members()]
+    return CopyPlan(source, target, by, tuple(rows), tuple(dict.fromkeys(alive)))
+
+
+async def _found(
+    old: OpenPlace, new: OpenPlace, by: str, committed: Mapping[TopicPartition, int], mirror: str
+) -> dict[TopicPartition, Found]:
+    there, here = old.place.brokers, new.place.brokers
+    if by == "timestamp":
+        return await ways.by_timestamp(old.client, there, new.client, committed, old.place.security)
+    if by == "content":
+        return await ways.by_content(old.client, there, new.client, here, committed)
+    if by == "map":
+        return await ways.by_map(old.client, new.client, here, mirror, committed)
+    return ways.by_offset(committed)
+
+
+def _restore(plan: CopyPlan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "from": _place(plan.source),
+        "to": _place(plan.target),
+        "before": [[*row.partition, row.before] for row in plan.rows],
+        "after": [[*row.partition, row.after] for row in plan.rows],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    """No credentials: they do not belong into files."""
+    return {
+        "brokers": place.brokers,
+        "group": place.group,
+        "storage": place.storage,
+        "zookeepers": list(place.zookeepers),
+        "root": place.root,
+    }

@@ -1,0 +1,156 @@
+"""Where the offsets of a group stand, who is in the group, and replacing its offsets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from kafka.protocol.consumer import OffsetCommitRequest
+from kafka.protocol.consumer.group import OffsetDeleteRequest
+
+from allocator.coordinator.find import Coordinator
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.membership.describe import describe
+from allocator.migrate import doctor_requests as requests
+from allocator.migrate.doctor_look import KIEL, OLD_CONSUMERS
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.kafka_errors import for_code
+from allocator.wire.zookeeper import NoZnode, ZooKeeper
+
+__all__ = ["GroupAlive", "OpenPlace", "Place"]
+
+NEXT_GENERATION = (3, 7)  # from here on groups may be of the kind that DescribeGroups does not tell of
+
+
+class GroupAlive(AllocatorError):
+    """Offsets cannot be moved while members of the group commit theirs. Nothing was changed."""
+
+    retriable = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """A group on a cluster. `storage` "zookeeper": where clients before 0.8.2, and kiel, keep offsets.
+
+    `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
+    cluster's own and, if it is another, that of this library's groups (under `root`).
+    """
+
+    brokers: str
+    group: str
+    storage: str = "kafka"
+    zookeepers: tuple[str, ...] = ()
+    root: str = "/allocator"
+    security: Optional[Mapping[str, Any]] = None
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[OpenPlace]:
+        """Connected; closed with the block."""
+        if self.storage not in ("kafka", "zookeeper"):
+            raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(KafkaClient(self.brokers, security=self.security))
+            client.follow_all()
+            await client.refresh()
+            ensembles = []
+            for hosts in dict.fromkeys(self.zookeepers):
+                ensemble = ZooKeeper(hosts)
+                stack.push_async_callback(ensemble.close)
+                await ensemble.connect()
+                ensembles.append(ensemble)
+            offsets = GroupOffsets(client, self.group, in_zookeeper=self.storage == "zookeeper")
+            stack.push_async_callback(offsets.close)
+            yield OpenPlace(self, client, ensembles, offsets)
+
+
+class OpenPlace:
+    """A `Place` whose servers can be asked."""
+
+    def __init__(self, place: Place, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets) -> None:
+        self.place = place
+        self.client = client
+        self.offsets = offsets
+        self._ensembles = ensembles
+
+    def __str__(self) -> str:
+        return f"group {self.place.group!r} on {self.place.brokers} ({self.place.storage})"
+
+    async def members(self) -> list[str]:
+        """Everybody who may commit for this group, of whatever kind, as far as these servers tell."""
+        found = []
+        for ensemble in self._ensembles:
+            state = await describe(ensemble, self.place.group, self.place.root)
+            if state is not None:
+                found += [f"{info.name} on {info.host}" for info in state.members.values()]
+            for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
+                with contextlib.suppress(NoZnode):
+                    names = await ensemble.get_children(path.format(self.place.group))
+                    found += [f"{name} ({kind})" for name in sorted(names)]
+        if self.client.broker_version >= (0, 9):
+            group = await requests.group(self.client, self.place.group)
+            if group is not None:
+                found += [f"{member.client_id} on {member.host} (Kafka)" for member in group.members]
+                if group.alive and not group.members:
+                    found.append(f"members of a next-generation group, which is {group.state}")
+        return list(dict.fromkeys(found))
+
+    async def refuse_members(self) -> None:
+        """Raises GroupAlive naming them."""
+        found = await self.members()
+        if found:
+            some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+            raise GroupAlive(
+                f"{self} has members: {some}; stop them first, or they commit their own offsets over these"
+            )
+
+    async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """What stands there; a partition with nothing is absent."""
+        found = await self.offsets.fetch(partitions)
+        return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
+
+    async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
+        """All of these. Raises CommitFailed naming what is not committed."""
+        await self.offsets.commit({each: OffsetAndMetadata(offset, why, -1) for each, offset in offsets.items()})
+
+    def can_forget(self) -> bool:
+        """Whether a committed offset can be taken away again (Kafka 2.4 and newer)."""
+        return self.place.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
+
+    async def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing is committed for these any more. Raises BrokerError."""
+        topics: dict[str, list[Any]] = {}
+        kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
+        for each in partitions:
+            part = kind.OffsetDeleteRequestPartition(partition_index=each.partition)
+            topics.setdefault(each.topic, []).append(part)
+        if not topics:
+            return
+        node = await Coordinator(self.client, self.place.group, 0.1).find(_soon())
+        if node is None:
+            raise BrokerError(f"{self} has no coordinator", retriable=True)
+        request = OffsetDeleteRequest(
+            group_id=self.place.group, topics=[kind(name=name, partitions=parts) for name, parts in topics.items()]
+        )
+        answer = await self.client.send(node, request)
+        codes = [answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)]
+        for code in codes:
+            if code:
+                raise for_code(code, f"taking back offsets of {self}")
+
+    def check_storage(self) -> None:
+        """Raises ConfigError when this cluster cannot keep offsets there."""
+        if self.place.storage != "zookeeper":
+            return
+        request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
+        if self.client.api_version(request) is None:
+            raise ConfigError(f"{self.place.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")
+
+
+def _soon() -> float:
+    import time
+
+    return time.monotonic() + 15.0

@@ -1,0 +1,193 @@
+"""Offsets copied between real places: shown first, refused while anybody is there, and put back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from mirroring import settings
+
+from allocator.cli import main
+from allocator.consumer.consumer import Consumer
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import ConfigError
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.offsets import CopyRefused, copy, plan_copy, restore
+from allocator.migrate.places import GroupAlive, Place
+from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.testing.topics import zookeeper_client
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(120)
+
+
+@pytest.fixture
+def old(cluster_factory: Any) -> LocalCluster:
+    return cluster_factory(kafka="0.9.0.1")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def new(kafka_cluster: LocalCluster) -> LocalCluster:
+    return kafka_cluster
+
+
+async def commit(cluster: LocalCluster, group: str, offsets: dict[TopicPartition, int], **options: Any) -> None:
+    async with KafkaClient(cluster.bootstrap) as client:
+        client.follow_all()
+        await client.refresh()
+        store = GroupOffsets(client, group, **options)
+        await store.commit({each: OffsetAndMetadata(offset, "", -1) for each, offset in offsets.items()})
+        await store.close()
+
+
+async def committed(cluster: LocalCluster, group: str, topic: str, **options: Any) -> dict[int, int]:
+    async with KafkaClient(cluster.bootstrap) as client:
+        client.follow_all()
+        await client.refresh()
+        found = await GroupOffsets(client, group, **options).fetch(
+            [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
+        )
+    return {each.partition: offset.offset for each, offset in found.items()}
+
+
+async def filled(cluster: LocalCluster, topic: str, count: int, start: int = 0, time: int | None = None) -> None:
+    rows = [
+        ProducedRecord(None, b"v%d" % n, 0, None if time is None else time + n, ()) for n in range(start, start + count)
+    ]
+    await asyncio.to_thread(produce, cluster.bootstrap, topic, rows, version=cluster.version)
+
+
+async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
+    old: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
+    await filled(old, topic, 50)
+    await commit(old, group, {TopicPartition(topic, 0): 40, TopicPartition(topic, 1): 0}, in_zookeeper=True)
+    await commit(old, group, {TopicPartition(topic, 0): 7})
+    source = Place(old.bootstrap, group, "zookeeper", (old.zookeeper,))
+    target = Place(old.bootstrap, group, "kafka", (old.zookeeper,))
+    plan = await plan_copy(source, target)
+    assert [(row.partition.partition, row.source, row.before, row.after, row.lag) for row in plan.rows] == [
+        (0, 40, 7, 40, 10),
+        (1, 0, None, 0, 0),
+    ]
+    assert await committed(old, group, topic) == {0: 7}
+    file = tmp_path / "before.json"
+    await copy(source, target, file)
+    assert await committed(old, group, topic) == {0: 40, 1: 0}
+    with pytest.raises(ConfigError, match="exists: it may be the only record"):
+        await copy(source, target, file)
+    done = await restore(file)
+    assert await committed(old, group, topic) == {0: 7, 1: 0}
+    assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot take an offset back
+    back = await copy(target, source, tmp_path / "another.json")
+    assert back.rows[0].before == 40
+    assert await committed(old, group, topic, in_zookeeper=True) == {0: 7, 1: 0}
+
+
+async def test_it_is_refused_while_there_is_a_member_of_any_kind(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
+    await filled(new, topic, 10)
+    await commit(new, group, {TopicPartition(topic, 0): 5})
+    other = f"{group}-heir"
+    chroot = f"{new.zookeeper}/{group}"
+    with zookeeper_client(new.zookeeper) as client:
+        client.ensure_path(f"/{group}")
+    source, target = Place(new.bootstrap, group, "kafka", (chroot,)), Place(new.bootstrap, other, "kafka", (chroot,))
+    file = tmp_path / "before.json"
+    for membership, who in (("zookeeper", group), ("kafka", other)):
+        options = {"zookeeper": chroot} if membership == "zookeeper" else {}
+        async with Consumer(topic, brokers=new.bootstrap, group=who, membership=membership, **options) as member:
+            while not member.assignment():
+                await member.getbatch(0.1)
+            with pytest.raises(GroupAlive, match=f"group '{who}' .* has members: allocator-"):
+                await copy(source, target, file)
+            assert len((await plan_copy(source, target)).alive) == 1
+    for path, kind in (
+        (f"/{group}/kiel/groups/{group}/members/host:1", "kiel"),
+        (f"/{group}/consumers/{other}/ids/a", "high-level"),
+    ):
+        with zookeeper_client(new.zookeeper) as client:
+            client.create(path, makepath=True)
+        with pytest.raises(GroupAlive, match=kind):
+            await copy(source, target, file)
+        with zookeeper_client(new.zookeeper) as client:
+            client.delete(path)
+    assert not await asyncio.to_thread(file.exists)
+    assert await committed(new, other, topic) == {}
+    await copy(source, target, file)
+    assert await committed(new, other, topic) == {0: 5}
+    assert (await restore(file)).forgotten == (TopicPartition(topic, 0),)
+    assert await committed(new, other, topic) == {}
+
+
+async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_time(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    await filled(new, topic, 30, start=1000)
+    await filled(old, topic, 200)
+    mirror = f"{group}-mirror"
+    await Mirror(settings(old, new, mirror, topics=[topic], append=True)).run(until_caught_up=True)
+    partition = TopicPartition(topic, 0)
+    source, target = Place(old.bootstrap, group), Place(new.bootstrap, group)
+    for offset in (0, 120, 200):
+        await commit(old, group, {partition: offset})
+        for by in ("map", "content"):
+            (row,) = (await plan_copy(source, target, by=by, mirror=mirror)).rows
+            assert (row.after, row.problem) == (offset + 30, ""), by
+    (row,) = (await plan_copy(source, target, by="timestamp")).rows
+    assert row.after == 230  # all was read
+    await commit(old, group, {partition: 120})
+    (row,) = (await plan_copy(source, target, by="timestamp")).rows
+    assert "have no timestamp" in row.problem
+    await filled(old, topic, 10)
+    await commit(old, group, {partition: 205})
+    with pytest.raises(CopyRefused, match="mirrored up to 200 only; wait for the mirror"):
+        await copy(source, target, tmp_path / "f.json", by="map", mirror=mirror)
+    with pytest.raises(CopyRefused, match="not on the new cluster in a row"):
+        await copy(source, target, tmp_path / "f.json", by="content")
+    assert not await asyncio.to_thread((tmp_path / "f.json").exists)
+
+
+async def test_by_time_the_records_of_that_millisecond_come_again(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    first, second = [await asyncio.to_thread(topic_factory, 1, 1, None, new) for _ in range(2)]
+    assert first != second
+    await filled(new, first, 50, time=1_600_000_000_000)
+    await commit(new, group, {TopicPartition(first, 0): 20})
+    (row,) = (await plan_copy(Place(new.bootstrap, group), Place(new.bootstrap, f"{group}-2"), by="timestamp")).rows
+    assert (row.after, row.lag, row.note) == (20, 30, "at 1600000000020 ms")
+
+
+def test_the_command_shows_first_and_then_does_it(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = topic_factory(1, 1, None, new)
+    asyncio.run(filled(new, topic, 10))
+    asyncio.run(commit(new, group, {TopicPartition(topic, 0): 4}))
+    file = tmp_path / "before.json"
+    command = ["offsets", "copy", group, f"{group}-2", "--brokers", new.bootstrap, "--restore-file", str(file)]
+    run = CliRunner()
+    shown = run.invoke(main, command)
+    assert (shown.exit_code, "nothing was changed" in shown.output) == (0, True)
+    assert not file.exists()
+    done = run.invoke(main, [*command, "--execute", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.output)["partitions"][0]["after"] == 4
+    assert asyncio.run(committed(new, f"{group}-2", topic)) == {0: 4}
+    back = run.invoke(main, ["offsets", "restore", str(file)])
+    assert (back.exit_code, "1 taken back" in back.output) == (0, True)
+    assert asyncio.run(committed(new, f"{group}-2", topic)) == {}
+    wrong = run.invoke(main, [*command, "--topic", "no-such-topic"])
+    assert (wrong.exit_code, "no topic 'no-such-topic'" in wrong.stderr) == (1, True)

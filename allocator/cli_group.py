@@ -149,6 +149,35 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
         sys.exit(ERROR)
 
 
+@group.command("adopt")
+@click.argument("name", metavar="GROUP")
+@click.option("--wait", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Seconds until done.")
+@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@with_clusters
+def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
+    """Give a group of kiel's to our layout, when only our members are left in it. They go over without a restart."""
+    from allocator.migrate.adopt import adopt, candidate
+
+    async def run() -> Any:
+        async with access.ensemble() as zk:
+            if execute:
+                await adopt(zk, name, access.root, wait, lambda line: click.echo(line, err=as_json))
+            return await candidate(zk, name)
+
+    found = _run(run())
+    if as_json:
+        state = {"phase": found.phase and found.phase.value, "partitions": found.partitions, "obstacle": found.obstacle}
+        _print_json({"group": name, "members": found.members, "foreign": found.foreign, **state})
+    elif not execute:
+        click.echo(
+            f"{name}: {len(found.members)} members of ours, {len(found.foreign)} of kiel's, "
+            f"{found.partitions} partitions" + (f", {found.phase.value}" if found.phase is not None else "")
+        )
+        if found.obstacle is not None:
+            click.echo(f"it would be refused now: {found.obstacle}")
+        click.echo("nothing was changed; add --execute to do it")
+
+
 class _ShowByDefault(click.Group):
     """`offsets GROUP` is `offsets show GROUP`."""
 

@@ -17,14 +17,24 @@ import enum
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from allocator.errors import AllocatorError
 from allocator.membership.znodes import Parts, Paths, Rubbish
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import BadVersion, NoZnode, ZooKeeper
 
-__all__ = ["AdoptionRefused", "KielPaths", "Phase", "Seal", "add_partitions", "read_shared", "seal", "until_empty"]
+__all__ = [
+    "AdoptionRefused",
+    "KielPaths",
+    "Phase",
+    "Seal",
+    "add_partitions",
+    "look",
+    "read_shared",
+    "seal",
+    "until_empty",
+]
 
 SEALED = "This group was given to another layout by `allocator group adopt`; members of kiel's cannot join. "
 LOCK = "__lock__"  # as kazoo's Lock names its znodes: <hex>__lock__<sequence>
@@ -107,36 +117,48 @@ async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Parts) -> 
                 await zk.set(paths.partitions, json.dumps(_names(dealt | partitions)).encode(), stat.version)
 
 
-async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> tuple[str, ...]:
-    """Gives a group of which only our members are left to the layout under `root`; returns the members.
+async def look(zk: ZooKeeper, paths: KielPaths) -> tuple[tuple[str, ...], tuple[str, ...], Parts, Seal | None]:
+    """Members of ours, members of kiel's, what is dealt, and the seal. Raises AdoptionRefused without such a group."""
+    try:
+        data, _ = await zk.get(paths.partitions)
+        names = sorted(await zk.get_children(paths.members))
+    except NoZnode:
+        raise AdoptionRefused(f"ZooKeeper has no group {paths.group!r} of kiel's: {paths.base} is not there") from None
+    try:
+        ours = set(await zk.get_children(paths.ours))
+    except NoZnode:
+        ours = set()
+    dealt, sealed = read_shared(paths.partitions, data)
+    return tuple(n for n in names if n in ours), tuple(n for n in names if n not in ours), dealt, sealed
 
-    They go over by themselves. May be called again when it was interrupted. Raises AdoptionRefused.
+
+async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
+    """Gives a group of which only our members are left to the layout under `root`: they go over by themselves.
+
+    May be called again when it was interrupted. Raises AdoptionRefused, having undone what it did.
     """
     while True:
-        try:
-            data, stat = await zk.get(paths.partitions)
-        except NoZnode:
-            raise AdoptionRefused(f"ZooKeeper has no group {paths.group!r} of kiel's ({paths.partitions})") from None
+        data, stat = await zk.get(paths.partitions)
         dealt, sealed = read_shared(paths.partitions, data)
         if sealed is not None and sealed.phase is not Phase.SEALING:
             if sealed.root != root:
                 raise AdoptionRefused(f"group {paths.group!r} was given to {sealed.root} already, not to {root}")
-            return ()
-        members = await _only_ours(zk, paths)
-        sealing = sealed or Seal(Phase.SEALING, root, dealt)
+            return
         try:
             if sealed is None:
+                sealing = Seal(Phase.SEALING, root, dealt)
                 stat = await zk.set(paths.partitions, sealing.encode(), stat.version)
-            try:
-                # whoever joined before the seal stood is seen now; after it nobody of kiel's can
-                members = await _only_ours(zk, paths)
-            except AdoptionRefused:
+            # whoever joined before the seal stood is seen now; after it nobody of kiel's can
+            _, foreign, _, _ = await look(zk, paths)
+            if foreign:
                 await zk.set(paths.partitions, json.dumps(_names(dealt)).encode(), stat.version)
-                raise
-            await zk.set(paths.partitions, replace(sealing, phase=Phase.SEALED, root=root).encode(), stat.version)
+                raise AdoptionRefused(
+                    f"members of kiel's joined group {paths.group!r} meanwhile: {', '.join(foreign)}; it stays as it was"
+                )
+            await zk.set(paths.partitions, Seal(Phase.SEALED, root, dealt).encode(), stat.version)
+            return
         except BadVersion:
             continue
-        return members
 
 
 async def until_empty(zk: ZooKeeper, path: str) -> None:
@@ -149,21 +171,6 @@ async def until_empty(zk: ZooKeeper, path: str) -> None:
         except NoZnode:
             return
         await changed.wait()
-
-
-async def _only_ours(zk: ZooKeeper, paths: KielPaths) -> tuple[str, ...]:
-    members = sorted(await zk.get_children(paths.members))
-    try:
-        ours = set(await zk.get_children(paths.ours))
-    except NoZnode:
-        ours = set()
-    foreign = [name for name in members if name not in ours]
-    if foreign:
-        raise AdoptionRefused(
-            f"group {paths.group!r} still has members of kiel's: {', '.join(foreign)}; they would go on with "
-            "partitions that others get. Stop them (or upgrade them) first"
-        )
-    return tuple(members)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,240 @@
+"""Groups in which members of ours and members of other clients live together, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from allocator.testing import LocalCluster, wait_until
+from allocator.testing.jars import cache_directory
+
+HERE = Path(__file__).parent
+
+
+def find_python(version: str) -> str | None:
+    """An interpreter of exactly this version (as "2.7") that works: on PATH, or one of pyenv's."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}*/bin/python{version}"))]
+    for path in filter(None, found):
+        told = subprocess.run(
+            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+        )
+        if told.stdout.strip() == version:
+            return str(path)
+    return None
+
+
+def python_with(name: str, versions: Sequence[str], packages: Sequence[str], virtualenv: str = "virtualenv") -> str:
+    """The Python of an environment with these packages, made once in the cache; skips when no interpreter is there."""
+    interpreter = next(filter(None, map(find_python, versions)), None)
+    if interpreter is None:
+        pytest.skip(f"{name} needs Python {' or '.join(versions)}, which is neither on PATH nor among pyenv's")
+    place = cache_directory() / "clients" / name
+    python, done = place / "bin" / "python", place / "done"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not done.exists():
+            shutil.rmtree(place, ignore_errors=True)
+            tool = place / "tool"
+            run = [sys.executable, "-m", "venv", str(tool)]
+            for command in (
+                run,
+                [str(tool / "bin" / "python"), "-m", "pip", "install", "-q", virtualenv],
+                [str(tool / "bin" / "virtualenv"), "-q", "-p", interpreter, str(place)],
+                [str(python), "-m", "pip", "install", "-q", *packages],
+            ):
+                ended = subprocess.run(command, capture_output=True, text=True)
+                if ended.returncode:
+                    pytest.skip(f"{name} could not be installed: {ended.stderr.strip()[-500:]}")
+            done.touch()
+    return str(python)
+
+
+def kiel_python() -> str:
+    """Python 2.7: on a newer one kiel 0.9.3 writes text to a znode, which is a TypeError there."""
+    packages = ["kiel==0.9.3", "tornado==4.5.3", "kazoo==2.6.1", "six"]
+    return python_with("kiel-0.9.3", ["2.7"], packages, "virtualenv<20.22")
+
+
+class Member:
+    """One process; `told` is what it said, `log` what it complained of."""
+
+    def __init__(self, kind: str, command: Sequence[str]) -> None:
+        self.kind = kind
+        self.told: list[dict[str, Any]] = []
+        self.log: list[str] = []
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._readers = [
+            threading.Thread(target=self._read_told, daemon=True),
+            threading.Thread(target=self._read_log, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_told(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def said(self, what: str) -> bool:
+        return any(line["what"] == what for line in self.told)
+
+    @property
+    def values(self) -> list[int]:
+        return [value for line in tuple(self.told) if line["what"] == "got" for value in line["values"]]
+
+    @property
+    def held(self) -> set[int]:
+        held: set[int] = set()
+        for line in tuple(self.told):
+            if line["what"] == "holds":
+                held = set(line["partitions"])
+            elif line["what"] == "begin":
+                held |= set(line["partitions"])
+            elif line["what"] == "end":
+                held -= set(line["partitions"])
+        return held if self.process.poll() is None else set()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self._gone()
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._gone()
+        assert self.process.returncode == 0, "".join(self.log)[-4000:]
+
+    def _gone(self) -> None:
+        self.process.wait(60)
+        for reader in self._readers:
+            reader.join(10)
+
+
+class OldGroup:
+    """Members of one group on one topic, and what they did with what was produced."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, partitions: int) -> None:
+        self.cluster, self.topic, self.group, self.partitions = cluster, topic, group, partitions
+        self.members: list[Member] = []
+        self.produced = 0
+
+    def start(self, kind: str, command: Sequence[str]) -> Member:
+        member = Member(kind, command)
+        self.members.append(member)
+        return member
+
+    def ours(self, membership: str, **options: Any) -> Member:
+        arguments = {
+            "topic": self.topic,
+            "brokers": self.cluster.bootstrap,
+            "group": self.group,
+            "zookeeper": self.cluster.zookeeper,
+            "membership": membership,
+            "session_timeout_s": 4.0,
+            **options,
+        }
+        return self.start("ours", [sys.executable, str(HERE / "our_member.py"), json.dumps(arguments)])
+
+    def kiel(self) -> Member:
+        script = str(HERE / "kiel_member.py")
+        cluster = self.cluster
+        return self.start("kiel", [kiel_python(), script, cluster.bootstrap, cluster.zookeeper, self.group, self.topic])
+
+    def close(self) -> None:
+        for member in self.members:
+            if member.process.poll() is None:
+                member.kill()
+
+    def produce(self, count: int) -> None:
+        numbers = range(self.produced, self.produced + count)
+        records = [(None, json.dumps(number).encode(), number % self.partitions) for number in numbers]
+        self.cluster.produce(self.topic, records)
+        self.produced += count
+
+    # -- what to wait for ----------------------------------------------------------------------------------------
+
+    def shared(self, *members: Member, timeout_s: float = 60.0) -> None:
+        """Until these hold every partition once, and each of them about as many."""
+
+        def even() -> bool:
+            held = [member.held for member in members]
+            whole = sorted(number for parts in held for number in parts) == list(range(self.partitions))
+            return whole and max(map(len, held)) - min(map(len, held)) <= 1
+
+        wait_until(even, timeout_s, lambda: f"every partition to be held once: {self.shown()}")
+
+    def all_read(self, timeout_s: float = 60.0) -> None:
+        wait_until(lambda: not self.lost(), timeout_s, lambda: f"{len(self.lost())} records: {self.shown()}")
+
+    def shown(self) -> str:
+        return "\n".join(
+            f"{m.kind} {m.process.pid} ({m.process.poll()}): {sorted(m.held)}; {len(m.values)} values; "
+            + "".join(m.log[-3:])
+            for m in self.members
+        )
+
+    # -- what happened -------------------------------------------------------------------------------------------
+
+    def lost(self) -> set[int]:
+        return set(range(self.produced)) - {value for member in self.members for value in member.values}
+
+    def repeated(self) -> int:
+        """How many records more than once."""
+        counts = Counter(value for member in self.members for value in member.values)
+        return sum(count > 1 for count in counts.values())
+
+    def overlaps(self, kinds: Callable[[str, str], bool]) -> dict[int, float]:
+        """Seconds in which two members of such kinds held a partition, by partition."""
+        spans = defaultdict(list)
+        for index, member in enumerate(self.members):
+            for number, begin, end in _spans(member.told):
+                spans[number].append((begin, end, index, member.kind))
+        found: defaultdict[int, float] = defaultdict(float)
+        for number, all_of_it in spans.items():
+            for place, (begin, end, index, kind) in enumerate(all_of_it):
+                for other_begin, other_end, other, other_kind in all_of_it[:place]:
+                    both = min(end, other_end) - max(begin, other_begin)
+                    if other != index and both > 0 and kinds(kind, other_kind):
+                        found[number] += both
+        return dict(found)
+
+
+def _spans(told: Iterable[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    """(partition, from, to) as a member told it; one that died held on until its last word."""
+    open_since: dict[int, float] = {}
+    spans = []
+    last = 0.0
+    for line in told:
+        last = line["t"]
+        held = set(open_since)
+        if line["what"] == "holds":
+            held = set(line["partitions"])
+        elif line["what"] == "begin":
+            held |= set(line["partitions"])
+        elif line["what"] == "end":
+            held -= set(line["partitions"])
+        elif line["what"] == "left":
+            held = set()
+        spans += [(number, open_since.pop(number), last) for number in set(open_since) - held]
+        open_since.update(dict.fromkeys(held - set(open_since), last))
+    return spans + [(number, begin, last) for number, begin in open_since.items()]

@@ -1,0 +1,50 @@
+"""A member of ours in a process of its own, so that it can be killed: commits after the values are handled.
+
+    python our_member.py '{"topic": ..., and the arguments of Consumer}'
+
+Tells what it does on standard output, an object a line. Ends when standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from allocator import Consumer, RebalanceListener, TopicPartition
+
+
+def tell(**what: Any) -> None:
+    sys.stdout.write(json.dumps({**what, "t": time.time()}) + "\n")
+    sys.stdout.flush()
+
+
+class Telling(RebalanceListener):
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        tell(what="begin", partitions=sorted(p.partition for p in partitions))
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        tell(what="end", partitions=sorted(p.partition for p in partitions))
+
+    on_partitions_lost = on_partitions_revoked
+
+
+async def run(topic: str, options: dict[str, Any]) -> None:
+    stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    consumer = Consumer(topic, listener=Telling(), auto_commit_interval_s=0.2, max_wait_s=0.1, **options)
+    async with consumer:
+        tell(what="joined", name=consumer._engine.membership.member_id)
+        while not stop.done():
+            batch = await consumer.getbatch(0.2)
+            if batch is not None:
+                tell(what="got", partition=batch.partition, values=[json.loads(record.value) for record in batch])
+    tell(what="left")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    arguments = json.loads(sys.argv[1])
+    asyncio.run(run(arguments.pop("topic"), arguments))

@@ -7,8 +7,9 @@ partition that may come from one of kiel's alone for `settle_s` seconds, so that
 
 When the group is given to the new layout (by `allocator group adopt`, see `kiel_znodes.Seal`), ours go over by
 themselves: each lets go of everything in good order and leaves; once all have left, one of them copies the offsets to
-Kafka; then they join there. Nobody owns anything in between, so there is neither a double owner nor a record that is skipped. A rolling restart cannot do
-that: the first member that comes back in the new layout would know nothing of what the others still own.
+Kafka; then they join there. Nobody owns anything in between, so there is neither a double owner nor a record that is
+skipped. A rolling restart cannot do that: the first member that comes back in the new layout would know nothing of
+what the others still own.
 """
 
 from __future__ import annotations

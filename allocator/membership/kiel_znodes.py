@@ -153,7 +153,8 @@ async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
             if foreign:
                 await zk.set(paths.partitions, json.dumps(_names(dealt)).encode(), stat.version)
                 raise AdoptionRefused(
-                    f"members of kiel's joined group {paths.group!r} meanwhile: {', '.join(foreign)}; it stays as it was"
+                    f"members of kiel's joined group {paths.group!r} meanwhile: {', '.join(foreign)}; "
+                    "it stays as it was"
                 )
             await zk.set(paths.partitions, Seal(Phase.SEALED, root, dealt).encode(), stat.version)
             return

@@ -70,16 +70,16 @@ async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callab
     while True:
         now = await candidate(zk, group)
         state = await describe(zk, group, root) if now.phase is Phase.OPEN else None
-        if state is not None and len(state.members) >= len(found.members) and state.assigned:
-            if state.owners.keys() >= state.assigned:
-                say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")
-                return
+        done = state is not None and state.assigned and state.owners.keys() >= state.assigned
+        if state is not None and done and len(state.members) >= len(found.members):
+            say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")
+            return
         if asyncio.get_running_loop().time() >= ends:
             where = f"{len(now.members)} members have not let go yet" if now.members else f"the seal is {now.phase}"
             if state is not None:
                 where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
             raise AdoptionUnfinished(
-                f"group {group!r} was given to {root}, and after {wait_s:g} s {where}; its members go on by themselves. "
-                "Look at their logs, or call this again to wait"
+                f"group {group!r} was given to {root}, and after {wait_s:g} s {where}; its members go on by "
+                "themselves. Look at their logs, or call this again to wait"
             )
         await asyncio.sleep(POLL_S)

@@ -120,10 +120,16 @@ class Engine:
             await self.fetcher.start()
             if self._auto_commit_interval_s is not None:
                 self._scope.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
+            if self._offsets is not None:  # while we join: the first thing that is asked of what we are given
+                self._scope.start(self._find_coordinator(self._offsets), "coordinator")
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
             raise
+
+    async def _find_coordinator(self, offsets: GroupOffsets) -> None:
+        with contextlib.suppress(AllocatorError):  # whoever needs it asks again, and tells
+            await offsets.find()
 
     async def close(self, *, commit: bool = True) -> None:
         """Drains, commits what is done (unless told not to), leaves, and closes every connection."""

@@ -26,8 +26,7 @@ class Store:
 
     async def prepare(self) -> None:
         """Makes the persistent znodes."""
-        for path in (self.paths.members, self.paths.claims, self.paths.shards):
-            await self.zk.ensure_path(path)
+        await asyncio.gather(*map(self.zk.ensure_path, (self.paths.members, self.paths.claims, self.paths.shards)))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
         """Names of the znodes under members/, in no order, whatever they are."""

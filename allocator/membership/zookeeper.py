@@ -104,6 +104,7 @@ class ZooKeeperMembership(SessionMembership):
             strategies=tuple(self._assignors),
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
+        self._tried = False  # to register
         self._leader: Leader | None = None
         self._claim = Claim(0)
         self._refused: str | None = None
@@ -141,14 +142,9 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _register(self) -> None:
         await self._store.prepare()
-        # what an earlier turn of this very session left because a reply was lost: nobody acts for such a member, and
-        # such a claim keeps its partitions from everyone
-        leftovers = [self._paths.member(name) for name in await self._store.member_names()]
-        leftovers += [self._paths.claim(name) for name in await self._store.claim_names()]
-        for path in leftovers:
-            if self._prefix in path:
-                with contextlib.suppress(NoZnode):
-                    await self._zk.delete(path)
+        if self._tried:
+            await self._clear()
+        self._tried = True
         path = await self._zk.create(
             f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
         )
@@ -159,6 +155,15 @@ class ZooKeeperMembership(SessionMembership):
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
         log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
+
+    async def _clear(self) -> None:
+        """Delete what an earlier turn of this very session left because a reply was lost: nobody acts for such a
+        member, and such a claim keeps its partitions from everyone."""
+        members, claims = await asyncio.gather(self._store.member_names(), self._store.claim_names())
+        for path in [*map(self._paths.member, members), *map(self._paths.claim, claims)]:
+            if self._prefix in path:
+                with contextlib.suppress(NoZnode):
+                    await self._zk.delete(path)
 
     # -- leading -------------------------------------------------------------------------------------------------
 

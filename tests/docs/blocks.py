@@ -220,7 +220,7 @@ def _toml_faults(code: str) -> Iterator[str]:
     else:
         import tomli as tomllib
     try:
-        document = tomllib.loads(code)
+        document = tomllib.loads(re.sub(r"^.*# a typo$", "", code, flags=re.MULTILINE))
     except tomllib.TOMLDecodeError as error:
         yield str(error)
         return

@@ -37,6 +37,7 @@ __all__ = [
     "HandlerSettings",
     "KafkaSettings",
     "LogSettings",
+    "WebSettings",
     "ZooKeeperSettings",
     "load",
 ]
@@ -195,7 +196,8 @@ class GroupSettings:
     # who says which partitions are ours. "zookeeper": this project's own protocol, on any cluster; "kafka": Kafka's
     # group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if the allocator function is one
     # that they have; "fixed": all partitions of the topics, whoever else reads them. Offsets stay where they are.
-    # "kiel": a group with members of kiel 0.9.3, until it is given to "zookeeper" by `allocator group adopt`
+    # "kiel": a group with members of kiel 0.9.3, until it is given to "zookeeper" by `allocator group adopt`;
+    # "consumers", "pykafka": one with members of Kafka's own client of 0.8, or of pykafka's BalancedConsumer
     membership: str = setting(Text(MEMBERSHIPS), "zookeeper")
     # where committed offsets are: "kafka", "zookeeper" (as before 0.8.2), or "both"; default: where the other members
     # have them, and "kafka" among ours
@@ -283,6 +285,21 @@ class LogSettings:
     format: str = setting(Text(("json", "text")), "json")
 
 
+@dataclass(frozen=True)
+class WebSettings:
+    """[web]: metrics for Prometheus, health, and a status page of the group. Needs `allocator[web]`."""
+
+    # not set: no server. 0: any port that is free, named in the log
+    port: int | None = setting(Whole(0, 65535), None)
+    # address to listen on, default 127.0.0.1: this machine alone; "0.0.0.0" or "::" lets others read all it shows
+    host: str = setting(Text(), "127.0.0.1")
+    # names under which browsers call it, besides localhost and addresses; any other name is refused, since somebody's
+    # page could make a name of its own lead here
+    allow_hosts: tuple[str, ...] | None = setting(Texts("a list of host names"), None)
+    # lets whoever has it force a rebalance or reset offsets; not set: nothing can be changed
+    token: str | None = setting(Text(), None, secret=True)
+
+
 SECTIONS: Mapping[str, type[Any]] = {
     "kafka": KafkaSettings,
     "zookeeper": ZooKeeperSettings,
@@ -291,6 +308,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "handler": HandlerSettings,
     "commit": CommitSettings,
     "log": LogSettings,
+    "web": WebSettings,
 }
 
 
@@ -305,6 +323,7 @@ class Config:
     handler: HandlerSettings
     commit: CommitSettings
     log: LogSettings
+    web: WebSettings
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting with its value, for people: secrets are masked, what is not used is left out."""

@@ -43,7 +43,8 @@ class Consumer:
     membership             who says what is ours: "zookeeper"; "kafka", Kafka's own group protocol (brokers from 0.9),
                            which needs no ZooKeeper and can be shared with other clients; or "fixed": all partitions
                            of the topics, or `partitions`, whoever else reads them. Offsets stay where they are.
-                           "kiel": a group with members of kiel 0.9.3 (docs/old-groups.md)
+                           "kiel", "consumers", "pykafka": a group with members of kiel 0.9.3, of Kafka's own client
+                           of 0.8, or of pykafka (docs/old-groups.md)
     offsets                where committed offsets are: "kafka", "zookeeper" (as before 0.8.2) or "both"; None: where
                            the other members have them
     settle_s               "kiel": how long a partition that comes from a member of kiel's is left alone

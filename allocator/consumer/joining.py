@@ -19,6 +19,8 @@ from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
 from allocator.membership.kiel import KielMembership, KielSettings
 from allocator.membership.leader import LeaderSettings
+from allocator.membership.old_consumer import ConsumersMembership, PykafkaMembership
+from allocator.membership.owners import OwnersSettings
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
@@ -29,8 +31,8 @@ from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["MEMBERSHIPS", "PROTOCOLS", "Assignors", "Joining"]
 
-MEMBERSHIPS = ("zookeeper", "kafka", "fixed", "kiel")
-ON_ZOOKEEPER = ("zookeeper", "kiel")
+MEMBERSHIPS = ("zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka")
+ON_ZOOKEEPER = ("zookeeper", "kiel", "consumers", "pykafka")
 PROTOCOLS = ("classic", "consumer")
 # where the offsets of a group may be, first where they are unless another place is asked for: one that its other
 # members read and write
@@ -39,7 +41,10 @@ PLACES = {
     "kafka": ("kafka",),
     "fixed": ("kafka", "both", "zookeeper"),
     "kiel": ("zookeeper", "both"),
+    "consumers": ("zookeeper", "both", "kafka"),  # Java's `offsets.storage`, and `dual.commit.enabled`
+    "pykafka": ("kafka", "both"),
 }
+OLD_CONSUMERS = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}
 
 Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
 
@@ -123,7 +128,10 @@ class Joining:
             attempts.append(self._next_settings if self._broker_assigns else self._group_settings)
         if self.membership == "kiel":
             attempts.append(self._kiel_function)
-        if self.membership != "fixed" and not self._broker_assigns:
+        if self.membership in OLD_CONSUMERS:
+            if self.assignor not in (None, "range"):
+                faults.append(f"assignor is {self.assignor!r}, but all members of such a group use range")
+        elif self.membership != "fixed" and not self._broker_assigns:
             attempts.append(self._assignors)
         if self.membership in ON_ZOOKEEPER:
             attempts.append(lambda: Paths(self.root, self.group or ""))
@@ -182,6 +190,10 @@ class Joining:
                 ),
                 coordinator=coordinator,
             )
+        if self.membership in OLD_CONSUMERS:
+            return OLD_CONSUMERS[self.membership](
+                self._ensemble(), self.group, owner, client, OwnersSettings(**self._owners()), measures=client.measures
+            )
         if self.membership == "kiel":
             assert offsets is not None
             return KielMembership(
@@ -189,20 +201,22 @@ class Joining:
                 self.group,
                 owner,
                 client,
-                KielSettings(
-                    name=self.client_id,
-                    topics=topics,
-                    pattern=self.pattern,
-                    connect_timeout_s=self.connect_timeout_s,
-                    max_poll_interval_s=self.max_poll_interval_s,
-                    settle_s=self.settle_s,
-                ),
+                KielSettings(**self._owners(), settle_s=self.settle_s),
                 offsets,
                 lambda root: self._make_zookeeper(root, client, owner, load),
                 function=self._kiel_function(),
                 measures=client.measures,
             )
         return self._make_zookeeper(self.root, client, owner, load)
+
+    def _owners(self) -> dict[str, Any]:
+        return {
+            "name": self.client_id,
+            "topics": frozenset(self.topics),
+            "pattern": self.pattern,
+            "connect_timeout_s": self.connect_timeout_s,
+            "max_poll_interval_s": self.max_poll_interval_s,
+        }
 
     def _ensemble(self) -> ZooKeeper:
         assert self.zookeeper is not None

@@ -27,13 +27,12 @@ from typing import Protocol
 from allocator.assign.kiel import KielFunction, naive_allocator
 from allocator.errors import AllocatorError
 from allocator.measures import Measures
-from allocator.membership.base import Membership, Owner, Topics, compiled
+from allocator.membership.base import Membership, Owner, Topics
 from allocator.membership.kiel_znodes import KielPaths, Phase, Seal, add_partitions, read_shared, until_empty
 from allocator.membership.lease import boot_clock
-from allocator.membership.owners import OwnersMembership
+from allocator.membership.owners import OwnersMembership, OwnersSettings
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Parts, Rubbish
-from allocator.tasks import Scope
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import BadVersion, ConnectionLost, NoZnode, Op, SessionState, ZnodeExists, ZooKeeper
 
@@ -53,18 +52,12 @@ class Carrier(Protocol):
 
 
 @dataclass(frozen=True)
-class KielSettings:
+class KielSettings(OwnersSettings):
     """How a member takes part. Times in seconds."""
 
-    name: str = ""
-    topics: frozenset[str] = frozenset()
-    pattern: str | None = None
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
-    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
     # how long a partition that may come from a member of kiel's is left alone; more: it stands still for longer; less:
     # what such a member commits later is read twice
     settle_s: float = 3.0
-    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 
 
 class KielMembership:
@@ -154,25 +147,16 @@ class _KielMember(OwnersMembership):
         clock: Callable[[], float],
     ) -> None:
         self._paths = KielPaths(group)
-        super().__init__(zk, group, self._paths.base, owner, settings, measures=measures, clock=clock)
-        self._topics = topics
-        self._wanted_topics, self._pattern = settings.topics, compiled(settings.pattern)
+        super().__init__(zk, group, self._paths.base, owner, topics, settings, measures=measures, clock=clock)
+        self._settle_s = settings.settle_s
         self._offsets = offsets
         self._go_on = go_on
         self._function = function
-        self._clock = clock
         self._gone_over = False
         self._view: tuple[list[str], list[str]] = ([], [])
         self._since: dict[TopicPartition, float] = {}
         self._foreign = False
         self._foreign_until = float("-inf")
-
-    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the subscription. What is dealt does not depend on it: only what of it is read."""
-        self._wanted_topics, self._pattern = frozenset(topics), compiled(pattern)
-        if self._task is not None:
-            self._follow_topics()
-            self._changed.set()
 
     # -- the layout ----------------------------------------------------------------------------------------------
 
@@ -200,8 +184,8 @@ class _KielMember(OwnersMembership):
     def _znodes(self) -> Iterable[str]:
         return (*self._claim_znodes(), *self._member_znodes())
 
-    def _claim_path(self, partition: TopicPartition) -> str:
-        return f"{self._paths.owners}/{partition.topic}:{partition.partition}"
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        return (f"{self._paths.owners}/{partition.topic}:{partition.partition}",)
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
         topic, _, number = name.rpartition(":")
@@ -209,15 +193,6 @@ class _KielMember(OwnersMembership):
 
     def _claim_data(self) -> bytes:
         return self.member_id.encode()
-
-    async def _take_part(self, scope: Scope) -> None:
-        self._follow_topics()
-        scope.start(self._poll_topics(), "topics")
-        remove = self._topics.on_metadata(self._changed.set)
-        try:
-            await super()._take_part(scope)
-        finally:
-            remove()
 
     async def _mine(self) -> Parts:
         members, ours = await self._members.get(), set(await self._ours.get())
@@ -262,37 +237,13 @@ class _KielMember(OwnersMembership):
 
     def _wait_s(self, partition: TopicPartition) -> float:
         since = self._since[partition] if self._foreign else self._foreign_until
-        wait_s: float = since + self._settings.settle_s - self._clock()
-        return wait_s
+        return since + self._settle_s - self._clock()
 
     def _note_foreign(self, foreign: bool) -> None:
         """Whether anything may come from a member of kiel's."""
         if self._foreign and not foreign:
             self._foreign_until = self._clock()
         self._foreign = foreign
-
-    # -- topics --------------------------------------------------------------------------------------------------
-
-    def _wants(self, topic: str) -> bool:
-        return topic in self._wanted_topics or (self._pattern is not None and bool(self._pattern.match(topic)))
-
-    def _existing(self) -> Parts:
-        """All partitions of what we read, as far as Kafka says."""
-        topics = self._wanted_topics if self._pattern is None else filter(self._wants, self._topics.topics())
-        return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
-
-    def _follow_topics(self) -> None:
-        if self._pattern is not None:
-            self._topics.follow_all()
-        else:
-            self._topics.follow(self._wanted_topics)
-
-    async def _poll_topics(self) -> None:
-        """What no message announces: new topics and partitions."""
-        while True:
-            await asyncio.sleep(self._settings.topic_poll_s)
-            with contextlib.suppress(AllocatorError):  # the next turn asks again
-                await self._topics.refresh()
 
     # -- going over ----------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
 
+from allocator.errors import AllocatorError
 from allocator.measures import Measures
-from allocator.membership.base import Owner
+from allocator.membership.base import Owner, Topics, compiled
 from allocator.membership.keeper import MembershipLost
 from allocator.membership.lease import boot_clock
 from allocator.membership.session import SessionMembership
@@ -29,13 +30,25 @@ from allocator.tasks import Scope, happens
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import ConnectionLost, NoZnode, Op, ZnodeExists, ZooKeeper
 
-__all__ = ["OwnersMembership"]
+__all__ = ["OwnersMembership", "OwnersSettings"]
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 200  # creates in one transaction; more: others of the ensemble wait longer; less: more round trips
 RETRY_S = 0.1
 GATHER_S = 0.05  # how long changes are waited for together, when a claim is waited for
+
+
+@dataclass(frozen=True)
+class OwnersSettings:
+    """How a member takes part. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
+    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 
 
 class OwnersMembership(SessionMembership):
@@ -50,15 +63,20 @@ class OwnersMembership(SessionMembership):
         group: str,
         base: str,
         owner: Owner,
-        settings: Any,
+        topics: Topics,
+        settings: OwnersSettings,
         *,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         super().__init__(zk, group, base, owner, settings, measures, clock)
-        self._claimed: dict[TopicPartition, str] = {}
+        self._topics = topics
+        self._wanted_topics, self._pattern = settings.topics, compiled(settings.pattern)
+        self._topic_poll_s = settings.topic_poll_s
+        self._clock = clock
+        self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
         self._claim_session: int | None = None
-        self._doubtful: dict[TopicPartition, str] = {}  # the reply was lost: it may be ours
+        self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: it may be ours
         self._made: set[str] = set()
         self._listings: dict[str, Watched[list[str]]] = {}
 
@@ -68,8 +86,8 @@ class OwnersMembership(SessionMembership):
         """What is to be ours by the newest view of the group; sets `_changed` when that may be another."""
         raise NotImplementedError
 
-    def _claim_path(self, partition: TopicPartition) -> str:
-        """Where the owner of a partition stands."""
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        """The znodes that the owner of a partition makes, all or none, in one directory."""
         raise NotImplementedError
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
@@ -82,6 +100,15 @@ class OwnersMembership(SessionMembership):
     def _wait_s(self, partition: TopicPartition) -> float:
         """How long a partition that is to be ours is left alone yet."""
         return 0.0
+
+    # -- the subscription ----------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription; what of it others have is begun with once they let go."""
+        self._wanted_topics, self._pattern = frozenset(topics), compiled(pattern)
+        if self._task is not None:
+            self._follow_topics()
+            self._changed.set()
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -96,7 +123,13 @@ class OwnersMembership(SessionMembership):
         await self._unclaim(frozenset(self._claimed))
 
     async def _take_part(self, scope: Scope) -> None:
-        await scope.run(self._follow(scope), "follow")
+        self._follow_topics()
+        scope.start(self._poll_topics(), "topics")
+        remove = self._topics.on_metadata(self._changed.set)
+        try:
+            await scope.run(self._follow(scope), "follow")
+        finally:
+            remove()
 
     async def _follow(self, scope: Scope) -> None:
         wait_s: float | None = None
@@ -145,11 +178,10 @@ class OwnersMembership(SessionMembership):
         gained = partitions & self._claimed.keys()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
         while some := list(islice(free, AT_ONCE)):
-            paths = {p: self._claim_path(p) for p in some}
+            paths = {p: self._claim_paths(p) for p in some}
+            creates = [Op("create", path, self._claim_data(), ephemeral=True) for path in chain(*paths.values())]
             try:
-                await self._zk.multi(
-                    [Op("create", path, self._claim_data(), ephemeral=True) for path in paths.values()]
-                )
+                await self._zk.multi(creates)
             except ZnodeExists:
                 for listing in self._listings.values():
                     listing.forget()
@@ -167,7 +199,7 @@ class OwnersMembership(SessionMembership):
         """Those that have a claim."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
-            directories[self._claim_path(partition).rpartition("/")[0]].add(partition)
+            directories[self._directory(partition)].add(partition)
         found: set[TopicPartition] = set()
         for directory, wanted in directories.items():
             if directory not in self._made:
@@ -179,15 +211,15 @@ class OwnersMembership(SessionMembership):
 
     async def _recover(self) -> None:
         """Finds out which of the doubtful claims are ours."""
-        for partition, path in sorted(self._doubtful.items()):
-            stat = await self._zk.exists(path)
+        for partition, paths in sorted(self._doubtful.items()):
+            stat = await self._zk.exists(paths[0])
             if stat is not None and stat.owner == self._zk.session_id:
-                self._claimed[partition] = path
+                self._claimed[partition] = paths
             del self._doubtful[partition]
 
     async def _await_claims(self, partitions: Parts) -> float | None:
         """Has the others' claims watched; returns when to look again, None if the watch tells."""
-        for directory in {self._claim_path(p).rpartition("/")[0] for p in partitions}:
+        for directory in set(map(self._directory, partitions)):
             listing = self._listings.get(directory)
             if listing is None:
                 listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
@@ -211,7 +243,7 @@ class OwnersMembership(SessionMembership):
         while left and self._claim_session == self._zk.session_id:
             some = left[:AT_ONCE]
             try:
-                await self._delete_all([self._claimed[p] for p in some])
+                await self._delete_all(list(chain(*(self._claimed[p] for p in some))))
             except ConnectionLost:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -229,9 +261,35 @@ class OwnersMembership(SessionMembership):
 
     def _claim_znodes(self) -> Iterable[str]:
         """For `_znodes`: of another session's claims nothing is ours any more."""
-        return tuple(self._claimed.values()) if self._claim_session == self._zk.session_id else ()
+        return chain(*self._claimed.values()) if self._claim_session == self._zk.session_id else ()
+
+    def _directory(self, partition: TopicPartition) -> str:
+        return self._claim_paths(partition)[0].rpartition("/")[0]
 
     def _must_stand(self, names: Iterable[str]) -> None:
         """Raises MembershipLost unless we are among the members."""
         if self.member_id not in names:
             raise MembershipLost("its znode was deleted")
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def _wants(self, topic: str) -> bool:
+        return topic in self._wanted_topics or (self._pattern is not None and bool(self._pattern.match(topic)))
+
+    def _existing(self) -> Parts:
+        """All partitions of what we read, as far as Kafka says."""
+        topics = self._wanted_topics if self._pattern is None else filter(self._wants, self._topics.topics())
+        return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
+
+    def _follow_topics(self) -> None:
+        if self._pattern is not None:
+            self._topics.follow_all()
+        else:
+            self._topics.follow(self._wanted_topics)
+
+    async def _poll_topics(self) -> None:
+        """What no message announces: new topics and partitions."""
+        while True:
+            await asyncio.sleep(self._topic_poll_s)
+            with contextlib.suppress(AllocatorError):  # the next turn asks again
+                await self._topics.refresh()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,9 +17,13 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from kazoo.exceptions import NoNodeError
 
 from allocator.testing import LocalCluster, wait_until
-from allocator.testing.jars import cache_directory
+from allocator.testing.jars import cache_directory, class_path
+from allocator.testing.java import find_java
+from allocator.testing.topics import zookeeper_client
+from allocator.testing.versions import kafka_release
 
 HERE = Path(__file__).parent
 
@@ -36,7 +41,7 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def python_with(name: str, versions: Sequence[str], packages: Sequence[str], virtualenv: str = "virtualenv") -> str:
+def python_with(name: str, versions: Sequence[str], packages: Sequence[str]) -> str:
     """The Python of an environment with these packages, made once in the cache; skips when no interpreter is there."""
     interpreter = next(filter(None, map(find_python, versions)), None)
     if interpreter is None:
@@ -51,13 +56,20 @@ def python_with(name: str, versions: Sequence[str], packages: Sequence[str], vir
             run = [sys.executable, "-m", "venv", str(tool)]
             for command in (
                 run,
-                [str(tool / "bin" / "python"), "-m", "pip", "install", "-q", virtualenv],
+                [
+                    str(tool / "bin" / "python"),
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "virtualenv<20.22",
+                ],  # the last that knows 2.7
                 [str(tool / "bin" / "virtualenv"), "-q", "-p", interpreter, str(place)],
                 [str(python), "-m", "pip", "install", "-q", *packages],
             ):
                 ended = subprocess.run(command, capture_output=True, text=True)
                 if ended.returncode:
-                    pytest.skip(f"{name} could not be installed: {ended.stderr.strip()[-500:]}")
+                    pytest.skip(f"{name} could not be installed: {(ended.stderr or ended.stdout).strip()[-500:]}")
             done.touch()
     return str(python)
 
@@ -65,7 +77,11 @@ def python_with(name: str, versions: Sequence[str], packages: Sequence[str], vir
 def kiel_python() -> str:
     """Python 2.7: on a newer one kiel 0.9.3 writes text to a znode, which is a TypeError there."""
     packages = ["kiel==0.9.3", "tornado==4.5.3", "kazoo==2.6.1", "six"]
-    return python_with("kiel-0.9.3", ["2.7"], packages, "virtualenv<20.22")
+    return python_with("kiel-0.9.3", ["2.7"], packages)
+
+
+def pykafka_python() -> str:
+    return python_with("pykafka-2.8", ["3.8", "3.9", "3.10"], ["pykafka==2.8.0"])
 
 
 class Member:
@@ -88,7 +104,9 @@ class Member:
     def _read_told(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append(json.loads(line))
+            # Kafka's console consumer prints nothing but the values
+            told = json.loads(line)
+            self.told.append(told if isinstance(told, dict) else {"what": "got", "values": [told], "t": time.time()})
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
@@ -160,6 +178,29 @@ class OldGroup:
         cluster = self.cluster
         return self.start("kiel", [kiel_python(), script, cluster.bootstrap, cluster.zookeeper, self.group, self.topic])
 
+    def pykafka(self) -> Member:
+        script, cluster = str(HERE / "pykafka_member.py"), self.cluster
+        return self.start(
+            "pykafka", [pykafka_python(), script, cluster.bootstrap, cluster.zookeeper, self.group, self.topic]
+        )
+
+    def java(self, directory: Path, **settings: str) -> Member:
+        """Kafka's console consumer of 0.8.2.2, whatever the cluster is."""
+        java = find_java()
+        written = directory / f"consumer-{len(self.members)}.properties"
+        lines = {
+            "group.id": self.group,
+            "zookeeper.connect": self.cluster.zookeeper,
+            "zookeeper.session.timeout.ms": "4000",
+            "auto.offset.reset": "smallest",
+            "auto.commit.interval.ms": "200",
+            **settings,
+        }
+        written.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        command = [java.executable, "-Xmx128m", "-cp", class_path(kafka_release("0.8.2.2").jars, java)]
+        command += ["kafka.tools.ConsoleConsumer", "--zookeeper", self.cluster.zookeeper, "--topic", self.topic]
+        return self.start("java", [*command, "--consumer.config", str(written)])
+
     def close(self) -> None:
         for member in self.members:
             if member.process.poll() is None:
@@ -182,6 +223,29 @@ class OldGroup:
             return whole and max(map(len, held)) - min(map(len, held)) <= 1
 
         wait_until(even, timeout_s, lambda: f"every partition to be held once: {self.shown()}")
+
+    def claims(self) -> dict[str, set[int]]:
+        """Member -> partitions, as the znodes of owners say, in Kafka's layout or pykafka's."""
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        path = f"/consumers/{self.group}/owners/{self.topic}"
+        with zookeeper_client(self.cluster.zookeeper) as client:
+            for name in client.get_children(path) if client.exists(path) else ():
+                try:
+                    owner = client.get(f"{path}/{name}")[0].decode()
+                except NoNodeError:
+                    continue
+                found[owner].add(int(name.rpartition("-")[2]))
+        return dict(found)
+
+    def claimed(self, members: int, timeout_s: float = 60.0) -> None:
+        """Until so many members claim every partition, each about as many."""
+
+        def even() -> bool:
+            held = list(self.claims().values())
+            whole = sorted(number for parts in held for number in parts) == list(range(self.partitions))
+            return whole and len(held) == members and max(map(len, held)) - min(map(len, held)) <= 1
+
+        wait_until(even, timeout_s, lambda: f"{members} to claim: {self.claims()}\n{self.shown()}", interval_s=0.2)
 
     def all_read(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: not self.lost(), timeout_s, lambda: f"{len(self.lost())} records: {self.shown()}")

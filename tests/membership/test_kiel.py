@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
-from old_groups import OldGroup, kiel_python
+from old_groups import OldGroup
 
 from allocator.cli import main
-from allocator.testing import LocalCluster
-from allocator.testing.plugin import ClusterFactory
-
-PARTITIONS = 6
-
-
-@pytest.fixture
-def group_of(
-    cluster_factory: ClusterFactory, topic_factory: Callable[..., str], group: str
-) -> Iterator[Callable[[str], OldGroup]]:
-    made: list[OldGroup] = []
-
-    def make(version: str) -> OldGroup:
-        kiel_python()
-        cluster: LocalCluster = cluster_factory(kafka=version)
-        old = OldGroup(cluster, topic_factory(PARTITIONS, cluster=cluster), group, PARTITIONS)
-        made.append(old)
-        return old
-
-    yield make
-    for old in made:
-        old.close()
 
 
 def same(first: str, second: str) -> bool:

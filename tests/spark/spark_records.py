@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from allocator.spark.ranges import Range
+from allocator.spark.topic import Extent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,3 +49,34 @@ def frame(spark: SparkSession, topics: Iterable[tuple[str, Log]]) -> DataFrame:
         for offset, row in enumerate(records)
     ]
     return spark.createDataFrame(rows, SCHEMA)
+
+
+class Made:
+    """A topic that no broker has: what `Topic` gives the pipelines, with records that follow from their offsets."""
+
+    def __init__(self, sizes: Sequence[int], name: str = "made", **extent: Any) -> None:
+        self.name = name
+        self.log = {partition: (0, size) for partition, size in enumerate(sizes)}
+        self._extent = {"cluster": "here", "topic_id": None, **extent}
+
+    def extent(self) -> Extent:
+        return Extent(**{"log": dict(self.log), "chosen": dict(self.log), **self._extent})
+
+    def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
+        return [Range(self.name, number, *found) for number, found in sorted(reach.items()) if found[1] > found[0]]
+
+    def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
+        parts = [
+            spark.range(found.start, found.end, 1, 1).selectExpr(
+                "encode('k' || (id % 7), 'utf-8') key",
+                f"encode('{found.partition}-' || id, 'utf-8') value",
+                f"'{self.name}' topic",
+                f"int({found.partition}) partition",
+                "id offset",
+                "timestamp_millis(1700000000000 + id) timestamp",
+                "0 timestampType",
+                "cast(null as array<struct<key:string,value:binary>>) headers",
+            )
+            for found in ranges
+        ]
+        return functools.reduce(type(parts[0]).union, parts)

@@ -1,0 +1,164 @@
+"""Topics to Parquet, each record exactly once: `archive`, `compact`, and `Archive`, which reads what they wrote.
+
+A run goes on where the archive ends, by its own manifests (`archive_commits`), whatever became of the run before it.
+The directory must be one that the driver and all executors see under the same path: a disk, or a mounted file system.
+Whoever reads without this module (`spark.read.parquet(DIR)`, pandas, DuckDB) finds the columns topic, commit and
+partition in the names of directories, and exact data as long as no run is at work or was killed; `Archive` is exact
+always. A reader that is at work while `compact` runs may miss files that were replaced, and must begin again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allocator.errors import ConfigError
+from allocator.spark.archive_commits import ArchiveMismatch, Commits, Manifest
+from allocator.spark.archive_compact import compact
+from allocator.spark.archive_files import Transform, now, write
+from allocator.spark.archive_read import Archive, reach_of
+from allocator.spark.archive_report import ArchiveReport
+from allocator.spark.errors import DataLoss
+from allocator.spark.ranges import share_out
+from allocator.spark.topic import Extent, Topic
+from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Archive", "ArchiveReport", "archive", "compact"]
+
+Reach = dict[int, tuple[int, int]]
+Progress = Callable[[int, int], None]
+
+
+def archive(
+    topic: Topic,
+    directory: str | Path,
+    *,
+    transform: Transform | None = None,
+    offsets_per_commit: int = 10_000_000,
+    allow_gaps: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    spark: SparkSession | None = None,
+) -> ArchiveReport:
+    """Adds to the archive of `topic` under `directory` what it does not have yet.
+
+    Guarantee: after any number of runs, however they ended, each record stands there once. The first run begins where
+    the topic's options say, every later one where the archive ends; new partitions are taken in as they come.
+    transform: DataFrame -> DataFrame, adds columns (see `archive_schema`) or leaves records out; topic, partition and
+    offset must stay. offsets_per_commit: more: fewer, larger files; less: less to do again after a crash.
+    allow_gaps: go on where retention deleted what was not archived yet, and note it in the manifest.
+    progress: called with offsets done and offsets in all.
+    Raises ArchiveMismatch for an archive of another cluster or of a topic made anew, ArchiveCorrupt, ArchiveBusy,
+    DataLoss, ConfigError, and what reading the topic raises.
+    """
+    began = time.monotonic()
+    root = _root(directory)
+    if offsets_per_commit < 1:
+        raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
+    commits = Commits(root / f"topic={topic.name}")
+    extent = topic.extent()
+    report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
+    start, report.gaps = _start(commits.live(), topic.name, extent, allow_gaps)
+    report.ranges = _todo(start, extent)
+    if dry_run or not (report.ranges or report.gaps):
+        report.seconds = time.monotonic() - began
+        return report
+    if spark is None:
+        from allocator.spark import session
+
+        spark = session("allocator archive")
+    done, total = 0, report.offsets
+    with commits.locked():
+        # under the lock: another run may have ended since
+        alive = commits.live()
+        start, gaps = _start(alive, topic.name, extent, allow_gaps)
+        todo = _todo(start, extent)
+        while todo or gaps:
+            piece = _piece(topic.name, todo, offsets_per_commit)
+            staged = commits.stage()
+            files = write(topic.frame(spark, topic.ranges(piece)), staged, piece, transform) if piece else ()
+            manifest = Manifest(
+                number=max((found.number for found in alive), default=0) + 1,
+                kind="append",
+                topic=topic.name,
+                cluster=extent.cluster,
+                topic_id=extent.topic_id,
+                ranges=piece,
+                gaps=gaps,
+                files=files,
+                staged=staged.name,
+                at=now(),
+            )
+            commits.commit(manifest)
+            report.add(manifest)
+            alive, gaps = [*alive, manifest], {}
+            done += sum(high - low for low, high in piece.values())
+            if progress is not None:
+                progress(done, total)
+            todo = {p: (piece.get(p, reach)[1] if p in piece else reach[0], reach[1]) for p, reach in todo.items()}
+            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _root(directory: str | Path) -> Path:
+    text = str(directory)
+    if "://" in text:
+        raise ConfigError(
+            f"{text}: an archive stands in a directory that the driver and the executors see as a file system; mount "
+            "it and give the path"
+        )
+    root = Path(text).absolute()
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is a file; name a directory")
+    return root
+
+
+def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
+    """Where to begin in each partition, and what is gone before that. Raises ArchiveMismatch, DataLoss."""
+    for manifest in alive[-1:]:
+        if manifest.topic != topic:
+            raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
+        if manifest.cluster and extent.cluster and manifest.cluster != extent.cluster:
+            raise ArchiveMismatch(
+                f"the directory holds {topic!r} of cluster {manifest.cluster}; this one is {extent.cluster}: archive "
+                "it to another directory"
+            )
+        if manifest.topic_id and extent.topic_id and manifest.topic_id != extent.topic_id:
+            raise ArchiveMismatch(f"{topic!r} was deleted and made anew since: archive it to another directory")
+    archived = reach_of(alive)
+    start, gaps = {}, {}
+    for partition, (first, end) in extent.log.items():
+        if partition not in archived:
+            start[partition] = extent.chosen[partition][0]
+            continue
+        at = archived[partition][1]
+        if at > end:
+            raise ArchiveMismatch(
+                f"{topic}:{partition} is archived up to offset {at - 1} and ends at {end - 1}: it was made anew, or "
+                "lost its tail; archive it to another directory"
+            )
+        if at < first:
+            if not allow_gaps:
+                raise DataLoss(
+                    f"{topic}:{partition} is archived up to offset {at - 1} and begins at {first} now: {first - at} "
+                    "offsets were deleted unarchived; allow gaps to go on without them"
+                )
+            gaps[partition] = (at, first)
+        start[partition] = max(at, first)
+    return start, gaps
+
+
+def _todo(start: Mapping[int, int], extent: Extent) -> Reach:
+    return {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
+
+
+def _piece(topic: str, todo: Reach, most: int) -> Reach:
+    low = {TopicPartition(topic, p): reach[0] for p, reach in todo.items()}
+    high = share_out(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
+    return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}

@@ -1,0 +1,259 @@
+"""The commits of an archive of one topic: what is in which file, written so that a crash leaves a whole commit or none.
+
+Guarantee: a commit exists once its manifest has its final name, which a link gives it: at once, and only if no other
+run took the number before. What no manifest names is not part of the archive.
+
+    topic=orders/
+      _commits/00000001.json    ranges of offsets, files, whose archive it is, and a checksum of all that
+      _new-<random>/            what a run is writing; thrown away if it dies before its manifest is there
+      commit=00000001/          the same, renamed after its manifest was written; what was not, the next run renames
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from allocator.errors import AllocatorError, ConfigError
+
+__all__ = ["ArchiveBusy", "ArchiveCorrupt", "ArchiveMismatch", "Commits", "DataFile", "Manifest"]
+
+FORMAT = 1
+Reach = Mapping[int, tuple[int, int]]
+
+
+class ArchiveCorrupt(AllocatorError):
+    """What stands in an archive's directory is not what a run wrote there."""
+
+
+class ArchiveMismatch(AllocatorError):
+    """The directory holds an archive of something else."""
+
+
+class ArchiveBusy(AllocatorError):
+    """Another run is writing the same archive."""
+
+    retriable = True
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file; `name` within the commit's directory. Offsets are inclusive."""
+
+    name: str
+    partition: int
+    records: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One commit. `ranges`: partition -> the first offset that it covers, and the one after the last."""
+
+    number: int
+    kind: str  # "append" or "compact"
+    topic: str
+    cluster: Optional[str]
+    topic_id: Optional[str]
+    ranges: Reach
+    files: tuple[DataFile, ...]
+    staged: str
+    at: str
+    gaps: Reach = field(default_factory=dict)
+    """What was gone from the topic before it was archived, and was passed over by the user's wish."""
+    replaces: tuple[int, ...] = ()
+
+    @property
+    def directory(self) -> str:
+        return f"commit={self.number:08d}"
+
+    @property
+    def records(self) -> int:
+        return sum(found.records for found in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(found.size for found in self.files)
+
+    def to_bytes(self) -> bytes:
+        body = {"format": FORMAT, **asdict(self)}
+        return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+        """Raises ArchiveCorrupt."""
+        try:
+            body = json.loads(data)
+            stated = body.pop("checksum")
+            if stated != _checksum(body):
+                raise ValueError("its checksum does not fit its content")
+            if body.pop("format") != FORMAT:
+                raise ValueError("it was written by a newer version of allocator; use that")
+            for name in ("ranges", "gaps"):
+                body[name] = {int(partition): tuple(reach) for partition, reach in body[name].items()}
+            body["files"] = tuple(DataFile(**entry) for entry in body["files"])
+            body["replaces"] = tuple(body["replaces"])
+            return cls(**body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArchiveCorrupt(
+                f"{path} cannot be read ({error}); bring it back from a backup, or move the directory away and archive "
+                "anew"
+            ) from error
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class Commits:
+    """The commits under one directory. Reading changes nothing; writing is for who holds `locked`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifests = directory / "_commits"
+
+    def live(self) -> list[Manifest]:
+        """What the archive holds, in order. Raises ArchiveCorrupt for what does not fit together."""
+        found = {manifest.number: manifest for manifest in self._all()}
+        replaced = {number for manifest in found.values() for number in manifest.replaces}
+        missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
+        if missing:
+            raise ArchiveCorrupt(
+                f"{self.manifests} lacks {min(missing):08d}.json, and has later ones; bring it back from a backup"
+            )
+        alive = [manifest for number, manifest in found.items() if number not in replaced]
+        # one that replaces others stands where they stood
+        alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
+        _check_ranges(alive, self.manifests)
+        return alive
+
+    def _all(self) -> Iterator[Manifest]:
+        if not self.manifests.is_dir():
+            return
+        for path in sorted(self.manifests.iterdir()):
+            if re.fullmatch(r"\d{8,}\.json", path.name):
+                manifest = Manifest.from_bytes(path.read_bytes(), path)
+                if f"{manifest.number:08d}.json" != path.name:
+                    raise ArchiveCorrupt(f"{path} says that it is commit {manifest.number}; was it copied?")
+                yield manifest
+
+    def paths(self, manifest: Manifest) -> list[Path]:
+        """Its files, where they stand now. Raises ArchiveCorrupt when one is gone."""
+        home = self.directory / manifest.directory
+        if not home.is_dir():
+            home = self.directory / manifest.staged
+        paths = [home / found.name for found in manifest.files]
+        for path, found in zip(paths, manifest.files):
+            if not path.is_file() or path.stat().st_size != found.size:
+                raise ArchiveCorrupt(
+                    f"{path} is gone or was changed, and commit {manifest.number} needs it; bring it back from a backup"
+                )
+        return paths
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For one run at a time. Finishes what a run that died had committed, and removes what it had not.
+
+        Raises ArchiveBusy, and ConfigError where nothing can be written.
+        """
+        try:
+            self.manifests.mkdir(parents=True, exist_ok=True)
+            lock = (self.directory / "_lock").open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory} cannot be written: {error.strerror}; name a directory that can be"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ArchiveBusy(f"{self.directory} is being written by another run; wait until it ends") from error
+            self._recover()
+            yield
+
+    def stage(self) -> Path:
+        """The name of a directory for the files of the next commit."""
+        return self.directory / f"_new-{uuid.uuid4().hex}"
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make it so: everything on disk, then the manifest, then the rename for who reads without manifests."""
+        staged = self.directory / manifest.staged
+        for found in manifest.files:
+            _sync(staged / found.name)
+        for directory in {(staged / found.name).parent for found in manifest.files} | {staged, self.directory}:
+            if directory.is_dir():
+                _sync(directory)
+        final = self.manifests / f"{manifest.number:08d}.json"
+        beside = self.manifests / f".{uuid.uuid4().hex}"
+        beside.write_bytes(manifest.to_bytes())
+        _sync(beside)
+        try:
+            os.link(beside, final)  # unlike a rename, fails where there is one
+        except FileExistsError:
+            raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
+        finally:
+            beside.unlink()
+        _sync(self.manifests)
+        self._settle(manifest)
+
+    def _settle(self, manifest: Manifest) -> None:
+        """What follows from a manifest; may be done again."""
+        staged, home = self.directory / manifest.staged, self.directory / manifest.directory
+        if staged.is_dir() and not home.exists():
+            os.rename(staged, home)
+            _sync(self.directory)
+        for number in manifest.replaces:
+            files, old = self.directory / f"commit={number:08d}", self.manifests / f"{number:08d}.json"
+            if files.is_dir():
+                shutil.rmtree(files)
+            if old.exists():
+                old.unlink()
+
+    def _recover(self) -> None:
+        alive = self.live()
+        for manifest in alive:
+            self._settle(manifest)
+        known = {manifest.directory for manifest in alive}
+        for path in self.directory.iterdir():
+            stray = path.name.startswith("_new-") or (path.name.startswith("commit=") and path.name not in known)
+            if stray and path.is_dir():
+                shutil.rmtree(path)
+        for path in self.manifests.glob(".*"):
+            path.unlink()
+
+
+def _check_ranges(alive: list[Manifest], where: Path) -> None:
+    """Each partition's ranges and gaps, put together, are one run without a hole or an overlap."""
+    runs: dict[int, list[tuple[int, int]]] = {}
+    for manifest in alive:
+        for reaches in (manifest.ranges, manifest.gaps):
+            for partition, reach in reaches.items():
+                runs.setdefault(partition, []).append(reach)
+    for partition, found in runs.items():
+        found.sort()
+        for (_, end), (start, _) in zip(found, found[1:]):
+            if end != start:
+                raise ArchiveCorrupt(
+                    f"{where}: of partition {partition}, offsets up to {end - 1} are archived, and then from {start} "
+                    "on; manifests of two archives stand in one directory, or were changed"
+                )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,251 @@
+"""Archives: every record once, whatever killed the run; what is in the way is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark_records import Made
+
+from allocator.errors import ConfigError
+from allocator.spark.archive import Archive, archive, compact
+from allocator.spark.archive_commits import ArchiveMismatch
+from allocator.spark.audit import audit
+from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.spark.topic import Topic
+from allocator.testing import LocalCluster, produce, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def whole(spark: SparkSession, topic: Made, directory: Path) -> bool:
+    """The archive has each record of the topic once, with all that it holds."""
+    found = Archive(directory, topic.name)
+    reach = {partition: reach for partition, reach in topic.log.items() if reach[1]}
+    report = audit(topic.frame(spark, topic.ranges(reach)), found.frame(spark), by="offset", spark=spark)
+    assert report.equal, report.to_text()
+    assert found.reach() == reach
+    # who knows nothing of manifests sees the same
+    assert spark.read.parquet(str(directory)).count() == report.left.records
+    return True
+
+
+def test_each_run_adds_what_is_new_and_new_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    first = archive(
+        Made([50, 31]), tmp_path, offsets_per_commit=40, spark=spark, progress=lambda *done: seen.append(done)
+    )
+    assert (first.records, first.ranges, first.commits) == (81, {0: (0, 50), 1: (0, 31)}, [1, 2, 3])
+    assert seen == [(40, 81), (80, 81), (81, 81)]
+    again = archive(Made([50, 31]), tmp_path, spark=spark)
+    assert (again.commits, again.to_text()) == ([], "made: nothing to do")
+    grown = Made([50, 35, 7])
+    assert archive(grown, tmp_path, dry_run=True).ranges == {1: (31, 35), 2: (0, 7)}
+    assert Archive(tmp_path).records == 81
+    assert archive(grown, tmp_path, spark=spark).records == 11
+    assert whole(spark, grown, tmp_path)
+    assert Archive(tmp_path).frame(spark).dtypes == grown.frame(spark, grown.ranges({0: (0, 1)})).dtypes
+    part = Archive(tmp_path).frame(spark, {0: (10, 20), 1: (30, 35)})
+    assert sorted((row.partition, row.offset) for row in part.collect()) == [
+        *((0, offset) for offset in range(10, 20)),
+        *((1, offset) for offset in range(30, 35)),
+    ]
+
+
+def test_small_files_are_put_together_and_nothing_changes(spark: SparkSession, tmp_path: Path) -> None:
+    topic = Made([40, 40])
+    archive(topic, tmp_path, offsets_per_commit=16, spark=spark)
+    assert compact(tmp_path, dry_run=True).replaced == [1, 2, 3, 4, 5]
+    assert len(Archive(tmp_path).manifests) == 5
+    report = compact(tmp_path, spark=spark)
+    assert (report.commits, report.replaced, report.records, report.files) == ([6], [1, 2, 3, 4, 5], 80, 2)
+    assert whole(spark, topic, tmp_path)
+    assert compact(tmp_path, spark=spark).commits == []
+    grown = Made([45, 40])
+    archive(grown, tmp_path, spark=spark)
+    assert compact(tmp_path, spark=spark).replaced == [6, 7]
+    assert whole(spark, grown, tmp_path)
+
+
+def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession, tmp_path: Path) -> None:
+    archive(Made([10]), tmp_path, transform=lambda rows: rows.selectExpr("*", "length(value) size"), spark=spark)
+    assert {row.size for row in Archive(tmp_path).frame(spark).collect()} == {3}
+    with pytest.raises(SchemaMismatch, match="leaves out offset"):
+        archive(Made([12]), tmp_path, transform=lambda rows: rows.drop("offset"), spark=spark)
+    assert Archive(tmp_path).records == 10
+    # runs without it and with it may follow each other
+    archive(Made([12]), tmp_path, spark=spark)
+    assert whole(spark, Made([12]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("topic", "error", "words"),
+    [
+        (Made([20, 20], cluster="there", topic_id="one"), ArchiveMismatch, "of cluster here; this one is there"),
+        (Made([20, 20], topic_id="two"), ArchiveMismatch, "made anew since"),
+        (Made([10, 5], topic_id="one"), ArchiveMismatch, r"made:1 is archived up to offset 9 and ends at 4"),
+        (Made([20, 20], log={0: (0, 20), 1: (14, 20)}, chosen={0: (0, 20), 1: (14, 20)}), DataLoss, "4 offsets were"),
+    ],
+)
+def test_an_archive_of_something_else_is_left_alone(
+    spark: SparkSession, tmp_path: Path, topic: Made, error: type[Exception], words: str
+) -> None:
+    archive(Made([10, 10], topic_id="one"), tmp_path, spark=spark)
+    for dry_run in (True, False):
+        with pytest.raises(error, match=words):
+            archive(topic, tmp_path, dry_run=dry_run, spark=spark)
+    assert Archive(tmp_path).records == 20
+
+
+def test_a_gap_that_is_allowed_stands_in_the_manifest(spark: SparkSession, tmp_path: Path) -> None:
+    archive(Made([10, 10]), tmp_path, spark=spark)
+    late = Made([20, 20], log={0: (0, 20), 1: (14, 20)}, chosen={0: (0, 20), 1: (14, 20)})
+    report = archive(late, tmp_path, allow_gaps=True, spark=spark)
+    assert (report.gaps, report.records) == ({1: (10, 14)}, 16)
+    assert [dict(manifest.gaps) for manifest in Archive(tmp_path).manifests] == [{}, {1: (10, 14)}]
+    assert compact(tmp_path, spark=spark).records == 36
+    assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 20)}
+
+
+def test_a_directory_that_cannot_be_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        archive(Made([1]), tmp_path / "file")
+    with pytest.raises(ConfigError, match="mount it"):
+        archive(Made([1]), "s3://bucket/there")
+    with pytest.raises(ConfigError, match="offsets_per_commit"):
+        archive(Made([1]), tmp_path, offsets_per_commit=0)
+    with pytest.raises(ConfigError, match="no archive"):
+        Archive(tmp_path)
+    (tmp_path / "topic=a/_commits").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="it holds a"):
+        Archive(tmp_path, "b")
+
+
+# -- killed ------------------------------------------------------------------------------------------------------
+
+SIZES = [1500, 1500]
+PER_COMMIT = 100  # 30 commits
+
+
+def run_and_kill(directory: Path, when: Callable[[], object]) -> bool:
+    """Archives in a process of its own, killed as soon as `when` holds; whether it came to its end before."""
+    here = Path(__file__).parent
+    with (directory.parent / "log").open("ab") as log:
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                str(here / "archive_child.py"),
+                str(directory),
+                ",".join(map(str, SIZES)),
+                str(PER_COMMIT),
+            ],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": str(here)},
+            start_new_session=True,
+        )
+        try:
+            wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.001)
+        finally:
+            # Python and Spark, as a machine that loses its power
+            os.killpg(child.pid, signal.SIGKILL)
+            code = child.wait()
+    assert code in (0, -signal.SIGKILL), (directory.parent / "log").read_text()[-3000:]
+    return code == 0
+
+
+def kill_and_check(spark: SparkSession, directory: Path, moments: list[Callable[[], object]]) -> None:
+    topic = Made(SIZES)
+    commits = directory / "topic=made/_commits"
+    before = 0
+    for moment in moments:
+        ended = run_and_kill(directory, moment)
+        count = len(Archive(directory).manifests) if commits.is_dir() else 0
+        assert count >= before
+        before = count
+        if ended:
+            break
+    archive(topic, directory, offsets_per_commit=PER_COMMIT, spark=spark)
+    assert whole(spark, topic, directory)
+    assert not list((directory / "topic=made").glob("_new-*"))
+
+
+@pytest.mark.timeout(600)
+def test_killed_for_real_while_it_writes_it_goes_on_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
+    home = tmp_path / "archive" / "topic=made"
+    kill_and_check(
+        spark,
+        tmp_path / "archive",
+        [lambda: (home / "commit=00000003").exists() and list(home.glob("_new-*/**/*.parquet"))],
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_killed_again_and_again_at_any_moment(spark: SparkSession, tmp_path: Path) -> None:
+    home = tmp_path / "archive" / "topic=made"
+    dice = random.Random(7)
+
+    def after(commits: int, polls: int) -> Callable[[], bool]:
+        left = polls
+
+        def come() -> bool:
+            nonlocal left
+            if len(list(home.glob("_commits/*.json"))) >= commits:
+                left -= 1
+            return left < 0
+
+        return come
+
+    kill_and_check(spark, tmp_path / "archive", [after(2 * n + 1, dice.randrange(400)) for n in range(12)])
+
+
+# -- on real servers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+def test_a_topic_is_archived_and_audited_and_compacted(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic_factory(partitions=3)
+    produce(kafka_cluster.bootstrap, name, [(b"k%d" % (n % 9), b"v%d" % n, n % 3) for n in range(600)])
+    topic = Topic(kafka_cluster.bootstrap, name)
+    report = archive(topic, tmp_path, offsets_per_commit=250, spark=spark)
+    assert (report.records, len(report.commits)) == (600, 3)
+    produce(kafka_cluster.bootstrap, name, [(b"k", b"later", n % 3) for n in range(30)])
+    behind = audit(topic, Archive(tmp_path), spark=spark)
+    assert (behind.by, behind.equal, behind.left.records) == ("offset", True, 600)
+    assert behind.notes == ("30 offsets of the topic are not in the archive yet and were not compared",)
+    assert archive(topic, tmp_path, spark=spark).records == 30
+    assert compact(tmp_path, spark=spark).records == 630
+    after = audit(topic, Archive(tmp_path), spark=spark)
+    assert (after.equal, after.right.records, after.notes) == (True, 630, ())
+    other = topic_factory(partitions=2)
+    copies = [(b"k%d" % (n % 9), b"v%d" % n, n % 9 % 2) for n in range(600) if n != 100]
+    produce(kafka_cluster.bootstrap, other, copies)
+    mirror = Topic(kafka_cluster.bootstrap, other)
+    ends = json.dumps({name: dict.fromkeys(("0", "1", "2"), 200)})
+    before = dataclasses.replace(topic, options={"ending_offsets": ends})
+    lost = audit(before, mirror, ignore=["timestamp"], spark=spark)
+    assert (lost.by, {kind: count for kind, count in lost.kinds.items() if count}) == ("key", {"missing": 1})
+    assert [sample.offset for sample in lost.samples] == [33]
+
+
+def test_committed_offsets_are_an_end_to_read_to(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    name = topic_factory(partitions=2)
+    options: dict[str, Any] = {"group": group, "ending_offsets": "committed"}
+    # nothing committed: nothing is read
+    assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}

@@ -1,0 +1,202 @@
+"""The commits of an archive: killed at any call, a whole commit stands there or none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.errors import ConfigError
+from allocator.spark.archive_commits import ArchiveBusy, ArchiveCorrupt, Commits, DataFile, Manifest
+from allocator.spark.archive_read import reach_of
+
+
+class Killed(BaseException):
+    """As kill -9: nothing that waits for an Exception sees it."""
+
+
+def next_manifest(commits: Commits, count: int = 10) -> Manifest:
+    """The files of the next commit of partition 0, written, and its manifest."""
+    alive = commits.live()
+    start = max((reach_of(alive).get(0, (0, 0))[1], 0))
+    staged = commits.stage()
+    name = "partition=0/data.parquet"
+    (staged / name).parent.mkdir(parents=True)
+    (staged / name).write_bytes(b"x" * count)
+    number = max((manifest.number for manifest in alive), default=0) + 1
+    data = DataFile(name, 0, count, count, start, start + count - 1)
+    return Manifest(number, "append", "t", None, None, {0: (start, start + count)}, (data,), staged.name, "now")
+
+
+def append(commits: Commits) -> None:
+    with commits.locked():
+        commits.commit(next_manifest(commits))
+
+
+def merge(commits: Commits) -> None:
+    with commits.locked():
+        alive = commits.live()
+        fresh = next_manifest(commits, sum(manifest.records for manifest in alive))
+        low, high = reach_of(alive)[0]
+        data = DataFile(fresh.files[0].name, 0, high - low, fresh.files[0].size, low, high - 1)
+        replaces = tuple(sorted({n for manifest in alive for n in (manifest.number, *manifest.replaces)}))
+        commits.commit(
+            Manifest(
+                fresh.number, "compact", "t", None, None, {0: (low, high)}, (data,), fresh.staged, "now", {}, replaces
+            )
+        )
+
+
+def held(commits: Commits) -> tuple[int, int]:
+    """(offsets, bytes of the files that a reader would read)."""
+    alive = commits.live()
+    low, high = reach_of(alive).get(0, (0, 0))
+    return high - low, sum(path.stat().st_size for manifest in alive for path in commits.paths(manifest))
+
+
+@pytest.fixture
+def commits(tmp_path: Path) -> Commits:
+    return Commits(tmp_path / "topic=t")
+
+
+CALLS: list[tuple[Any, str]] = [
+    (os, "fsync"),
+    (os, "link"),
+    (os, "rename"),
+    (shutil, "rmtree"),
+    (Path, "unlink"),
+    (Path, "write_bytes"),
+]
+
+
+@contextlib.contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, call: int, done: bool) -> Iterator[None]:
+    """The process ends in that call: before it took effect, or with it `done`."""
+    passed = 0
+
+    def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == call:
+                if done:
+                    real(*args, **kwargs)
+                raise Killed
+            if passed > call:
+                raise Killed  # a dead process does nothing more, in no `finally` either
+            return real(*args, **kwargs)
+
+        return instead
+
+    with monkeypatch.context() as patch:
+        for owner, name in CALLS:
+            patch.setattr(owner, name, deadly(getattr(owner, name)))
+        yield
+
+
+@pytest.mark.parametrize(("work", "before"), [(append, 0), (append, 3), (merge, 3), (merge, 5)])
+@pytest.mark.parametrize("done", [False, True])
+def test_killed_at_any_call_everything_is_there_or_nothing(
+    commits: Commits, work: Callable[[Commits], None], before: int, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(before):
+        append(commits)
+    for call in range(1, 200):
+        offsets, size = held(commits)
+        assert offsets == size
+        made = offsets + (10 if work is append else 0)
+        try:
+            with killed_at(monkeypatch, call, done):
+                work(commits)
+        except Killed:
+            now, now_size = held(commits)
+            assert now in (offsets, made)
+            assert now == now_size
+            continue
+        break
+    else:
+        pytest.fail("it never came to its end")
+    assert call > 6
+    append(commits)
+    leftover = [path.name for path in commits.directory.iterdir() if path.name.startswith("_new")]
+    assert not leftover
+    assert len(list(commits.directory.glob("commit=*"))) == len(commits.live())
+    assert held(commits)[0] == held(commits)[1] > offsets
+
+
+def test_two_runs_at_once_are_refused(commits: Commits) -> None:
+    append(commits)
+    with commits.locked(), pytest.raises(ArchiveBusy, match="another run"), Commits(commits.directory).locked():
+        pass
+    append(commits)
+
+
+def test_a_number_is_taken_once_even_without_the_lock(commits: Commits) -> None:
+    with commits.locked():
+        one, other = next_manifest(commits), next_manifest(commits)
+        commits.commit(one)
+        with pytest.raises(ArchiveBusy, match="meanwhile"):
+            commits.commit(other)
+    assert held(commits) == (10, 10)
+
+
+def test_a_commit_that_replaces_stands_where_the_replaced_stood(commits: Commits) -> None:
+    for _ in range(3):
+        append(commits)
+    merge(commits)
+    append(commits)
+    assert [(manifest.kind, dict(manifest.ranges)) for manifest in commits.live()] == [
+        ("compact", {0: (0, 30)}),
+        ("append", {0: (30, 40)}),
+    ]
+    merge(commits)
+    assert [dict(manifest.ranges) for manifest in commits.live()] == [{0: (0, 40)}]
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda d: (d / "_commits/00000002.json").write_bytes(b'{"form'), r"00000002\.json cannot be read"),
+    "edited": (lambda d: edit(d / "_commits/00000002.json", ranges={"0": [10, 15]}), "checksum"),
+    "an empty file": (lambda d: (d / "_commits/00000003.json").write_bytes(b""), "backup"),
+    "a list": (lambda d: (d / "_commits/00000003.json").write_bytes(b"[1]"), "backup"),
+    "not there": (lambda d: (d / "_commits/00000002.json").unlink(), r"lacks 00000002\.json"),
+    "copied": (lambda d: shutil.copy(d / "_commits/00000003.json", d / "_commits/00000004.json"), "commit 3"),
+    "a file gone": (lambda d: (d / "commit=00000002/partition=0/data.parquet").unlink(), "gone or was changed"),
+    "a file cut": (lambda d: (d / "commit=00000002/partition=0/data.parquet").write_bytes(b"x"), "gone or was changed"),
+    "of another archive": (
+        lambda d: (d / "_commits/00000002.json").write_bytes(
+            Manifest(2, "append", "t", None, None, {0: (50, 60)}, (), "_new", "now").to_bytes()
+        ),
+        "two archives",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told_with_its_place_and_nothing_is_written(commits: Commits, damage: str) -> None:
+    for _ in range(3):
+        append(commits)
+    harm, words = DAMAGES[damage]
+    harm(commits.directory)
+    before = sorted(path for path in commits.directory.rglob("*") if path.name != "_lock")
+    with pytest.raises(ArchiveCorrupt, match=words):
+        held(commits)
+    if "file" not in damage or damage == "an empty file":
+        with pytest.raises(ArchiveCorrupt, match=words):
+            append(commits)
+    assert sorted(path for path in commits.directory.rglob("*") if path.name != "_lock") == before
+
+
+def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"), Commits(tmp_path / "file/topic=t").locked():
+        pass

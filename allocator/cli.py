@@ -158,6 +158,7 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
 
     try:
         settings = load(config)
+        beside = None if settings.web.port is None else _web()(settings)
         if check:
             process.check(settings)
     except AllocatorError as error:
@@ -167,7 +168,7 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
             click.echo(f"error: {error}", err=True)
         sys.exit(process.SETTINGS)
     if not check:
-        sys.exit(process.run(settings))
+        sys.exit(process.run(settings, beside))
     if as_json:
         click.echo(json.dumps({"ok": True, "settings": settings.shown()}, indent=2))
         return
@@ -190,6 +191,15 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(main, {}, "allocator", "_ALLOCATOR_COMPLETE").source())
+
+
+def _web() -> Any:
+    """What serves beside a daemon; only who wants it needs what it needs."""
+    try:
+        from allocator.cli_web import beside
+    except ImportError as error:
+        raise ConfigError(f"[web] port: {error}; `pip install 'allocator[web]'` adds what it needs") from error
+    return beside
 
 
 def _as_toml(settings: dict[str, dict[str, Any]]) -> str:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
 from allocator.cli_group import with_clusters
 from allocator.errors import ConfigError
 
-__all__ = ["web"]
+if TYPE_CHECKING:
+    from allocator.cli_read import Access
+    from allocator.consumer.config import Config
+    from allocator.consumer.consumer import Consumer
+    from allocator.consumer.daemon import Daemon
+    from allocator.consumer.run import Beside
+    from allocator.web.actions import Reset
+
+__all__ = ["beside", "web"]
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -58,10 +70,9 @@ def web(
 async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float) -> None:
     from prometheus_client import CollectorRegistry
 
-    from allocator.cli_read import execute_reset, plan_reset
-    from allocator.cli_report import parse_target
     from allocator.tasks import Scope
     from allocator.web.actions import actions
+    from allocator.web.group_metrics import GroupCollector
     from allocator.web.server import Health, Site, serve
     from allocator.web.watch import Watcher
 
@@ -75,22 +86,57 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
-        work = execute_reset if execute else plan_reset
-        return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
-
+    registry = CollectorRegistry()
+    registry.register(GroupCollector(watcher))
     site = Site(
         guard,
-        CollectorRegistry(),
+        registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, reset),
+        actions=actions(lambda: watcher.zk, access.root, _resetting(access)),
     )
     async with serve(site, host, port) as bound, Scope() as scope:
         name = f"[{host}]" if ":" in host else host
         click.echo(f"http://{name}:{bound}/ ({'changes need the token' if guard.token else 'read-only'})")
         scope.start(watcher.run(), "watcher")
         await scope.run(stop.wait())
+
+
+def beside(settings: Config) -> Beside:
+    """The server of `[web]`, to run beside a daemon. Raises ConfigError for settings that it cannot have."""
+    from allocator.cli_read import Access
+    from allocator.web.actions import actions
+    from allocator.web.daemon import beside_daemon
+    from allocator.web.guard import Guard
+    from allocator.web.watch import Watcher
+
+    web, zookeeper = settings.web, settings.zookeeper
+    guard = Guard.make(web.allow_hosts or (), web.token)
+
+    @contextlib.asynccontextmanager
+    async def running(config: Config, consumers: Sequence[Consumer], daemon: Daemon) -> AsyncIterator[None]:
+        watcher, allowed = None, {}
+        if config.group.membership == "zookeeper" and zookeeper.hosts is not None:
+            brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
+            access = Access(zookeeper.hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
+            watcher = Watcher(access, only=config.group.name)
+            allowed = actions(lambda: watcher.zk, access.root, _resetting(access))
+        async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed) as port:
+            log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
+            yield
+
+    return running
+
+
+def _resetting(access: Access) -> Reset:
+    from allocator.cli_read import execute_reset, plan_reset
+    from allocator.cli_report import parse_target
+
+    async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
+        work = execute_reset if execute else plan_reset
+        return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
+
+    return reset
 
 
 def _token(path: Optional[str]) -> Optional[str]:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any
 
 from allocator.assign import resolve
@@ -21,9 +23,12 @@ from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.notify import Notifier
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 
-__all__ = ["CLEAN", "ERROR", "HANDLER_FAILED", "SETTINGS", "check", "run"]
+__all__ = ["CLEAN", "ERROR", "HANDLER_FAILED", "SETTINGS", "Beside", "check", "run"]
 
 log = logging.getLogger(__name__)
+
+Beside = Callable[[Config, Sequence[Consumer], Daemon], AbstractAsyncContextManager[Any]]
+"""What runs as long as the daemon; the consumer is in the list once it is made."""
 
 CLEAN = 0  # stopped by a signal: drained, committed, left
 ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
@@ -41,16 +46,20 @@ def check(config: Config) -> Handler:
     return handler
 
 
-def run(config: Config) -> int:
-    """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine."""
+def run(config: Config, beside: Beside | None = None) -> int:
+    """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine.
+
+    `beside` is entered before the daemon starts and left after it has ended.
+    """
     logs.configure(config.log.level, config.log.format)
     try:
         handler = check(config)
     except (AssignorError, ConfigError) as error:
         log.error("%s", error)
         return SETTINGS
-    daemon = _daemon(config, handler)
-    code = asyncio.run(_until_signal(daemon))
+    consumers: list[Consumer] = []
+    daemon = _daemon(config, handler, consumers)
+    code = asyncio.run(_until_signal(daemon, beside=beside and partial(beside, config, consumers, daemon)))
     if daemon.stuck:
         # the interpreter waits for threads at its end, and this one was waited for long enough
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
@@ -58,7 +67,7 @@ def run(config: Config) -> int:
     return code
 
 
-def _daemon(config: Config, handler: Handler) -> Daemon:
+def _daemon(config: Config, handler: Handler, consumers: list[Consumer]) -> Daemon:
     settings = config.handler
     dead_letters = None
     if settings.dead_letter_topic is not None:
@@ -70,7 +79,8 @@ def _daemon(config: Config, handler: Handler) -> Daemon:
         )
 
     def consumer(listener: RebalanceListener) -> Consumer:
-        return Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener)
+        consumers.append(Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener))
+        return consumers[-1]
 
     return Daemon(
         consumer,
@@ -87,7 +97,11 @@ def _daemon(config: Config, handler: Handler) -> Daemon:
     )
 
 
-async def _until_signal(daemon: Daemon, exit_now: Callable[[int], Any] | None = None) -> int:
+async def _until_signal(
+    daemon: Daemon,
+    exit_now: Callable[[int], Any] | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+) -> int:
     loop = asyncio.get_running_loop()
     received: list[int] = []
 
@@ -104,7 +118,8 @@ async def _until_signal(daemon: Daemon, exit_now: Callable[[int], Any] | None = 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     try:
-        await daemon.run()
+        async with (beside or AsyncExitStack)():
+            await daemon.run()
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED

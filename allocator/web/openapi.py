@@ -1,5 +1,224 @@
+"""What the HTTP API answers, as an OpenAPI 3.1 description; the tests hold it true."""
+
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Any
 
-def describe_api() -> dict:
-    return {}
+__all__ = ["describe_api"]
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+WHOLE: Schema = {"type": "integer"}
+REAL: Schema = {"type": "number"}
+YES: Schema = {"type": "boolean"}
+
+
+def _maybe(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema}
+
+
+def _map(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": schema}
+
+
+def _object(*optional: str, **fields: Schema) -> Schema:
+    required = sorted(set(fields) - set(optional))
+    return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+FIGURES: dict[str, Schema] = {
+    "group": TEXT,
+    "phase": {"enum": ["stable", "rebalancing", "empty"]},
+    "generation": COUNT,
+    "partitions": COUNT,
+    "unowned": COUNT,
+    "lag": _maybe(COUNT),
+    "problems": COUNT,
+}
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": _object(error=_object(message=TEXT, retriable=YES)),
+    "Health": _object(ok=YES, problems=_list(TEXT)),
+    "Summary": _object(**FIGURES, members=COUNT),
+    "Overview": _object(groups=_list(_ref("Summary")), problems=_list(TEXT)),
+    "Member": _object(
+        *("rack", "weight", "topics", "pattern", "strategies", "refused", "releasing"),
+        id=TEXT,
+        client_id=TEXT,
+        host=_maybe(TEXT),
+        rack=_maybe(TEXT),
+        weight=REAL,
+        topics=_list(TEXT),
+        pattern=_maybe(TEXT),
+        strategies=_list(TEXT),
+        refused=_maybe(TEXT),
+        releasing=COUNT,
+        partitions=COUNT,
+        lag=COUNT,
+        gone=YES,
+    ),
+    "Topic": {
+        **_object(
+            topic=TEXT,
+            partitions={**TEXT, "description": 'As ranges: "0-3,7".'},
+            owners={**_list(WHOLE), "description": "For each partition the index in `members`; -1 for nobody."},
+            to={**_map(COUNT), "description": "Partition on the move -> index of the member that gets it."},
+            moved={**_map(_maybe(TEXT)), "description": "Partition that the last rebalance moved -> former owner."},
+            unowned=_list(COUNT),
+        )
+    },
+    "Finding": _object(
+        id=TEXT,
+        severity={"enum": ["info", "warning", "critical"]},
+        what=TEXT,
+        where=TEXT,
+        why=TEXT,
+        do=TEXT,
+        command=_maybe(TEXT),
+    ),
+    "Rebalance": _object(
+        generation=COUNT,
+        began={**REAL, "description": "Epoch seconds, as is every time here."},
+        ended=_maybe(REAL),
+        took_s=_maybe(REAL),
+        superseded=YES,
+        why=_list(TEXT),
+        strategy=TEXT,
+        moved=COUNT,
+        total=COUNT,
+        waited_for=_list(_object(member=TEXT, s=REAL)),
+        between=_list(_object(**{"from": _maybe(TEXT), "to": _maybe(TEXT), "partitions": COUNT})),
+    ),
+    "Point": _object(at=REAL, lag=_maybe(COUNT), produced=_maybe(REAL), consumed=_maybe(REAL), commits=_maybe(REAL)),
+    "Group": _object(
+        **FIGURES,
+        members=_list(_ref("Member")),
+        topics=_list(_ref("Topic")),
+        leader=_maybe(TEXT),
+        strategy=_maybe(TEXT),
+        revision=COUNT,
+        findings=_list(_ref("Finding")),
+        rebalances=_list(_ref("Rebalance")),
+        series=_list(_ref("Point")),
+    ),
+    "Partitions": _object(
+        partitions=_list(
+            _object(
+                topic=TEXT,
+                partition=COUNT,
+                owner=_maybe(TEXT),
+                client_id=_maybe(TEXT),
+                committed=_maybe(COUNT),
+                metadata=_maybe(TEXT),
+                log_start=_maybe(COUNT),
+                log_end=_maybe(COUNT),
+                lag=_maybe(COUNT),
+            )
+        )
+    ),
+    "Asked": _object(group=TEXT, asked=YES),
+    "Reset": _object(
+        group=TEXT,
+        executed=YES,
+        members_alive=_list(TEXT),
+        partitions=_list(_object(**{"topic": TEXT, "partition": COUNT, "from": _maybe(COUNT), "to": COUNT})),
+    ),
+    "ResetRequest": _object(
+        *("topics", "confirm"),
+        to={"type": ["string", "integer"], "description": "earliest, latest, timestamp:MILLISECONDS, or an offset"},
+        topics={**_list(TEXT), "description": "None: all of the group."},
+        confirm={**TEXT, "description": "The group's name; without it nothing is done, only said."},
+    ),
+}
+
+GROUP = {"name": "group", "in": "path", "required": True, "schema": TEXT}
+
+
+def _answer(what: str, schema: str) -> Schema:
+    return {"description": what, "content": {"application/json": {"schema": _ref(schema)}}}
+
+
+def _get(summary: str, schema: str, *parameters: Schema, errors: tuple[int, ...] = (404,)) -> Schema:
+    return {"get": _operation(summary, {"200": _answer("As of now.", schema)}, parameters, errors)}
+
+
+def _post(summary: str, schema: str, body: Schema | None = None) -> Schema:
+    operation = _operation(summary, {"200": _answer("Done.", schema)}, (GROUP,), (400, 401, 403, 404, 409, 415))
+    operation["security"] = [{"token": []}]
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return {"post": operation}
+
+
+def _operation(summary: str, answers: Schema, parameters: tuple[Schema, ...], errors: tuple[int, ...]) -> Schema:
+    meaning = {
+        400: "The body is wrong.",
+        401: "The token is missing or wrong.",
+        403: "Read-only, or asked by a page of another origin.",
+        404: "No such group is known.",
+        409: "Not possible as the group is now.",
+        415: "The body is no JSON.",
+        421: "The Host header does not name this server.",
+        503: "Not well.",
+    }
+    # every address but those of health checks what it is called
+    codes = errors if 503 in errors and 404 not in errors else (*errors, 421)
+    refused = {str(code): _answer(meaning[code], "Health" if codes == (503,) else "Error") for code in codes}
+    return {"summary": summary, "parameters": list(parameters), "responses": {**answers, **refused}}
+
+
+def _text(summary: str, kind: str, *parameters: Schema, errors: tuple[int, ...] = ()) -> Schema:
+    answer = {"description": "As of now.", "content": {kind: {"schema": TEXT}}}
+    return {"get": _operation(summary, {"200": answer}, parameters, errors)}
+
+
+def describe_api() -> dict[str, Any]:
+    """The description, made anew: the caller may change it."""
+    watched = {"name": "group", "in": "query", "required": False, "schema": TEXT}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "allocator",
+            "version": metadata.version("allocator"),
+            "description": "What `allocator web` and the daemon's web server tell of groups. Changes need a token.",
+        },
+        "paths": {
+            "/api/groups": _get("All groups", "Overview"),
+            "/api/groups/{group}": _get("One group", "Group", GROUP),
+            "/api/groups/{group}/partitions": _get("Offsets and owner of each partition", "Partitions", GROUP),
+            "/api/groups/{group}/rebalance": _post("Have the leader compute the assignment anew", "Asked"),
+            "/api/groups/{group}/offsets/reset": _post("Replace committed offsets", "Reset", _ref("ResetRequest")),
+            "/api/events": _text(
+                "Server-sent events: overview, group, lag, rebalances, findings, series, missing",
+                "text/event-stream",
+                watched,
+                errors=(404, 503),
+            ),
+            "/api/openapi.json": {
+                "get": {
+                    "summary": "This description",
+                    "responses": {
+                        "200": {"description": "JSON.", "content": {"application/json": {"schema": {"type": "object"}}}}
+                    },
+                }
+            },
+            "/metrics": _text("For Prometheus", "text/plain"),
+            "/health/live": _get("503: a restart helps", "Health", errors=(503,)),
+            "/health/ready": _get("503: it does not do its work at present", "Health", errors=(503,)),
+        },
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }

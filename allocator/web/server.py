@@ -31,6 +31,7 @@ STATIC = Path(__file__).parent / "static"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later news; less: more work in a rebalance
 ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
+READ_S = 5.0  # how long a request waits for the first look at the groups
 BODY_BYTES = 65_536
 VIEWERS = 64  # streams at once; each costs memory and a socket
 
@@ -118,6 +119,14 @@ class Handler(web.RequestHandler):
             raise Refused(404, "this server shows no groups, only metrics and health")
         return self.site.watcher
 
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """The groups are watched while the block lasts, and have been read when it begins, if they can be."""
+        watcher = self.watcher()
+        async with self.site.viewing():
+            await watcher.until_ready(READ_S)
+            yield
+
     def group(self, name: str) -> Group:
         group = self.watcher().groups.get(name)
         if group is None or not group.seen:
@@ -135,13 +144,15 @@ class Page(Handler):
 
 
 class Overview(Handler):
-    def get(self) -> None:
-        self.answer(snapshot.overview(self.watcher()))
+    async def get(self) -> None:
+        async with self.watching():
+            self.answer(snapshot.overview(self.watcher()))
 
 
 class Detail(Handler):
-    def get(self, name: str) -> None:
-        group = self.group(name)
+    async def get(self, name: str) -> None:
+        async with self.watching():
+            group = self.group(name)
         self.answer(
             {
                 **snapshot.detail(group),
@@ -153,8 +164,9 @@ class Detail(Handler):
 
 
 class Partitions(Handler):
-    def get(self, name: str) -> None:
-        report = self.group(name).report
+    async def get(self, name: str) -> None:
+        async with self.watching():
+            report = self.group(name).report
         self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
 
 
@@ -189,7 +201,11 @@ class Act(Handler):
         action = self.site.actions.get(what)
         if action is None:
             raise Refused(404, f"{what!r} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
-        self.group(name)
+        async with self.watching():
+            self.group(name)
+            await self._do(name, what, action)
+
+    async def _do(self, name: str, what: str, action: Action) -> None:
         given = self._body()
         log.warning("%s of %s is asked for by %s: %s", what, name, self.request.remote_ip, given)
         try:

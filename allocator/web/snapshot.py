@@ -35,7 +35,7 @@ def figures(group: Group) -> dict[str, Any]:
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
         "lag": lag_of(group),
-        "problems": len(report.problems),
+        "problems": group.wrong,
     }
 
 
@@ -138,9 +138,20 @@ def rebalances(group: Group) -> list[dict[str, Any]]:
     return [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
 
 
-def findings(group: Group) -> list[dict[str, str]]:
+def findings(group: Group) -> list[dict[str, Any]]:
     """What is wrong, the worst first."""
-    return [{"severity": "warning", "what": problem, "remedy": ""} for problem in group.report.problems][:FINDINGS]
+    return [
+        {
+            "id": finding.id,
+            "severity": str(finding.severity),
+            "what": finding.what,
+            "where": finding.place,
+            "why": finding.why,
+            "do": finding.do,
+            "command": finding.command,
+        }
+        for finding in group.problems[:FINDINGS]
+    ]
 
 
 def encode(value: Any) -> str:
@@ -152,7 +163,7 @@ PARTS: dict[str, tuple[Callable[[Group], Any], tuple[str, ...]]] = {
     "group": (detail, ("state", "history")),
     "lag": (lags, ("state", "lag")),
     "rebalances": (rebalances, ("history",)),
-    "findings": (findings, ("state", "lag")),
+    "findings": (findings, ("state", "lag", "findings")),
 }
 
 

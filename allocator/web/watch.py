@@ -17,7 +17,8 @@ from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
-from allocator.tasks import Scope
+from allocator.migrate.doctor import Finding, Look, Severity, judge, look
+from allocator.tasks import Scope, happens
 from allocator.web.history import History, Series
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
 REST = 4  # asking Kafka takes at most one part in so many and one of the time, however many partitions there are
+DOCTOR_S = 30.0  # between two looks of the doctor; more: later findings; less: more requests, O(members) for a look
+DOCTOR_PAUSE_S = 2.0
 RUBBISH = 20  # problems named
 
 
@@ -58,9 +61,31 @@ class Group:
         self.series = Series()
         self.seen = False
         """Whether it was read at all."""
-        self.version = {"state": 0, "lag": 0, "history": 0}
+        self.examined = -1
+        """Version of the state that the doctor saw last."""
+        self.findings: list[Finding] = []
+        """What the doctor said when it looked last."""
+        self.version = {"state": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
         """What was made of it last, by those who show it: part -> (versions, text)."""
+
+    @property
+    def problems(self) -> list[Finding]:
+        """What is wrong, the worst first: the doctor's findings, and what has changed since it looked."""
+        if self.examined == self.version["state"]:
+            return self.findings
+        since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
+        return [*self.findings, *since]
+
+    @property
+    def wrong(self) -> int:
+        """How many of `problems` are more than worth knowing."""
+        return sum(finding.severity > Severity.INFO for finding in self.problems)
+
+    def judge(self, findings: list[Finding], of_state: int) -> None:
+        """Caller: the doctor, with the version of the state that it looked at."""
+        self.findings, self.examined = findings, of_state
+        self.version["findings"] += 1
 
     def learn(self, state: GroupState, now: float) -> None:
         """Caller: the watch on ZooKeeper."""
@@ -169,8 +194,8 @@ class GroupWatch:
 class Watcher:
     """All groups under a root, or only those named by `only`.
 
-    `run` goes on through any failure of the clusters; `problems` says what is wrong at present. `changed` is set anew
-    at each change: wait for the one that `news` returns.
+    `run` goes on through any failure of the clusters; `problems` says what is wrong at present. The event that
+    `subscribe` returns is set at each change.
     """
 
     def __init__(self, access: Access, *, only: str | None = None, interval_s: float = 5.0) -> None:
@@ -184,7 +209,10 @@ class Watcher:
         self._interval_s = interval_s
         self._waiters: set[asyncio.Event] = set()
         self.zk: Optional[ZooKeeper] = None
+        self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
+        """Those it asks."""
         self._client: Optional[KafkaClient] = None
+        self._looks: dict[str, Look] = {}
 
     def subscribe(self) -> asyncio.Event:
         """Set at each change; `unsubscribe` it."""
@@ -200,11 +228,30 @@ class Watcher:
         for event in self._waiters:
             event.set()
 
+    def forget(self) -> None:
+        """What was seen so long ago that a rebalance since would look as one of now."""
+        self.groups.clear()
+        self.problems.clear()
+        self.ready = False
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Returns once the groups have been read, or when the time is over."""
+        ends = time.monotonic() + timeout_s
+        news = self.subscribe()
+        try:
+            while not (self.ready and all(group.seen for group in self.groups.values())):
+                news.clear()
+                if not await happens(news, max(0.0, ends - time.monotonic())):
+                    return
+        finally:
+            self.unsubscribe(news)
+
     async def run(self) -> None:
         """Until cancelled."""
         async with Scope() as scope:
             if self._access.brokers is not None:
                 scope.start(self._keep("kafka", self._ask_kafka), "kafka")
+            scope.start(self._examine(), "doctor")
             await scope.run(self._keep("zookeeper", self._watch_zookeeper), "zookeeper")
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
@@ -281,6 +328,31 @@ class Watcher:
         wanted = {*existing, *committed, *state.assigned}
         group.measure(await read_logs(client, wanted, committed, timeout_s), existing, time.time())
         self._changed()
+
+    # -- the doctor ----------------------------------------------------------------------------------------------
+
+    async def _examine(self) -> None:
+        """Looks at each group again and again, and sooner at one that has changed and come to rest."""
+        while True:
+            began = time.monotonic()
+            for group in list(self.groups.values()):
+                if self.zk is None or not group.seen or not self._is_due(group):
+                    continue
+                if self._client is None and self._access.brokers is not None:
+                    continue  # Kafka's silence is said elsewhere
+                version = group.version["state"]
+                now = await look(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
+                group.judge(judge(self._looks.get(group.name, now), now, root=self._access.root), version)
+                self._looks[group.name] = now
+                self._changed()
+            self._looks = {name: seen for name, seen in self._looks.items() if name in self.groups}
+            await asyncio.sleep(max(DOCTOR_PAUSE_S, REST * (time.monotonic() - began)))
+
+    def _is_due(self, group: Group) -> bool:
+        before = self._looks.get(group.name)
+        if before is None or 1000 * time.time() - before.ended_ms >= 1000 * DOCTOR_S:
+            return True
+        return group.examined != group.version["state"] and group.history.open is None
 
 
 async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list[str]:

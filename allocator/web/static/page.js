@@ -225,9 +225,12 @@ const showHistory = () => {
 
 const showFindings = (findings) => {
   get("findings").className = findings.length ? "" : "none";
-  get("findings").querySelector("ul").replaceChildren(...(findings.length ? findings : [{ severity: "good", what: "Nothing is wrong as far as can be seen." }]).map((each) => element("li", {},
-    element("b", { class: `badge ${{ error: "bad", warning: "busy", good: "good" }[each.severity] ?? "quiet"}` }, each.severity), each.what,
-    ...(each.remedy ? [element("span", { class: "remedy" }, each.remedy)] : []))));
+  get("findings").querySelector("ul").replaceChildren(...(findings.length ? findings : [{ severity: "good", what: "Nothing is wrong as far as can be seen." }]).map((each) => {
+    const kind = { critical: "bad", warning: "busy", good: "good" }[each.severity] ?? "quiet";
+    const more = [each.where, each.why, each.do].filter(Boolean).join(" · ");
+    return element("li", {}, element("b", { class: `badge ${kind}` }, each.severity), each.what,
+      ...(more ? [element("span", { class: "remedy" }, more, ...(each.command ? [" ", element("code", {}, each.command)] : []))] : []));
+  }));
 };
 
 const charts = [

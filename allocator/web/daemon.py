@@ -1,0 +1,141 @@
+"""What a running daemon tells: health that stays right during a rebalance, metrics, and the page on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Optional
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from allocator.consumer.consumer import Consumer
+from allocator.consumer.daemon import Daemon
+from allocator.tasks import Scope, happens
+from allocator.types import TopicPartition
+from allocator.web.actions import Action
+from allocator.web.guard import Guard
+from allocator.web.metrics import ConsumerCollector
+from allocator.web.server import Health, Site, serve
+from allocator.web.watch import Watcher
+
+__all__ = ["DaemonHealth", "Demand", "beside_daemon"]
+
+LINGER_S = 60.0  # how long the group is watched after the last look; more: its history stays; less: fewer reads
+READ_WITHIN_S = 30.0  # how long an owned partition may be without an answer to a fetch; more: told later
+
+
+class DaemonHealth:
+    """Whether one daemon lives and does its work.
+
+    live: it answers, which shows that its loop runs, and no handler hangs that was given up. A lost session or a
+    silent ZooKeeper is nothing that a restart would mend: the membership is rejoining.
+    ready: it is a member whose lease is valid, and what it owns is being read, or it owns nothing because the
+    assignment gives it nothing. Partitions that come or go in a rebalance do not change that.
+    """
+
+    def __init__(
+        self,
+        consumers: Sequence[Consumer],
+        stuck: Callable[[], frozenset[TopicPartition]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._consumers = consumers
+        self._stuck = stuck
+        self._clock = clock
+        self._unread: dict[TopicPartition, float] = {}
+
+    def live(self) -> list[str]:
+        return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
+
+    def ready(self) -> list[str]:
+        if not self._consumers:
+            return ["it has not begun yet"]
+        consumer = self._consumers[-1]
+        if not consumer.may_act():
+            return ["its lease is not valid: it is joining, or ZooKeeper (or Kafka's coordinator) does not answer"]
+        owned = consumer.assignment()
+        if consumer.generation == 0 and not owned:
+            return ["it has joined, and no assignment has come yet"]
+        now = self._clock()
+        # what was paused waits for its handler, and was read
+        unread = owned - set(consumer.lag()) - consumer.paused()
+        self._unread = {partition: self._unread.get(partition, now) for partition in unread}
+        late = sorted(p for p, since in self._unread.items() if now - since > READ_WITHIN_S)
+        if late:
+            first = f"{late[0].topic}:{late[0].partition}"
+            return [f"{len(late)} of its partitions are not being read since {READ_WITHIN_S:g} s, such as {first}"]
+        if owned and len(unread) == len(owned):
+            return ["none of its partitions has been read yet"]
+        return []
+
+
+class Demand:
+    """Runs a watcher while somebody looks, and a minute longer.
+
+    A hundred daemons that each watched their group for nobody would read as much in a rebalance as a hundred pages.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._viewers = 0
+        self._asked = asyncio.Event()
+        self._nobody = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def viewing(self) -> AsyncIterator[None]:
+        """Entered by whoever looks."""
+        self._viewers += 1
+        self._nobody.clear()
+        self._asked.set()
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._nobody.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._asked.wait()
+            async with Scope() as scope:
+                scope.start(self._watcher.run(), "watcher")
+                await scope.run(self._until_nobody_looks())
+            self._watcher.forget()
+
+    async def _until_nobody_looks(self) -> None:
+        while True:
+            await self._nobody.wait()
+            self._asked.clear()
+            if not await happens(self._asked, LINGER_S) and not self._viewers:
+                return
+
+
+@contextlib.asynccontextmanager
+async def beside_daemon(
+    consumers: Sequence[Consumer],
+    daemon: Daemon,
+    guard: Guard,
+    host: str,
+    port: int,
+    watcher: Optional[Watcher] = None,
+    actions: Optional[Mapping[str, Action]] = None,
+) -> AsyncIterator[int]:
+    """Serves metrics, health and (with a watcher) the page while the block lasts; gives the port. Raises PortTaken."""
+    registry = CollectorRegistry()
+    registry.register(ConsumerCollector(consumers))
+    for collector in (ProcessCollector, PlatformCollector):
+        collector(registry=registry)
+    health = DaemonHealth(consumers, lambda: daemon.stuck)
+    shown = Health(health.live, health.ready)
+    async with Scope() as scope:
+        if watcher is None:
+            site = Site(guard, registry, shown)
+        else:
+            demand = Demand(watcher)
+            scope.start(demand.run(), "watching")
+            site = Site(guard, registry, shown, watcher, demand.viewing, actions or {})
+        async with serve(site, host, port) as bound:
+            yield bound

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from allocator.assign import resolve
 from allocator.consumer.settings import MASK, Faults, Flag, Kind, Number, Text, Texts, Whole, setting
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.znodes import GROUP_NAME
 from allocator.spark import connector
 from allocator.spark.places import (
@@ -162,6 +163,17 @@ class Options:
     zookeeper: Optional[str] = setting(Text(check=_ensemble, what='"host:port,host:port/chroot"'), None)
     # where groups stand in ZooKeeper
     zookeeper_root: str = setting(Text(what="an absolute path"), "/allocator")
+    # stream only. "zookeeper": the query is a member of the group and reads the partitions that it is given, beside
+    # other members; it commits always. "none" (default) reads all partitions
+    membership: str = setting(Text(("none", "zookeeper")), "none")
+    # of the member: relative capacity, for allocator functions that heed it
+    weight: float = setting(Number(0, 1e6, above=True, unit="relative capacity"), 1.0)
+    # of the member: allocator functions that it can work with, the preferred first; default naive
+    assignor: Optional[tuple[str, ...]] = setting(Texts("allocator functions, with commas between them"), None)
+    # of the member: seconds, default 30; more: the partitions of a crashed query wait longer
+    session_timeout_s: float = setting(Number(1, 3600), 30.0)
+    # of the member: how the others see it; default: made from the host's name
+    client_id: Optional[str] = setting(Text(), None)
     # where records are written to; a column `topic` does it record by record
     topic: Optional[str] = setting(Text(check=_topic, what="a topic"), None)
     # of what is written
@@ -183,7 +195,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("topics", "topics_pattern", "assign", "starting_offsets", "starting_timestamps"), (READ, STREAM)),
     **dict.fromkeys(("ending_offsets", "ending_timestamps"), (READ,)),
     **dict.fromkeys(("min_partitions", "max_records_per_partition", "fail_on_data_loss"), (READ, STREAM)),
-    **dict.fromkeys(("max_offsets_per_trigger",), (STREAM,)),
+    **dict.fromkeys(("max_offsets_per_trigger", "membership"), (STREAM,)),
     "topic": (WRITE,),
 }
 _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "kind" in f.metadata}
@@ -293,11 +305,32 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
         return {}
 
 
+def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> None:
+    if options.membership == "none":
+        for option in ("weight", "assignor", "session_timeout_s", "client_id"):
+            if option in names:
+                fault(option, f"{names[option]} is for a member: give membership = zookeeper, or leave it out")
+        return
+    for option in ("group", "zookeeper"):
+        if getattr(options, option) is None:
+            fault(option, f"membership = zookeeper needs {option}")
+    if options.assign is not None:
+        fault("assign", "assign chooses partitions by hand, and membership = zookeeper has the group do it")
+    if options.commit == "never" and "commit" in names:
+        fault("commit", "commit = never: a member commits always, as the next owner of a partition begins there")
+    try:
+        for name in options.assignor or ():
+            resolve(name)
+    except AllocatorError as error:
+        fault("assignor", str(error))
+
+
 def _check_together(options: Options, names: Mapping[str, str], use: str | None, faults: Faults) -> None:
     def fault(option: str, why: str) -> None:
         if option not in faults.keys:
             faults.add(option, why)
 
+    _check_member(options, names, fault)
     for one, other in (("starting_offsets", "starting_timestamps"), ("ending_offsets", "ending_timestamps")):
         if one in names and other in names:
             fault(other, f"{names[one]} and {names[other]} exclude each other; give one of them")

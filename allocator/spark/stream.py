@@ -13,8 +13,9 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss
 from allocator.spark.group import commit, refuse_members
 from allocator.spark.link import Link
+from allocator.spark.member import Member
 from allocator.spark.options import Options
-from allocator.spark.places import LATEST, Place
+from allocator.spark.places import EARLIEST, LATEST, Place
 from allocator.spark.plan import bounds, clip, ends, find_partitions, resolve, some
 from allocator.spark.positions import Positions
 from allocator.spark.ranges import Range, share_out, split
@@ -63,6 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # Trigger.AvailableNow: what was there when the query began
         self._target: Offsets | None = None
         self._group_checked = False
+        self._member = None if options.membership == "none" else Member(options)
 
     def __getstate__(self) -> dict[str, Any]:
         # tasks get a copy; it has no connection, and no memory
@@ -107,10 +109,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         done = Positions.of_json(end)
         if self._reached is None:
             self._noted(done)
-        if self.options.commit == "after_batch":
+        if self.options.commit == "after_batch" and self._member is None:
             self._run(self._commit(done.next))
 
     def stop(self) -> None:
+        if self._member is not None:
+            self._member.close()
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -135,12 +139,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     async def _client(self) -> KafkaClient:
         assert self._link is not None
         client = await self._link.client()
-        if not self._group_checked and self.options.commit == "after_batch":
+        if not self._group_checked and self.options.commit == "after_batch" and self._member is None:
             await refuse_members(client, self.options)
         self._group_checked = True
         return client
 
     async def _initial(self) -> Positions:
+        if self._member is not None:
+            return Positions({}, {})  # what it is given has its beginning with it
         client, options = await self._client(), self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or Place(LATEST), known, "starting_offsets")
@@ -153,6 +159,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     async def _next(self, before: Positions, most: int | None) -> Positions:
         """The end of the next batch; `before` itself if there is nothing new."""
         client, options = await self._client(), self.options
+        if self._member is not None:
+            return await self._next_of_ours(client, self._member, before, most)
         if options.commit == "after_batch" and before != self._initial_positions:
             # Spark asks for the next batch when the one before is done, but says so only once there is a next one
             await self._commit(before.next)
@@ -179,6 +187,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # a topic that is gone keeps its place: should it come back, with fewer records, that is data loss, not news
         after = {**before.next, **upto}
         return before if after == before.next else Positions(after, begin)
+
+    async def _next_of_ours(
+        self, client: KafkaClient, member: Member, before: Positions, most: int | None
+    ) -> Positions:
+        """The same, of the partitions that the group gives to this query."""
+        options, ours = self.options, member.border(before.next)
+        # what the membership was told of may be news to this client
+        await find_partitions(client, options, METADATA_S)
+        new = [tp for tp, at in ours.items() if at is None]
+        known = await bounds(client, options, new)
+        first = await resolve(client, options, options.start or Place(EARLIEST), known, "starting_offsets")
+        start = {tp: first[tp] if at is None else at for tp, at in ours.items()}
+        self._latest = upto = await ends(client, options, list(start))
+        if self._target is not None:
+            upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
+        self._must_reach(start, upto)
+        if most is not None:
+            upto = share_out(start, upto, most)
+        begin = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
+        return before if upto == dict(before.next) and not begin else Positions(upto, begin)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Those to read now. Raises CheckpointMismatch, or DataLoss for what is gone."""
@@ -225,6 +253,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     async def _ranges(self, start: Positions, end: Positions) -> list[Range]:
         begin = {**start.next, **end.begin}
+        if self._member is not None:
+            planned = [tp for tp, last in end.next.items() if tp in begin and last > begin[tp]]
+            ours = self._member.claim(frozenset(planned))
+            left_out = set(planned) - ours.keys()
+            if left_out:
+                log.warning("%s are other members' by now, who go on from the commit", some(left_out))
+            done = {tp: max(begin[tp], ours[tp] or 0) for tp in planned if tp in ours}
+            return [Range(tp.topic, tp.partition, at, end.next[tp]) for tp, at in done.items() if end.next[tp] > at]
         missing = [tp for tp in end.next if tp not in begin]
         # made anew, and that is accepted: from the first record
         anew = [tp for tp, last in end.next.items() if tp in begin and last < begin[tp]]

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from spark_queries import Query
 
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.testing import LocalCluster, produce, wait_until
+from allocator.testing import LocalCluster, produce
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 
@@ -19,36 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TopicFactory = Callable[..., str]
-PATIENCE_S = 60.0
-
-
-class Query:
-    """A stream from a topic into files, which may be stopped and started again over the same checkpoint."""
-
-    def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
-        self.spark = spark
-        self.out, self.checkpoint = path / "out", path / "checkpoint"
-        self.options = {name: str(value) for name, value in options.items()}
-
-    def start(self, **trigger: Any) -> Any:
-        frame = self.spark.readStream.format("allocator").options(**self.options).load()
-        writer = frame.selectExpr("topic", "partition", "offset", "cast(value as string) value").writeStream
-        writer = writer.format("parquet").option("checkpointLocation", str(self.checkpoint))
-        return writer.trigger(**trigger).start(str(self.out)) if trigger else writer.start(str(self.out))
-
-    def values(self) -> Counter[str]:
-        if not self.out.exists() or not list(self.out.glob("_spark_metadata/*")):
-            return Counter()
-        return Counter(row.value for row in self.spark.read.parquet(str(self.out)).collect())
-
-    def run_until(self, done: Callable[[], bool], what: str) -> Any:
-        query = self.start()
-        try:
-            wait_until(lambda: query.exception() is not None or done(), PATIENCE_S, what)
-            assert query.exception() is None, query.exception()
-            return query
-        finally:
-            query.stop()
 
 
 def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:

@@ -1,0 +1,79 @@
+"""Streams into files, whose rows are counted exactly as Spark counts them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet
+
+from allocator.testing import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Query"]
+
+PATIENCE_S = 60.0
+
+
+class Query:
+    """A stream from topics into files, which may be stopped and started again over the same checkpoint."""
+
+    def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
+        self.spark = spark
+        self.out, self.checkpoint = path / "out", path / "checkpoint"
+        self.options = {name: str(value) for name, value in options.items()}
+
+    def start(self, **trigger: Any) -> Any:
+        """The running query, whose source has begun."""
+        while True:
+            query = self._start(**trigger)
+            wait_until(lambda: _begun(query), PATIENCE_S, "the query to begin")
+            # Spark gives a new Python process 10 s to import what it needs, which on a busy machine is too little
+            if "failed to connect back" not in str(query.exception()):
+                return query
+
+    def _start(self, **trigger: Any) -> Any:
+        frame = self.spark.readStream.format("allocator").options(**self.options).load()
+        writer = frame.selectExpr("topic", "partition", "offset", "cast(value as string) value").writeStream
+        writer = writer.format("parquet").option("checkpointLocation", str(self.checkpoint))
+        return writer.trigger(**trigger).start(str(self.out)) if trigger else writer.start(str(self.out))
+
+    def values(self) -> Counter[str]:
+        """Of the files that finished batches have listed; what a batch left unfinished does not count."""
+        files: set[str] = set()
+        for log in sorted(self.out.glob("_spark_metadata/[0-9]*")):
+            for line in log.read_text().splitlines()[1:]:
+                files.add(unquote(urlparse(json.loads(line)["path"]).path))
+        found: Counter[str] = Counter()
+        for file in files:
+            found.update(pyarrow.parquet.read_table(file, columns=["value"]).column("value").to_pylist())
+        return found
+
+    def run_until(self, done: Callable[[], bool], what: str) -> Any:
+        """Starts it, and stops it once `done`; the query, with what it says of itself."""
+        query = self.start()
+        try:
+            wait_until(lambda: query.exception() is not None or done(), PATIENCE_S, what)
+            assert query.exception() is None, query.exception()
+            return query
+        finally:
+            query.stop()
+
+    def fails(self) -> str:
+        """Starts it, and waits for its failure; what it says."""
+        query = self.start()
+        try:
+            wait_until(lambda: query.exception() is not None, PATIENCE_S, "the query to fail")
+            return str(query.exception())
+        finally:
+            query.stop()
+
+
+def _begun(query: Any) -> bool:
+    return query.exception() is not None or not query.isActive or query.status["message"] != "Initializing sources"

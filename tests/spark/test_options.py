@@ -1,0 +1,213 @@
+"""Options: the names, what is wrong with values, places and ranges. Nothing here touches a broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError
+from allocator.spark.options import READ, STREAM, WRITE, read_options
+from allocator.spark.places import Place
+from allocator.spark.positions import Positions
+from allocator.spark.ranges import Range, share_out, split
+from allocator.types import TopicPartition
+
+OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
+
+
+def faults(options: dict[str, Any], use: str | None = READ) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read_options(options, use)
+    return str(caught.value).splitlines()[1:]
+
+
+def test_the_connectors_names_say_the_same_as_ours() -> None:
+    ours = read_options(
+        {
+            **OURS,
+            "starting_offsets": "earliest",
+            "max_offsets_per_trigger": "100",
+            "fail_on_data_loss": "false",
+            "include_headers": "true",
+            "min_partitions": "8",
+            "group": "g",
+            "isolation_level": "read_committed",
+            "security.security_protocol": "SASL_SSL",
+            "security.sasl_mechanism": "PLAIN",
+            "security.sasl_plain_username": "u",
+            "security.sasl_plain_password": "p w",
+        },
+        STREAM,
+    )
+    theirs = read_options(
+        {
+            "kafka.bootstrap.servers": "a:9092,b:9092",
+            "subscribe": "orders",
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "100",
+            "failOnDataLoss": "false",
+            "includeHeaders": "true",
+            "minPartitions": "8",
+            "kafka.group.id": "g",
+            "kafka.isolation.level": "read_committed",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": (
+                'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p w";'
+            ),
+            "kafka.session.timeout.ms": "10000",  # of a client that is not there
+            "groupIdPrefix": "x",
+        },
+        STREAM,
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("brokrs", "brokers"),
+        ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
+        ("startingOffset", "starting_offsets"),
+        ("max_offset_per_trigger", "max_offsets_per_trigger"),
+        ("subscribes", "subscribe"),
+        ("security.sasl_mechansim", "security.sasl_mechanism"),
+        ("kafka.max.poll.record", "kafka.max.poll.records"),
+    ],
+)
+def test_an_unknown_option_is_told_with_the_nearest(wrong: str, nearest: str) -> None:
+    assert f'format("allocator"): {wrong} is not an option; did you mean {nearest}?' in "\n".join(
+        faults({**OURS, wrong: "1"})
+    )
+
+
+def test_every_fault_is_told_at_once() -> None:
+    found = faults(
+        {
+            "topics": "no topic",
+            "startingOffsets": "erliest",
+            "minPartitions": "-1",
+            "failOnDataLoss": "maybe",
+            "commit": "always",
+            "timeout_s": "nan",
+            "colour": "red",
+        }
+    )
+    for said in ("brokers is missing", "topics = no topic", "startingOffsets = erliest", "minPartitions = -1",
+                 "failOnDataLoss = maybe", "commit = always", "timeout_s = nan", "colour is not"):  # fmt: skip
+        assert any(said in line for line in found), said
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "use", "said"),
+    [
+        ({"brokers": "a:1"}, READ, "what is to be read?"),
+        ({**OURS, "topics_pattern": "o.*"}, READ, "exclude each other"),
+        ({**OURS, "topics": "a", "subscribe": "b"}, READ, "are the same option and differ"),
+        ({**OURS, "topics_pattern": "("}, READ, "missing )"),
+        ({"brokers": "a:1", "topics_pattern": "("}, READ, "missing )"),
+        ({**OURS, "starting_offsets": "committed"}, READ, "give group"),
+        ({**OURS, "commit": "after_batch"}, STREAM, "give group"),
+        ({**OURS, "commit": "after_batch", "group": "g"}, READ, "is for readStream"),
+        ({**OURS, "ending_offsets": "latest"}, STREAM, "has no meaning for readStream"),
+        ({**OURS, "max_offsets_per_trigger": "1"}, READ, "has no meaning for read"),
+        ({**OURS, "topic": "t"}, READ, "has no meaning for read"),
+        ({**OURS}, WRITE, "has no meaning for write"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 1}'}, READ, "no JSON"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": "1"}}'}, READ, "needs a whole number"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": -3}}'}, READ, "below -2"),
+        ({**OURS, "starting_offsets": '{"orders": {"x": 3}}'}, READ, "has no partition"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "0": 4}}'}, READ, "twice"),
+        ({**OURS, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
+        ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "is no end"),
+        ({**OURS, "ending_offsets": "committed"}, READ, "must be latest"),
+        ({**OURS, "starting_offsets": "timestamp:2026-01-01T00:00:00"}, READ, "does not say its zone"),
+        ({**OURS, "starting_offsets": "earliest", "startingTimestamp": "5"}, READ, "exclude each other"),
+        ({"brokers": "a:1", "assign": '{"orders": [0, 0]}'}, READ, "twice"),
+        ({"brokers": "a:1", "assign": '{"orders": []}'}, READ, "needs a list"),
+        ({**OURS, "brokers": "a:b"}, READ, "is not an address"),
+        ({**OURS, "security.protocol": "TLS"}, READ, "security_protocol is 'TLS'"),
+        ({**OURS, "kafka.ssl.truststore.location": "/x.jks"}, READ, "Java key store"),
+        ({**OURS, "membership": "zookeeper", "group": "g"}, STREAM, "needs zookeeper"),
+        ({**OURS, "weight": "2"}, STREAM, "is for a member"),
+        ({**OURS, "membership": "zookeeper", "group": "g", "zookeeper": "z:1", "commit": "never"}, STREAM, "always"),
+        (
+            {**OURS, "zookeeper": "z:1", "assignor": "wieghted", "group": "g", "membership": "zookeeper"},
+            STREAM,
+            "weigh",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(options: dict[str, str], use: str, said: str) -> None:
+    assert said in "\n".join(faults(options, use))
+
+
+def test_no_password_is_ever_shown() -> None:
+    options = {**OURS, "security.protocol": "SASL_SLL", "security.sasl_plain_password": "geheim", "colour": "red"}
+    assert "geheim" not in "\n".join(faults(options))
+    right = read_options({**OURS, "security.protocol": "SASL_SSL", "security.sasl_mechanism": "PLAIN",
+                          "security.sasl_plain_password": "geheim"})  # fmt: skip
+    assert "geheim" not in repr(right)
+    assert right.security["sasl_plain_password"] == "geheim"
+
+
+def test_places_are_read() -> None:
+    def start(text: str, name: str = "starting_offsets") -> Place | None:
+        return read_options({**OURS, "group": "g", name: text}, READ).start
+
+    tp = TopicPartition("orders", 3)
+    assert start("LATEST") == Place("latest")
+    assert start("timestamp:2026-01-01T01:00:00+01:00") == Place(1767225600000)
+    assert start("1767225600000", "startingTimestamp") == Place(1767225600000)
+    assert start('{"orders": {"3": -2}}') == Place(None, {tp: "earliest"})
+    assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == Place(None, {}, {tp: 7})
+    assert Place(None, {tp: 7}).of(tp) == ("offset", 7)
+    assert Place(9).of(tp) == ("time", 9)
+    assert Place(None, {tp: 7}).of(TopicPartition("orders", 4)) == ("", None)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(sorted), min_size=1, max_size=20).map(
+    lambda pairs: [Range("t", number, low, high) for number, (low, high) in enumerate(pairs)]
+)
+
+
+@given(RANGES, st.none() | st.integers(1, 200), st.none() | st.integers(1000, 10**6))
+def test_a_split_has_the_same_offsets_in_as_many_parts_as_asked(
+    ranges: list[Range], at_least: int | None, at_most_each: int | None
+) -> None:
+    parts = split(ranges, at_least, at_most_each)
+    rebuilt: dict[int, list[int]] = {}
+    for part in parts:
+        assert part.size > 0
+        assert at_most_each is None or part.size <= at_most_each
+        edges = rebuilt.setdefault(part.partition, [part.start, part.start])
+        assert edges[1] == part.start
+        edges[1] = part.end
+    assert rebuilt == {each.partition: [each.start, each.end] for each in ranges if each.size}
+    total = sum(each.size for each in ranges)
+    if at_least is not None and all(each.size >= at_least for each in ranges if each.size):
+        assert len(parts) >= min(at_least, total)
+
+
+@given(RANGES, st.integers(1, 10**7))
+def test_a_share_is_no_more_than_the_cap_and_moves_if_anything_can(ranges: list[Range], most: int) -> None:
+    start = {each.tp: each.start for each in ranges}
+    end = {each.tp: each.end for each in ranges}
+    upto = share_out(start, end, most)
+    moved = {tp: upto[tp] - start[tp] for tp in end}
+    assert all(0 <= step <= end[tp] - start[tp] for tp, step in moved.items())
+    assert sum(moved.values()) == min(most, sum(each.size for each in ranges))
+
+
+def test_positions_come_back_from_their_text_and_from_the_connectors() -> None:
+    a, b = TopicPartition("orders", 10), TopicPartition("orders", 9)
+    positions = Positions({a: 5, b: 7}, {b: 2})
+    text = json.dumps(positions.to_json())
+    assert text == '{"orders": {"9": 7, "10": 5}, "@begin": {"orders": {"9": 2}}}'
+    assert Positions.of_json(json.loads(text)) == positions
+    assert Positions.of_json({"orders": {"9": 7}}) == Positions({b: 7}, {})

@@ -157,8 +157,8 @@ def _session_timeouts(look: Look) -> Iterator[Finding]:
             "2 to 20 times its tickTime.",
             "Set the members' session timeout within the range, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
         )
-    if asked is None:
-        return
+    if asked is None or (look.state is not None and look.state.members and look.kafka is None):
+        return  # what the coordinator allows is nothing to members through ZooKeeper
     least, most = (_seconds(look, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
     if (least is not None and asked < least) or (most is not None and asked > most):
         yield Finding(

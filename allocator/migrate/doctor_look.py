@@ -151,10 +151,10 @@ async def _modified(zk: ZooKeeper, paths: Paths, state: GroupState) -> dict[str,
 async def _old_layouts(zk: ZooKeeper, group: str | None, seen: dict[str, Any]) -> None:
     if group is not None:
         for name, path in (("kiel", KIEL), ("old_consumers", OLD_CONSUMERS)):
-            found = tuple(sorted(await _children(zk, path.format(group))))
-            seen[name] = found or seen.get(name, ())
+            found = await _children(zk, path.format(group))
+            seen[name] = tuple(sorted({*seen.get(name, ()), *found}))
     registrations = [await _registration(zk, name) for name in await _children(zk, "/brokers/ids")]
-    seen["registrations"] = tuple(filter(None, registrations)) or seen.get("registrations", ())
+    seen["registrations"] = (*seen.get("registrations", ()), *filter(None, registrations))
 
 
 async def _children(zk: ZooKeeper, path: str) -> list[str]:

@@ -64,7 +64,7 @@ def _outside(report: GroupReport) -> Iterator[Finding]:
 def _gone(look: Look, report: GroupReport) -> Iterator[Finding]:
     gone = {p for p in report.partitions if p not in look.replicas}
     if gone and look.replicas:
-        assigned = gone & report.state.assigned
+        assigned = gone & report.state.assigned if report.state.members else set()
         yield Finding(
             "partition-gone",
             Severity.WARNING if assigned else Severity.INFO,

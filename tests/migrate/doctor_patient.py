@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, OffsetAndMetadata, TopicPartition
+from allocator.coordinator.offsets import GroupOffsets
 from allocator.migrate.doctor import Finding, examine
 from allocator.testing import LocalCluster
 from allocator.wire.kafka import KafkaClient
@@ -93,3 +94,10 @@ class Patient:
         code, out, err = await self.shell(*arguments, "--json")
         assert out, err
         return code, json.loads(out)
+
+
+async def commit_to_zookeeper(bootstrap: str, group: str, offsets: dict[TopicPartition, int]) -> None:
+    """As kiel does, and consumers of 0.8."""
+    async with KafkaClient(bootstrap) as client:
+        old = GroupOffsets(client, group, in_zookeeper=True)
+        await old.commit({p: OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()})

@@ -1,0 +1,89 @@
+"""What the doctor finds of brokers that are gone, out of reach or of another version; and what its page lists."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_patient import Patient, in_thread
+
+from allocator.migrate import doctor_cluster, doctor_finding, doctor_members, doctor_offsets
+from allocator.testing import LocalCluster, wait_until
+
+pytestmark = pytest.mark.deadline(200)
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def listed(cluster: LocalCluster, count: int) -> None:
+    """Until each broker that answers lists so many."""
+    wait_until(
+        lambda: all(len(known.brokers) == count for known in cluster.metadata()) and cluster.metadata(),
+        60,
+        lambda: f"{count} brokers, not {[sorted(known.brokers) for known in cluster.metadata()]}",
+    )
+
+
+async def test_a_broker_that_died(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: cluster_factory("3.9.1", brokers=3))
+    twice = await in_thread(lambda: topic_factory(3, replication=2, cluster=cluster))
+    once = await in_thread(lambda: topic_factory(3, cluster=cluster))
+    patient = Patient(cluster, twice, group, 3)
+    assert not await patient.examined(group=None)
+    await in_thread(cluster.brokers[2].kill)
+    await in_thread(lambda: listed(cluster, 2))
+    found = await patient.examined(group=None)
+    leaderless = {place for place in found["leaderless"][0].where if place.startswith(once)}
+    assert leaderless == {f"{once}:2"}
+    assert "Start the brokers that hold them: broker 2." in found["leaderless"][0].do
+    lacking = {place for place in found["under-replicated"][0].where if place.startswith(twice)}
+    assert len(lacking) == 2, "the third has its replicas on the other two"
+    assert "broker 2 not there" in found["under-replicated"][0].what
+
+
+@pytest.mark.long
+async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
+    async with LocalCluster("3.9.1", brokers=2, proxied=True) as cluster:
+        await in_thread(lambda: cluster.create_topic("t", 2))
+        patient = Patient(cluster, "t", group, 2)
+        async with patient.clients() as (client, zk, _):
+            from allocator.migrate.doctor import examine
+
+            assert not await examine(None, client=client, zookeeper=zk)
+            cluster.brokers[1].proxy.drop(client=os.getpid())
+            found = await examine(None, client=client, zookeeper=zk)
+            unreachable = [finding for finding in found if finding.id == "broker-unreachable"]
+            assert [finding.where for finding in unreachable] == [("broker 1",)]
+            assert cluster.brokers[1].address in unreachable[0].what
+
+
+@pytest.mark.long
+async def test_brokers_of_two_versions(group: str) -> None:
+    protocol = {"inter.broker.protocol.version": "1.1"}
+    async with LocalCluster("1.1.1", broker_config=protocol) as old:
+        joining: dict[str, Any] = {"zookeeper.connect": old.zookeeper, "broker.id": 7, **protocol}
+        async with LocalCluster("2.8.2", broker_config=joining):
+            await in_thread(lambda: listed(old, 2))
+            found = await Patient(old, "t", group, 1).examined(group=None)
+            assert found["mixed-versions"][0].where == ("broker 0: 1.1", "broker 7: 2.8")
+
+
+def test_the_page_lists_every_finding_and_no_other() -> None:
+    sources = "".join(
+        Path(str(module.__file__)).read_text() for module in (doctor_cluster, doctor_members, doctor_offsets)
+    )
+    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', sources)) | {doctor_finding.COULD_NOT_LOOK}
+    assert len(known) > 25
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == known
+
+
+def test_every_finding_is_caused_by_a_test() -> None:
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor*.py"))
+    known = set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert {name for name in known if f'"{name}"' not in here} == set()

@@ -33,7 +33,7 @@ class Query:
         """The running query, whose source has begun."""
         while True:
             query = self._start(**trigger)
-            wait_until(lambda: _begun(query), PATIENCE_S, "the query to begin")
+            wait_until(lambda query=query: _begun(query), PATIENCE_S, "the query to begin")
             # Spark gives a new Python process 10 s to import what it needs, which on a busy machine is too little
             if "failed to connect back" not in str(query.exception()):
                 return query

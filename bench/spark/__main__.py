@@ -1,0 +1,142 @@
+"""Records a second from a topic into Spark, beside what else there is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allocator.spark import session
+from allocator.testing import JarsUnavailable, LocalCluster
+from allocator.testing.java import find_java
+from allocator.testing.resolve import resolve
+from allocator.testing.versions import JarSet
+from bench.consume.fill import fill
+
+from .ceiling import Ceiling
+from .processes import Usage
+
+SIZE = 100
+ROWS = 70_000  # about 8 MiB of such records, as ours has in a batch
+
+
+class Result(NamedTuple):
+    name: str
+    records: int
+    partitions: int
+    seconds: float
+    cpu_s: float
+    rss: int
+
+    def row(self, ceiling: float) -> str:
+        rate = self.records / self.seconds
+        return (
+            f"| {self.name} | {self.records:,} | {self.partitions} | {self.seconds:.2f} | {rate / 1e6:.2f} "
+            f"| {rate / ceiling:.0%} | {self.cpu_s / self.records * 1e6:.2f} | {self.rss >> 20} |"
+        )
+
+
+def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[[], Any]) -> Result:
+    """The quickest of some runs; every row is handed to the JVM, all columns of it."""
+    runs = []
+    for _ in range(rounds):
+        with Usage() as usage:
+            began = time.monotonic()
+            frame().write.format("noop").mode("overwrite").save()
+            seconds = time.monotonic() - began
+        runs.append(Result(name, records, partitions, seconds, usage.cpu_s, usage.rss))
+    return min(runs, key=lambda run: run.seconds)
+
+
+def connector(spark_version: str, into: Path) -> str | None:
+    """The jars of Spark's own connector, with commas between them; None if they cannot be had."""
+    root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
+    # what Spark has itself
+    without = (
+        "org.apache.spark:spark-sql_2.13",
+        "org.scala-lang:scala-library",
+        "org.apache.hadoop:hadoop-client-runtime",
+    )
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        resolve(JarSet("Spark's Kafka connector", (root,), without), into, find_java(oldest=17), lambda count: None)
+    except JarsUnavailable as error:
+        print(f"without the JVM connector: {error}")
+        return None
+    return ",".join(str(jar) for jar in sorted(into.glob("*.jar")))
+
+
+def measure(spark: Any, cluster: Any, records: int, partitions: int, rounds: int, with_connector: bool) -> list[Result]:
+    topic = f"bench-{partitions}-{records}"
+    cluster.create_topic(topic, partitions, 1)
+    fill(cluster.bootstrap, topic, partitions, records, SIZE, "none")
+
+    def ours(kind: str, **more: str) -> Any:
+        options = {"brokers": cluster.bootstrap, "topics": topic, **more}
+        return spark.read.format(kind).options(**options).load()
+
+    def theirs() -> Any:
+        options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        return spark.read.format("kafka").options(**options).load()
+
+    made = {"records": records, "partitions": partitions, "size": SIZE, "rows": ROWS}
+    found = [best("in memory (ceiling)", records, partitions, rounds,
+                  lambda: spark.read.format("ceiling").options(**made).load()),
+             best("allocator", records, partitions, rounds, lambda: ours("allocator"))]  # fmt: skip
+    if with_connector:
+        found.append(best("JVM connector", records, partitions, rounds, theirs))
+    with tempfile.TemporaryDirectory() as directory:
+        ours("allocator").write.mode("overwrite").parquet(directory)
+        found.append(best("Parquet", records, partitions, rounds, lambda: spark.read.parquet(directory)))
+    cluster.delete_topic(topic, timeout_s=0)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--records", type=int, default=5_000_000)
+    parser.add_argument("--partitions", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kafka", default="3.9.1")
+    parser.add_argument("--growth", action="store_true", help="also 1 to 20 M records, and 4 to 256 partitions")
+    parser.add_argument("--no-connector", action="store_true", help="do not look for the JVM connector's jars")
+    parser.add_argument("--json", help="write the results to this file")
+    given = parser.parse_args()
+    sizes = [(given.records, given.partitions)]
+    if given.growth:
+        sizes += [(count * 1_000_000, given.partitions) for count in (1, 20)]
+        sizes += [(given.records, partitions) for partitions in (4, 64, 256)]
+    import pyspark
+
+    with tempfile.TemporaryDirectory() as directory, LocalCluster(given.kafka) as cluster:
+        jars = None if given.no_connector else connector(pyspark.__version__, Path(directory) / "jars")
+        conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+        conf.update({"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"})
+        if jars:
+            conf["spark.jars"] = jars
+        began = time.monotonic()
+        spark = session("bench", "local[2]", conf)
+        started = time.monotonic() - began
+        spark.dataSource.register(Ceiling)
+        spark.range(10).write.format("noop").mode("overwrite").save()
+        print(f"Spark {pyspark.__version__} began in {started:.1f} s\n")
+        print("| | records | partitions | s | M records/s | of the ceiling | CPU us/record | MiB |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
+        everything = []
+        for records, partitions in sizes:
+            found = measure(spark, cluster, records, partitions, given.rounds, bool(jars))
+            ceiling = found[0].records / found[0].seconds
+            for result in found:
+                print(result.row(ceiling), flush=True)
+            everything += found
+        spark.stop()
+    if given.json:
+        Path(given.json).write_text(json.dumps([result._asdict() for result in everything], indent=2))
+
+
+if __name__ == "__main__":
+    main()

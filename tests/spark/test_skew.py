@@ -1,0 +1,100 @@
+"""Skew, measured: against counts in plain Python, and what a report is good for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from spark_records import Row, frame
+
+from allocator.assign.lag_aware import lag_aware
+from allocator.assign.types import GroupView, Member
+from allocator.errors import ConfigError
+from allocator.spark.skew import skew
+from allocator.spark.skew_report import SkewReport, read_loads
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# partition 0 has most, by one hot key; times go back twice in it; a tombstone and a header in partition 1
+LOG = [
+    [
+        Row(b"hot$<b>" if n % 4 else b"k%d" % n, b"v" * 100, 1000 * n - (5000 if n in (50, 60) else 0))
+        for n in range(100)
+    ],
+    [Row(None, None, 1000), Row(b"k4", b"vv", 3000, (("h", b"123"), ("i", None)))],
+    [],
+    [Row(b"k8", b"x", None)],
+]
+
+
+@pytest.fixture(scope="module")
+def report(spark: SparkSession) -> SkewReport:
+    found = skew(
+        frame(spark, [("t", LOG), ("even", [[Row(b"a", b"v")], [Row(b"b", b"v")]])]), hot=3, members=2, spark=spark
+    )
+    return dataclasses.replace(found, counts={"t": 4})
+
+
+def test_each_partition_is_counted_measured_and_timed(report: SkewReport) -> None:
+    zero, one, three = report.of("t")
+    assert (zero.records, zero.bytes) == (100, sum(len(row.key or b"") + 100 for row in LOG[0]))
+    assert (zero.late, zero.latest_ms, zero.first_ms, zero.last_ms) == (2, 4000, 0, 99000)
+    assert zero.records_per_s == pytest.approx(100 / 99)
+    assert zero.keys == pytest.approx(26, rel=0.1)
+    assert (one.records, one.bytes, one.largest, one.tombstones, one.keyless) == (2, 2 + 2 + 1 + 3 + 1, 9, 1, 1)
+    assert (three.partition, three.first_ms, three.records_per_s, three.holes) == (3, None, None, 0)
+    assert report.imbalance("t", "records") == pytest.approx(100 / (103 / 4))
+    assert report.imbalance("even") == 1.0
+
+
+def test_the_busiest_keys_are_exact_and_keys_in_two_partitions_are_found(report: SkewReport) -> None:
+    hot = [key for key in report.hot if key.topic == "t"]
+    assert len(hot) == 3
+    assert (hot[0].key, hot[0].records, hot[0].partition) == (b"hot$<b>", 75, 0)
+    # k4 and k8 stand in partition 0 as well
+    assert (report.spread["t"], report.spread["even"]) == (2, 0)
+    assert {key.key: key.partition for key in hot[1:]} == {b"k4": None, b"k8": None}
+
+
+def test_the_loads_are_what_lag_aware_takes(report: SkewReport, tmp_path: Path) -> None:
+    path = tmp_path / "skew.json"
+    path.write_text(json.dumps(report.to_json()))
+    loads = read_loads(path)
+    assert loads == report.loads()
+    assert sum(loads.values()) == pytest.approx(6, abs=0.01)
+    members = tuple(Member(name, name, frozenset(["t", "even"])) for name in "ab")
+    shares = lag_aware(GroupView(members, {"t": 4, "even": 2}, load=loads))
+    alone = next(share for share in shares.values() if ("t", 0) in share)
+    assert len(list(alone)) == 1
+    assert report.busiest_member() is not None
+    with pytest.raises(ConfigError, match="no report"):
+        read_loads(tmp_path / "nothing.json")
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="no report"):
+        read_loads(path)
+
+
+def test_the_report_is_text_and_a_page_with_plots_that_escapes_what_keys_hold(report: SkewReport) -> None:
+    text = report.to_text()
+    assert "busiest partition: 0" in text
+    assert "'hot$<b>': 75 records (72.8%), partition 0" in text
+    page = report.to_html()
+    assert page.count("<svg") == 6
+    assert "hot$<b>" not in page
+    assert "<script" not in page
+    assert "http-equiv" not in page
+
+
+def test_wrong_options_and_nothing_to_measure(spark: SparkSession) -> None:
+    empty = frame(spark, [])
+    with pytest.raises(ConfigError, match="hot"):
+        skew(empty, hot=-1, spark=spark)
+    with pytest.raises(ConfigError, match="members"):
+        skew(empty, members=0, spark=spark)
+    nothing = skew(empty, members=3, spark=spark)
+    assert (nothing.partitions, nothing.to_text(), nothing.busiest_member()) == ((), "", None)
+    assert "Skew of" in nothing.to_html()

@@ -1,21 +1,29 @@
-"""The images and the compose file, as far as they can be checked where no engine runs."""
+"""The images, the compose files and the manifest: read wherever tests run; built and run where an engine answers."""
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
-from repository import ROOT
+from repository import PACKAGE, ROOT
 
 from allocator.consumer.config import load
 from allocator.testing.versions import KAFKA
 
 DOCKER = ROOT / "docker"
-COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+COMPOSE = {name: yaml.safe_load((DOCKER / name).read_text()) for name in ("old.yaml", "new.yaml", "compose.yaml")}
+SERVICES: dict[str, dict[str, Any]] = {
+    name: service for file in COMPOSE.values() for name, service in file["services"].items()
+}
 DOCKERFILES = sorted(DOCKER.rglob("Dockerfile"))
 
 
@@ -41,6 +49,17 @@ def test_what_an_image_copies_exists_and_is_not_ignored(path: Path) -> None:
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
             assert any(source == name or source.startswith(f"{name}/") for name in kept), source
+
+
+def test_each_compose_file_stands_by_itself_and_the_last_one_has_all() -> None:
+    assert COMPOSE["compose.yaml"]["include"] == ["old.yaml", "new.yaml"]
+    assert sum(len(file["services"]) for file in COMPOSE.values()) == len(SERVICES), "a name stands in two files"
+    for file in ("old.yaml", "new.yaml"):
+        services = COMPOSE[file]["services"]
+        for name, service in services.items():
+            assert set(service.get("depends_on", {})) <= set(services), (file, name)
+        words = str(services)
+        assert ("zookeeper:2181" in words) == (file == "old.yaml"), "the new cluster has no ZooKeeper"
 
 
 def test_services_have_pinned_images_or_a_dockerfile_and_know_what_they_wait_for() -> None:
@@ -79,10 +98,115 @@ def test_the_daemons_settings_are_good(name: str) -> None:
     settings = load(DOCKER / "config.toml", SERVICES[name]["environment"])
     assert settings.kafka.brokers == (SERVICES[name]["environment"]["ALLOCATOR_KAFKA_BROKERS"],)
     assert settings.group.name == SERVICES[name]["environment"]["ALLOCATOR_GROUP_NAME"]
+    assert settings.group.membership == ("kafka" if name == "daemon" else "zookeeper")
     module = settings.handler.target.split(":")[0].replace(".", "/")
     assert (ROOT / f"{module}.py").is_file()
     grace = float(SERVICES[name]["stop_grace_period"].rstrip("s"))
     assert grace > settings.handler.drain_timeout_s, "the engine would kill it while it drains"
+
+
+def test_the_mirror_is_told_what_it_takes() -> None:
+    from allocator.cli import main
+
+    command, *arguments = SERVICES["mirror"]["command"]
+    context = main.make_context("allocator", [command, *arguments], resilient_parsing=True)
+    inner = main.get_command(context, command)
+    assert inner is not None
+    inner.make_context(command, list(arguments))  # raises what is wrong with them
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.relative_to(DOCKER).as_posix())
+def test_the_linter_has_nothing_to_say(path: Path) -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("no hadolint for this machine")
+    done = subprocess.run([linter, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- Kubernetes ----------------------------------------------------------------------------------------------------
+
+MANIFEST: dict[str, dict[str, Any]] = {
+    each["kind"]: each for each in yaml.safe_load_all((DOCKER / "kubernetes.yaml").read_text())
+}
+
+
+@pytest.mark.parametrize("kind", MANIFEST)
+def test_the_manifest_is_valid(kind: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    validator.validate(MANIFEST[kind], validator.latest_version(), strict=True)
+
+
+def test_the_pod_finds_its_settings_its_page_and_the_time_to_drain(tmp_path: Path) -> None:
+    pod = MANIFEST["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    file = tmp_path / "config.toml"
+    file.write_text(MANIFEST["ConfigMap"]["data"]["config.toml"])
+    image = re.findall(r"\b(ALLOCATOR_\w+)=(\S+)", (DOCKER / "Dockerfile").read_text().rpartition("FROM ")[2])
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    settings = load(file, {**dict(image), **given})
+    assert pod["terminationGracePeriodSeconds"] > settings.handler.drain_timeout_s
+    (port,) = container["ports"]
+    assert settings.web.port == port["containerPort"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == port["name"]
+    user = re.search(r"^USER (\d+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert user is not None
+    assert pod["securityContext"]["runAsUser"] == int(user[1])
+
+
+def test_what_asks_for_health_asks_where_it_is_answered() -> None:
+    served = (PACKAGE / "web" / "server.py").read_text()
+    asking = (DOCKER / "kubernetes.yaml").read_text() + (DOCKER / "Dockerfile").read_text()
+    probes = set(re.findall(r"/health/\w+", asking))
+    assert probes == {"/health/live", "/health/ready"}
+    assert not [probe for probe in probes if f'"{probe}"' not in served]
+
+
+# -- with an engine ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def engine() -> str:
+    """Why there is none, "" if one answers."""
+    if shutil.which("docker") is None:
+        return "no docker here"
+    done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=60)
+    return "" if done.returncode == 0 else f"no Docker engine answers: {done.stderr.strip().splitlines()[-1:]}"
+
+
+def docker(*arguments: str, timeout_s: float = 60) -> str:
+    done = subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    if engine():
+        pytest.skip(engine())
+    name = f"allocator-test:{uuid4().hex[:8]}"
+    docker("build", "--file", "docker/Dockerfile", "--tag", name, ".", timeout_s=1200)
+    yield name
+    docker("image", "rm", "--force", name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
+    assert docker("run", "--rm", image, "--version").startswith("allocator, version ")
+    ask = "import os, allocator.fetch; print(os.getuid(), allocator.fetch.accelerated)"
+    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", ask).split() == ["10001", "True"]
+
+
+@pytest.mark.parametrize("file", COMPOSE)
+def test_compose_reads_its_files(file: str) -> None:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("no docker compose here")
+    docker("compose", "--file", f"docker/{file}", "config", "--quiet")
 
 
 def test_the_two_daemons_do_not_share_a_group() -> None:

@@ -12,7 +12,8 @@ from typing import Any, Optional
 import click
 
 from allocator.errors import AllocatorError
-from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.tasks import Scope
 
 __all__ = ["mirror"]

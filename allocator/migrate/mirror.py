@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Optional
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.listener import RebalanceListener
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
+from allocator.membership.base import compiled
 from allocator.migrate.encode import Encoded, encode
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Run
 from allocator.migrate.sender import Sender
@@ -39,59 +40,6 @@ LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it 
 
 class NotEmpty(AllocatorError):
     """A partition of the new cluster holds records, and nothing says that they are this mirror's."""
-
-
-@dataclass(frozen=True)
-class MirrorSettings:
-    """Times in seconds.
-
-    old, new            brokers, "host:port,host:port"
-    topics or pattern   what to mirror; a pattern is matched at the start of a topic's name
-    group               shares the partitions among the processes of one mirror, and keeps on the old cluster how far
-                        it got; its offset map is in the topic "<group>.offset-map" of the new cluster
-    membership          "zookeeper" or "kafka", of the group; `zookeeper` is the ensemble of the former
-    old_zookeeper       of the old cluster, with its chroot: brokers before 0.11 do not tell how topics are set
-    replication         of topics that are made; as many as there are brokers, at most
-    throttle_bytes_s    most that this process sends in a second; None: as fast as it goes
-    append              go on behind records that are there already when a partition is mirrored for the first time
-    commit_interval_s   more: more is compared after a crash; less: more requests
-    buffer_bytes        of batches that are read and not acknowledged yet
-    """
-
-    old: str
-    new: str
-    topics: Sequence[str] = ()
-    pattern: Optional[str] = None
-    group: str = "allocator-mirror"
-    membership: str = "zookeeper"
-    zookeeper: Optional[str] = None
-    old_zookeeper: Optional[str] = None
-    old_security: Optional[Mapping[str, Any]] = None
-    new_security: Optional[Mapping[str, Any]] = None
-    replication: int = 3
-    throttle_bytes_s: Optional[float] = None
-    append: bool = False
-    commit_interval_s: float = 1.0
-    buffer_bytes: int = 64 << 20
-    session_timeout_s: float = 10.0
-
-    def check(self) -> None:
-        """Raises ConfigError listing every fault that shows without connecting."""
-        faults = []
-        if bool(self.topics) == bool(self.pattern):
-            faults.append("name the topics, or a pattern, and not both")
-        if self.membership not in ("zookeeper", "kafka"):
-            faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
-        if self.membership == "zookeeper" and not self.zookeeper:
-            faults.append("zookeeper is missing: where the processes of the mirror find each other")
-        for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                faults.append(f"{name} is {value!r}; it must be positive")
-        if set(self.old.split(",")) & set(self.new.split(",")):
-            faults.append(f"the old and the new cluster share an address: {self.old} and {self.new}")
-        if faults:
-            raise ConfigError("; ".join(faults))
 
 
 class Progress(NamedTuple):
@@ -447,7 +395,5 @@ class Mirror(RebalanceListener):
             await ensemble.close()
 
     def _matches(self, topic: str) -> bool:
-        from allocator.membership.base import compiled
-
         pattern = compiled(self.settings.pattern)
         return pattern is not None and pattern.match(topic) is not None

@@ -75,6 +75,21 @@ class Positions:
         # where old offsets are missing, the next run begins before so many records have been
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
+    def source(self, target: int) -> int | None:
+        """The way back: where to read on in the old partition for who is to read `target` next in the new one.
+
+        As `target`: nothing is passed over that the new partition has at `target` or above from the old one.
+        """
+        # records that were mirrored twice make later runs begin before earlier ones end
+        found = None
+        for run, following in zip(self._runs, [*self._sources[1:], None]):
+            if run.target > target:
+                break
+            found = run.source + (target - run.target if run.exact else 0)
+            if following is not None:
+                found = min(found, following)
+        return found
+
 
 def pack(partition: TopicPartition, runs: Iterable[Run]) -> tuple[bytes, bytes]:
     """Key and value of a record that says this. Keys differ from entry to entry: a compacted topic keeps them all."""

@@ -11,7 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition

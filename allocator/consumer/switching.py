@@ -1,0 +1,263 @@
+"""Which cluster a group reads, as a znode says it: live services go over to another one without a restart.
+
+The znode `<root>/<group>/cluster` holds JSON: {"format": 1, "brokers": "host:port,...", "frozen": false}. Where there
+is none, services read what they were configured to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Optional
+
+from allocator.consumer.consumer import Consumer, Offset
+from allocator.errors import AllocatorError, Closed, ConfigError
+from allocator.fetch.batch import Batch
+from allocator.membership.znodes import Paths
+from allocator.tasks import happens
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError
+
+__all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "path_of", "read_choice"]
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+# a watch that was lost with its session is missed for so long. More: a switch is seen later then; less: more reads
+LOOK_S = 5.0
+
+
+class ClusterChoice(NamedTuple):
+    """`brokers` None: those that the service was configured with. `frozen`: nobody is to read."""
+
+    brokers: Optional[str] = None
+    frozen: bool = False
+
+
+def path_of(root: str, group: str) -> str:
+    """The znode of a group."""
+    return f"{Paths(root, group).base}/cluster"
+
+
+async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterChoice:
+    """What stands there; `watch` is called at the next change. Raises ConfigError for what is no such setting."""
+    while True:
+        try:
+            data, _ = await zk.get(path, watch)
+        except NoZnode:
+            if await zk.exists(path, watch) is None:
+                return ClusterChoice()
+            continue
+        try:
+            told = json.loads(data)
+            brokers, frozen = told["brokers"], told["frozen"]
+            if told["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
+                raise ValueError("its fields are others")
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"znode {path} does not say which cluster to read: {data!r:.100} ({error})") from error
+        return ClusterChoice(brokers, frozen)
+
+
+async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
+    """Has every service of the group do so."""
+    data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
+    await zk.ensure_path(path.rpartition("/")[0] or "/")
+    with contextlib.suppress(ZnodeExists):
+        await zk.create(path, data)  # at once with its data: a service may look at any moment
+        return
+    await zk.set(path, data)
+
+
+class Watcher:
+    """The newest choice of one znode, over a session of its own.
+
+    Guarantee: after a session was lost, nothing is `current` before the znode was read again.
+    """
+
+    def __init__(self, zk: ZooKeeper, path: str) -> None:
+        self.current: ClusterChoice | None = None
+        self.changed: asyncio.Event
+        self._zk = zk
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, timeout_s: float | None = 15.0) -> None:
+        """Returns with the first choice. Raises ZooKeeperUnavailable or ConfigError."""
+        self.changed, self._look = asyncio.Event(), asyncio.Event()
+        await self._zk.connect(timeout_s)
+        self._zk.on_state(self._on_state)
+        try:
+            self.current = await read_choice(self._zk, self._path, self._look.set)
+        except BaseException:
+            await self._zk.close()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"watch of {self._path}")
+
+    async def close(self) -> None:
+        """Ends the session."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._zk.close()
+
+    def _on_state(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self.current = None
+            self.changed.set()
+        self._look.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await happens(self._look, LOOK_S)
+            self._look.clear()
+            try:
+                found = await read_choice(self._zk, self._path, self._look.set)
+            except ZooKeeperError as error:
+                log.debug("%s: read again soon: %s", self._path, error)
+                await asyncio.sleep(0.1)
+                self._look.set()
+                continue
+            except ConfigError as error:
+                log.error("%s; stays with %s", error, self.current)
+                continue
+            if found != self.current:
+                log.info("%s: %s", self._path, found)
+                self.current = found
+                self.changed.set()
+
+
+class SwitchingConsumer:
+    """A `Consumer` that goes over to another cluster when its group is told to.
+
+    Takes what `Consumer` takes; `brokers` are read as long as the znode says nothing else. Group, membership and
+    ZooKeeper stay; with other brokers the group goes on from what is committed there.
+
+    Guarantee: when the choice changes, what was delivered is done (asked for more, and with auto-commit committed)
+    before the member leaves, and nothing of the other cluster is delivered before. Nothing is delivered while it is
+    not known which cluster is to be read. While the group is frozen it has no members: offsets can be moved.
+    """
+
+    def __init__(
+        self, *topics: str, brokers: str, group: str, zookeeper: str, root: str = "/allocator", **options: Any
+    ) -> None:
+        self.group = group
+        self._default = brokers
+        self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
+        self._auto = options.get("auto_commit_interval_s", 5.0) is not None
+        self._watcher = Watcher(ZooKeeper(zookeeper, options=options.get("zookeeper_options")), path_of(root, group))
+        self._consumer: Consumer | None = None
+        self._reads: ClusterChoice | None = None
+        self._closed = False
+
+    @property
+    def brokers(self) -> str | None:
+        """Of the cluster that is read now; None while there is none."""
+        return None if self._reads is None else self._reads.brokers or self._default
+
+    async def start(self) -> None:
+        """Connects to ZooKeeper, and joins the group unless it is frozen."""
+        await self._watcher.start()
+        try:
+            await self._follow()
+        except BaseException:
+            await self._watcher.close()
+            raise
+
+    async def close(self) -> None:
+        """As `Consumer.close`. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._watcher.changed.set()
+            await self._leave()
+            await self._watcher.close()
+
+    async def __aenter__(self) -> SwitchingConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> SwitchingConsumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            batch = await self.getbatch()
+        except Closed:
+            raise StopAsyncIteration from None
+        assert batch is not None
+        return batch
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
+        """As `Consumer.getbatch`. This is where a switch happens: asking says that what was delivered is done."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            if self._closed:
+                raise Closed(f"the consumer of group {self.group!r} is closed")
+            await self._follow()
+            left = None if end is None else max(0.0, end - loop.time())
+            if self._consumer is None:
+                if not await happens(self._watcher.changed, left):
+                    return None
+                continue
+            # in turns, so that a switch is not waited for until there is a record
+            batch = await self._consumer.getbatch(0.2 if left is None else min(0.2, left))
+            if batch is not None:
+                return batch
+            if end is not None and loop.time() >= end:
+                return None
+
+    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+        """As `Consumer.commit`; nothing while there is no cluster."""
+        if self._consumer is not None:
+            await self._consumer.commit(offsets)
+
+    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """As `Consumer.committed`; None while there is no cluster."""
+        return None if self._consumer is None else await self._consumer.committed(partition)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are ours at present, on the cluster that is read."""
+        return frozenset() if self._consumer is None else self._consumer.assignment()
+
+    def may_act(self) -> bool:
+        """As `Consumer.may_act`."""
+        return self._consumer is not None and self._consumer.may_act()
+
+    async def _follow(self) -> None:
+        """Leaves and joins as the choice says."""
+        while self._watcher.changed.is_set() or self._reads is None:
+            self._watcher.changed.clear()
+            choice = self._watcher.current
+            if choice is not None and choice == self._reads and self._consumer is not None:
+                return
+            await self._leave()
+            if choice is None or choice.frozen:
+                log.debug("%s: %s", self.group, "frozen" if choice else "not known which cluster to read")
+                return
+            consumer = self._make(brokers=choice.brokers or self._default)
+            await consumer.start()
+            log.info("%s: reads %s", self.group, choice.brokers or self._default)
+            self._consumer, self._reads = consumer, choice
+
+    async def _leave(self) -> None:
+        consumer, self._consumer, self._reads = self._consumer, None, None
+        if consumer is None:
+            return
+        try:
+            if self._auto and not self._closed:
+                # asking for more said that it is done; after `close` begins nobody asks any more
+                await consumer.commit()
+        except AllocatorError as error:
+            log.warning("%s: what was not committed comes again on the other cluster: %s", self.group, error)
+        finally:
+            await consumer.close()

@@ -1,0 +1,70 @@
+"""`allocator cutover`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
+from allocator.migrate.plan import load_plan
+
+__all__ = ["cutover"]
+
+FAILED, USAGE = 1, 2
+
+
+@click.command()
+@click.argument("plan", type=click.Path(exists=True, dir_okay=False))
+@click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
+@click.option("--rollback", is_flag=True, help="Have the groups read the old cluster again.")
+@click.option("--status", is_flag=True, help="Only show what is done.")
+@click.option("--json", "as_json", is_flag=True, help="With --status: print JSON.")
+def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) -> None:
+    """Take groups to a new cluster as PLAN (TOML) says, while services and producers run.
+
+    The mirror has to run meanwhile. What is done stands in a state file: run it again after a failure and it goes on.
+
+    \b
+    check      everything is there, nothing is touched
+    freeze     the members of the groups finish, commit and leave
+    drain      the mirror has come as far as the groups
+    offsets    committed offsets are mapped to the new cluster
+    start      the members join again, on the new cluster
+    verify     every partition has an owner, and commits go on
+    producers  old topics stand still and are mirrored; producers go over; no rollback from here on
+    finish     the audit
+
+    \b
+    Exit codes:
+      0  done
+      1  a step failed: mend what it says and run it again, or roll back
+      2  the plan or its state file cannot be used
+    """
+    try:
+        work = Cutover(load_plan(Path(plan)), lambda step, text: click.echo(f"{step:<10} {text}"))
+        done = work.load()
+        if status:
+            _show(done, as_json)
+        else:
+            asyncio.run(work.rollback() if rollback else work.run(until))
+    except ConfigError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(USAGE)
+    except AllocatorError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
+
+
+def _show(done: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"done": done, "rollback": NO_RETURN not in done and "opened" not in done}, indent=2))
+        return
+    for step in STEPS:
+        click.echo(f"{step:<10} {'done' if step in done else '-'}")
+    if NO_RETURN in done or "opened" in done:
+        click.echo("\nproducers write to the new cluster: there is no way back")

@@ -1,0 +1,347 @@
+"""Groups taken from an old cluster to a new one, step by step, while producers and services run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from allocator.consumer.switching import ClusterChoice, choose, path_of, read_choice
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, ConfigError
+from allocator.membership.describe import describe
+from allocator.migrate.auditing import audit_topics
+from allocator.migrate.files import read_json, write_json
+from allocator.migrate.offset_map import OffsetMap, map_topic
+from allocator.migrate.offsets import copy, restore
+from allocator.migrate.places import Place
+from allocator.migrate.plan import Plan
+from allocator.migrate.ways import ends_of
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["NO_RETURN", "STEPS", "Cutover", "CutoverFailed"]
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = "allocator cutover 1"
+STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
+NO_RETURN: Final = "producers"
+"""The step in which producers begin to write to the new cluster: from then on only it has their records."""
+LOOK_S: Final = 0.2
+
+
+class CutoverFailed(AllocatorError):
+    """A step is not done. What was done stays done: mend what it says and run it again, or roll back."""
+
+
+class _Clusters(NamedTuple):
+    old: KafkaClient
+    new: KafkaClient
+    ensemble: ZooKeeper
+    map: OffsetMap
+
+
+class Cutover:
+    """Runs a plan. `told` is called with (step, what happened) for whoever looks on.
+
+    Guarantee: each step that is done is in the state file before the next begins, so it may be killed anywhere and is
+    run again with the same plan; a step that is repeated does no harm. Until `NO_RETURN` began to let producers write,
+    `rollback` brings the groups back to where they were, with nothing lost: what they did meanwhile on the new cluster
+    counts, by the offset map read backwards.
+    """
+
+    def __init__(self, plan: Plan, told: Callable[[str, str], None] | None = None) -> None:
+        self.plan = plan
+        self._told = told or (lambda step, text: log.info("%s: %s", step, text))
+        self._state: dict[str, Any] = {"format": FORMAT, "plan": plan.digest, "steps": {}}
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def load(self) -> dict[str, Any]:
+        """What is done so far; {} for nothing. Raises ConfigError when the plan was changed meanwhile."""
+        if not self.plan.state.exists():
+            return {}
+        found = read_json(self.plan.state)
+        if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("steps"), dict):
+            raise ConfigError(f"{self.plan.state} is no state of a cutover; name another file in [cutover] state")
+        if found.get("plan") != self.plan.digest:
+            raise ConfigError(
+                f"{self.plan.path} was changed since its cutover began; undo the change, or roll back with the old "
+                f"plan first"
+            )
+        self._state = found
+        steps: dict[str, Any] = found["steps"]
+        return steps
+
+    def _note(self, step: str, **details: Any) -> None:
+        self._state["steps"][step] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **details}
+        write_json(self.plan.state, self._state)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(self, until: str = STEPS[-1]) -> None:
+        """Does what is left, up to the step `until`. Raises what stopped it; then run it again, or roll back."""
+        if until not in STEPS:
+            raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
+        done = self.load()
+        steps: dict[str, Callable[[_Clusters], Awaitable[dict[str, Any]]]] = {
+            "check": self._check,
+            "freeze": self._freeze,
+            "drain": self._drain,
+            "offsets": self._offsets,
+            "start": self._start,
+            "verify": self._verify,
+            "producers": self._producers,
+            "finish": self._finish,
+        }
+        async with self._opened() as clusters:
+            for step in STEPS[: STEPS.index(until) + 1]:
+                if step in done:
+                    continue
+                details = await steps[step](clusters)
+                self._note(step, **details)
+                self._told(
+                    step, ", ".join(f"{key} {value}" for key, value in details.items() if key != "ends") or "done"
+                )
+
+    async def rollback(self) -> None:
+        """Has the groups read the old cluster again. Raises CutoverFailed when it is too late."""
+        done = self.load()
+        if "opened" in done or NO_RETURN in done:
+            raise CutoverFailed(
+                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. "
+                "There is no way back without losing them; go on"
+            )
+        async with self._opened() as clusters:
+            if "start" in done:
+                await self._freeze(clusters)
+                for group in self.plan.groups:
+                    await self._back(clusters, group)
+            elif "freeze" in done or done:
+                for group in self.plan.groups:
+                    file = self._restore_file(group)
+                    if file.exists():
+                        await restore(file, self.plan.new_security)
+            for group in self.plan.groups:
+                await choose(clusters.ensemble, path_of(self.plan.root, group), ClusterChoice())
+                self._told("rollback", f"{group} reads the old cluster")
+            if self.plan.producers is not None:
+                await choose(clusters.ensemble, self.plan.producers, ClusterChoice())
+        if self.plan.state.exists():
+            self.plan.state.replace(self.plan.state.with_suffix(f".rolled-back-{int(time.time())}"))
+        for group in self.plan.groups:
+            self._restore_file(group).unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Clusters]:
+        plan = self.plan
+        async with contextlib.AsyncExitStack() as stack:
+            old = await stack.enter_async_context(KafkaClient(plan.old_brokers, security=plan.old_security))
+            new = await stack.enter_async_context(KafkaClient(plan.new_brokers, security=plan.new_security))
+            for client in (old, new):
+                client.follow_all()
+                await client.refresh()
+            ensemble = ZooKeeper(plan.zookeeper)
+            stack.push_async_callback(ensemble.close)
+            await ensemble.connect()
+            offset_map = OffsetMap(new, plan.new_brokers, map_topic(plan.mirror), plan.new_security)
+            if new.partitions(offset_map.topic) is None:
+                raise CutoverFailed(
+                    f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`"
+                )
+            await offset_map.open()
+            yield _Clusters(old, new, ensemble, offset_map)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    async def _check(self, on: _Clusters) -> dict[str, Any]:
+        faults = []
+        for topic in self.plan.topics:
+            count, there = len(on.old.partitions(topic) or ()), len(on.new.partitions(topic) or ())
+            if not count or count != there:
+                faults.append(f"{topic!r} has {count} partitions on the old cluster and {there} on the new one")
+        mirrored = await self._mirrored(on)
+        behind = [each for each in self._partitions(on.old) if each not in mirrored]
+        if behind:
+            some = ", ".join(f"{each.topic}:{each.partition}" for each in behind[:5])
+            faults.append(f"the mirror {self.plan.mirror!r} has not begun with {len(behind)} partitions: {some}")
+        members: dict[str, int] = {}
+        for group in self.plan.groups:
+            committed = await self._committed(self.plan.old(group))
+            if not committed:
+                faults.append(f"group {group!r} has committed nothing of these topics on the old cluster")
+            choice = await read_choice(on.ensemble, path_of(self.plan.root, group))
+            if choice != ClusterChoice():
+                faults.append(
+                    f"group {group!r} was told already to read something: {choice}; is there another cutover?"
+                )
+            state = await describe(on.ensemble, group, self.plan.root)
+            members[group] = 0 if state is None else len(state.members)
+        if faults:
+            raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
+        return {"members": members, "lag": await self._mirror_lag(on)}
+
+    async def _freeze(self, on: _Clusters) -> dict[str, Any]:
+        for group in self.plan.groups:
+            path = path_of(self.plan.root, group)
+            before = await read_choice(on.ensemble, path)
+            await choose(on.ensemble, path, ClusterChoice(before.brokers, frozen=True))
+        began = time.monotonic()
+        for group in self.plan.groups:
+            for place in (self.plan.old(group), self.plan.new(group)):
+                async with place.opened() as there:
+                    left = await self._until(there.members, lambda found: not found, self.plan.freeze_s)
+                    if left:
+                        raise CutoverFailed(
+                            f"group {group!r} was told to stop and has members still: {', '.join(left)}; those that "
+                            "do not watch the setting (SwitchingConsumer) have to be stopped by hand"
+                        )
+        return {"seconds": round(time.monotonic() - began, 1)}
+
+    async def _drain(self, on: _Clusters) -> dict[str, Any]:
+        wanted: dict[TopicPartition, int] = {}
+        for group in self.plan.groups:
+            for each, offset in (await self._committed(self.plan.old(group))).items():
+                wanted[each] = max(offset, wanted.get(each, 0))
+
+        async def behind() -> dict[TopicPartition, int]:
+            mirrored = await self._mirrored(on)
+            return {each: mirrored.get(each, 0) for each, offset in wanted.items() if mirrored.get(each, 0) < offset}
+
+        left = await self._until(behind, lambda found: not found, self.plan.drain_s)
+        if left:
+            some = ", ".join(f"{p.topic}:{p.partition} at {at} of {wanted[p]}" for p, at in list(left.items())[:5])
+            raise CutoverFailed(f"the mirror has not come as far as the groups: {some}; is it running?")
+        return {"partitions": len(wanted)}
+
+    async def _offsets(self, on: _Clusters) -> dict[str, Any]:
+        moved = {}
+        for group in self.plan.groups:
+            file = self._restore_file(group)
+            if file.exists():  # of a run that was killed: what stood before it is to stand before this one
+                await restore(file, self.plan.new_security)
+                file.unlink()
+            old, new = self.plan.old(group), self.plan.new(group)
+            done = await copy(old, new, file, by="map", topics=self.plan.topics, mirror=self.plan.mirror)
+            moved[group] = len(done.rows)
+        return {"offsets": moved}
+
+    async def _start(self, on: _Clusters) -> dict[str, Any]:
+        for group in self.plan.groups:
+            await choose(on.ensemble, path_of(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
+        return {}
+
+    async def _verify(self, on: _Clusters) -> dict[str, Any]:
+        """Every group has members, all partitions have owners, and what was to be read is being committed."""
+        before = self._state["steps"].get("check", {}).get("members", {})
+        for group in self.plan.groups:
+            if not before.get(group):
+                continue  # it had no members to begin with
+            file = read_json(self._restore_file(group))
+            began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
+
+            async def stuck(group: str = group, began: Mapping[TopicPartition, int] = began) -> list[str]:
+                state = await describe(on.ensemble, group, self.plan.root)
+                owners = {} if state is None else state.owners
+                unowned = [f"{p.topic}:{p.partition} has no owner" for p in self._partitions(on.new) if p not in owners]
+                if unowned:
+                    return unowned
+                committed = await self._committed(self.plan.new(group))
+                ends = await ends_of(on.new, began)
+                return [
+                    f"{p.topic}:{p.partition} stays at {start}"
+                    for p, start in began.items()
+                    if committed.get(p, start) <= start < ends[p].end
+                ]
+
+            left = await self._until(stuck, lambda found: not found, self.plan.verify_s)
+            if left:
+                raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
+        return {"lag": await self._mirror_lag(on)}
+
+    async def _producers(self, on: _Clusters) -> dict[str, Any]:
+        if self.plan.producers is not None:
+            await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
+        ends = await self._quiet(on)
+        # from here on there is no way back
+        new = await ends_of(on.new, self._partitions(on.new))
+        self._note("opened", ends=[[*p, ends[p], new[p].end] for p in sorted(ends)])
+        if self.plan.producers is not None:
+            await choose(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
+        return {"partitions": len(ends)}
+
+    async def _quiet(self, on: _Clusters) -> dict[TopicPartition, int]:
+        """The ends of the old topics, when they have stood still for a while and all before them is mirrored."""
+        deadline = time.monotonic() + self.plan.producers_s
+        last: dict[TopicPartition, int] = {}
+        since = time.monotonic()
+        while True:
+            found = {each: ends.end for each, ends in (await ends_of(on.old, self._partitions(on.old))).items()}
+            now = time.monotonic()
+            if found != last:
+                last, since = found, now
+            mirrored = await self._mirrored(on)
+            behind = [each for each, end in found.items() if mirrored.get(each, 0) < end]
+            if not behind and now - since >= self.plan.quiet_s:
+                return found
+            if now > deadline:
+                why = "the mirror is behind" if behind else "somebody writes to the old topics"
+                raise CutoverFailed(
+                    f"{why} still, after {self.plan.producers_s:g} s; stop the producers or have them write to "
+                    f"{self.plan.new_brokers}, and run it again. Until then a rollback is possible"
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _finish(self, on: _Clusters) -> dict[str, Any]:
+        if not self.plan.audit:
+            return {"audit": "not wanted"}
+        ends = self._state["steps"]["opened"]["ends"]
+        return {"audit": await audit_topics(self.plan, ends)}
+
+    # -- what they share ------------------------------------------------------------------------------------------
+
+    async def _back(self, on: _Clusters, group: str) -> None:
+        """What the group has done on the new cluster, committed on the old one."""
+        await on.map.refresh()
+        async with self.plan.old(group).opened() as old:
+            offsets = {}
+            before = await old.committed(self._partitions(on.old))
+            for each, target in (await self._committed(self.plan.new(group))).items():
+                source = on.map.positions(each).source(target)
+                if source is not None:
+                    offsets[each] = max(source, before.get(each, 0))
+            await old.refuse_members()
+            await old.commit(offsets, "rolled back")
+
+    def _partitions(self, client: KafkaClient) -> list[TopicPartition]:
+        return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
+
+    async def _committed(self, place: Place) -> dict[TopicPartition, int]:
+        async with place.opened() as there:
+            return await there.committed(self._partitions(there.client))
+
+    async def _mirrored(self, on: _Clusters) -> dict[TopicPartition, int]:
+        found = await GroupOffsets(on.old, self.plan.mirror).fetch(self._partitions(on.old))
+        return {each: offset.offset for each, offset in found.items()}
+
+    async def _mirror_lag(self, on: _Clusters) -> int:
+        ends, mirrored = await ends_of(on.old, self._partitions(on.old)), await self._mirrored(on)
+        return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
+
+    async def _until(self, look: Callable[[], Awaitable[Any]], enough: Callable[[Any], bool], timeout_s: float) -> Any:
+        """What `look` found last: enough, or time was up."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = await look()
+            if enough(found) or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(LOOK_S)
+
+    def _restore_file(self, group: str) -> Path:
+        return self.plan.state.with_name(f"{self.plan.state.stem}.{group}.offsets.json")

@@ -1,0 +1,126 @@
+"""A small world that is moved while it runs: producers, services, a mirror, and who saw what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from mirroring import mirroring, settings
+
+from allocator.consumer.switching import SwitchingConsumer, Watcher
+from allocator.errors import AllocatorError, Closed
+from allocator.migrate.mirror import Mirror
+from allocator.testing import LocalCluster, produce
+from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["World"]
+
+
+class World:
+    """One topic and one group on `old`, which are to go to `new`."""
+
+    def __init__(self, old: LocalCluster, new: LocalCluster, topic: str, group: str, directory: Path) -> None:
+        self.old, self.new, self.topic, self.group = old, new, topic, group
+        self.zookeeper = f"{old.zookeeper}/{group}"
+        self.written: dict[str, list[int]] = {"old": [], "new": []}
+        self.seen: Counter[int] = Counter()
+        self.read_from: set[str | None] = set()
+        self.path = directory / "plan.toml"
+        self._number = 0
+
+    def plan(self, **cutover: Any) -> Path:
+        """The file, with producers that watch their znode."""
+        sections = {
+            "cutover": {
+                "groups": [self.group],
+                "topics": [self.topic],
+                "zookeeper": self.zookeeper,
+                "mirror": f"{self.group}-mirror",
+                "audit": False,
+                **cutover,
+            },
+            "old": {"brokers": self.old.bootstrap},
+            "new": {"brokers": self.new.bootstrap},
+            "producers": {"znode": "/producers"},
+            "wait": {"quiet_s": 1.0, "freeze_s": 60.0, "verify_s": 60.0, "drain_s": 60.0, "producers_s": 60.0},
+        }
+        lines = []
+        for section, values in sections.items():
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        self.path.write_text("\n".join(lines))
+        return self.path
+
+    @property
+    def all_written(self) -> list[int]:
+        return self.written["old"] + self.written["new"]
+
+    def seen_all(self) -> bool:
+        return all(self.seen[number] for number in self.all_written)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(count - 1 for count in self.seen.values())
+
+    @contextlib.asynccontextmanager
+    async def running(self, services: int = 2) -> AsyncIterator[None]:
+        """Producers, services and the mirror work while the block does."""
+        chosen = settings(self.old, self.new, f"{self.group}-mirror", topics=[self.topic], zookeeper=self.zookeeper)
+        stop = asyncio.Event()
+        tasks = [asyncio.ensure_future(self._serve(stop)) for _ in range(services)]
+        tasks.append(asyncio.ensure_future(self._write(stop)))
+        try:
+            async with mirroring(Mirror(chosen)):
+                yield
+        finally:
+            stop.set()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        async with SwitchingConsumer(
+            self.topic,
+            brokers=self.old.bootstrap,
+            group=self.group,
+            zookeeper=self.zookeeper,
+            session_timeout_s=4.0,
+            auto_commit_interval_s=0.5,
+        ) as consumer:
+            while not stop.is_set():
+                try:
+                    batch = await consumer.getbatch(0.2)
+                except Closed:
+                    raise
+                except AllocatorError:
+                    continue
+                if batch is not None:
+                    self.read_from.add(consumer.brokers)
+                    self.seen.update(int(record.value) for record in batch)
+
+    async def _write(self, stop: asyncio.Event) -> None:
+        watcher = Watcher(ZooKeeper(self.zookeeper), "/producers")
+        await watcher.start()
+        try:
+            while not stop.is_set():
+                await asyncio.sleep(0.05)
+                choice = watcher.current
+                if choice is None or choice.frozen:
+                    continue
+                side = self.new if choice.brokers == self.new.bootstrap else self.old
+                numbers = list(range(self._number, self._number + 20))
+                self._number += 20
+                await asyncio.to_thread(
+                    produce,
+                    side.bootstrap,
+                    self.topic,
+                    [(b"k%d" % (n % 7), b"%d" % n) for n in numbers],
+                    version=side.version,
+                )
+                self.written["new" if side is self.new else "old"] += numbers
+        finally:
+            await watcher.close()

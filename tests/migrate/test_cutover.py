@@ -1,0 +1,137 @@
+"""A group and its producers go to another cluster while they run: nothing lost, what is repeated is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cutting import World
+
+from allocator.errors import ConfigError
+from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
+from allocator.migrate.plan import load_plan
+from allocator.testing import wait_until_async
+
+pytestmark = [pytest.mark.deadline(280), pytest.mark.timeout(300)]
+
+PAIRS = [
+    ("0.9.0.1", "3.9.1"),
+    pytest.param("0.8.2.2", "3.9.1", marks=pytest.mark.long),
+    pytest.param("0.8.2.2", "4.1.1", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture
+def make_world(cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Any:
+    async def make(old: str, new: str) -> World:
+        clusters = [await asyncio.to_thread(cluster_factory, kafka=version) for version in (old, new)]
+        topic = await asyncio.to_thread(topic_factory, 3, 1, None, clusters[0])
+        return World(clusters[0], clusters[1], topic, group, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_world: Any) -> None:
+    world = await make_world(old, new)
+    plan = load_plan(world.plan())
+    async with world.running():
+        await wait_until_async(lambda: sum(world.seen.values()) > 200, 90, "services to read the old cluster")
+        await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+        told: list[str] = []
+        await Cutover(plan, lambda step, text: told.append(step)).run()
+        assert told == list(STEPS[1:])
+        assert world.read_from == {world.old.bootstrap, world.new.bootstrap}
+        await wait_until_async(lambda: len(world.written["new"]) > 100, 60, "producers to write to the new cluster")
+        last = world.written["new"][-1]
+        await wait_until_async(lambda: world.seen[last], 60, "what they write there to be read")
+        with pytest.raises(CutoverFailed, match="was reached"):
+            await Cutover(plan).rollback()
+    assert [number for number in world.all_written if not world.seen[number] and number <= last] == []
+    # everything was committed before anybody left, and nothing was mirrored twice
+    assert world.duplicates == 0
+
+
+async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(make_world: Any) -> None:
+    world = await make_world("0.9.0.1", "3.9.1")
+    plan = load_plan(world.plan())
+    async with world.running():
+        await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
+        await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+        for step in STEPS[: STEPS.index("producers")]:
+            await Cutover(plan).run(until=step)
+        count = sum(world.seen.values())
+        await wait_until_async(lambda: sum(world.seen.values()) > count + 100, 60, "services to read the new cluster")
+        assert world.new.bootstrap in world.read_from
+        await Cutover(plan).rollback()
+        world.read_from.clear()
+        await wait_until_async(lambda: world.old.bootstrap in world.read_from, 60, "services to read the old one again")
+        last = world.written["old"][-1]
+        await wait_until_async(lambda: world.seen[last], 60, "everything to be read")
+        assert not await asyncio.to_thread(plan.state.exists)
+    assert [number for number in world.all_written if not world.seen[number] and number <= last] == []
+    assert world.written["new"] == []
+    assert world.duplicates == 0
+
+
+async def _checked(plan: Any) -> bool:
+    try:
+        await Cutover(plan).run(until="check")
+    except CutoverFailed:
+        return False
+    return True
+
+
+async def test_members_that_do_not_go_stop_it_and_are_named(make_world: Any) -> None:
+    from allocator import Consumer
+
+    world = await make_world("0.9.0.1", "3.9.1")
+    path = world.plan()
+    path.write_text(path.read_text().replace("freeze_s = 60.0", "freeze_s = 1.0"))
+    plan = load_plan(path)
+    async with world.running(services=0):
+        options = {"brokers": world.old.bootstrap, "group": world.group, "zookeeper": world.zookeeper}
+        async with Consumer(world.topic, **options) as stubborn:
+            while await stubborn.getbatch(0.1) is None:
+                pass
+            await stubborn.commit()
+            await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+            with pytest.raises(CutoverFailed, match="was told to stop and has members still: allocator-"):
+                await Cutover(plan).run()
+            await Cutover(plan).rollback()
+
+
+def test_every_fault_of_a_plan_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        '[cutover]\ngroups = []\ntopic = ["t"]\nzookeeper = "z:1"\n[old]\nbrokers = "a:1"\n'
+        "[new]\nbrokers = 5\n[wait]\nfreeze_s = -1\n[mirrors]\n"
+    )
+    with pytest.raises(ConfigError) as told:
+        load_plan(path)
+    for fault in (
+        "groups is []; it must be a list of names, and not empty",
+        "[cutover] has no 'topic'",
+        "[cutover] topics is missing",
+        "[new] brokers is 5; it must be a text",
+        "freeze_s is -1; it must be a positive number of seconds",
+        "[mirrors] is no section",
+    ):
+        assert fault in str(told.value)
+
+
+def test_a_plan_that_changes_under_way_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        '[cutover]\ngroups = ["g"]\ntopics = ["t"]\nzookeeper = "z:1"\n[old]\nbrokers = "a:1"\n[new]\nbrokers = "b:1"\n'
+    )
+    first = Cutover(load_plan(path))
+    assert first.load() == {}
+    first._note("check")
+    assert set(Cutover(load_plan(path)).load()) == {"check"}
+    path.write_text(path.read_text().replace("b:1", "c:1"))
+    with pytest.raises(ConfigError, match="was changed since its cutover began"):
+        Cutover(load_plan(path)).load()

@@ -188,6 +188,7 @@ class Joining:
                     connect_timeout_s=self.connect_timeout_s,
                     group=self._group_settings(),
                 ),
+                load=load,
                 coordinator=coordinator,
             )
         if self.membership in OLD_CONSUMERS:

@@ -27,15 +27,20 @@ from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.base import Owner, compiled
 from allocator.membership.kafka_member import NONE, KafkaMember, Parts
-from allocator.membership.kafka_plan import Self, decide, is_cooperative, offers, subscribed
+from allocator.membership.kafka_plan import Joined, Self, decide, is_cooperative, offers
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
 from allocator.membership.lease import boot_clock
+from allocator.membership.view import Load, Surroundings
 from allocator.tasks import happens
 from allocator.wire.kafka import KafkaClient
 
 __all__ = ["KafkaMembership", "KafkaSettings"]
 
 log = logging.getLogger(__name__)
+
+# more: load is older; less: the second round of a rebalance, in which what was released is given away, may want
+# something else than the first
+LOAD_FRESH_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class KafkaMembership(KafkaMember):
     """One member of one group; see the module for what it guarantees.
 
     `client` is connected and stays the caller's. `owner` is told what to process; `assignors` are this member's
-    allocator functions by name, the preferred one first. The constructor touches nothing.
+    allocator functions by name, the preferred one first; `load` tells those that want it how much work each partition
+    is. The constructor touches nothing.
 
     It is the `Committer` of a `GroupOffsets` too, which then commits as this member.
     """
@@ -72,6 +78,7 @@ class KafkaMembership(KafkaMember):
         assignors: Mapping[str, Assignor],
         settings: KafkaSettings,
         *,
+        load: Load | None = None,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -89,6 +96,7 @@ class KafkaMembership(KafkaMember):
         self._before: tuple[Parts, int] = (NONE, -1)
         self._counts: Mapping[str, int] | None = None
         self._sizes = Sizes(client.partitions, clock)
+        self._surroundings = Surroundings(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Parts] = {}
         self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
 
@@ -142,18 +150,21 @@ class KafkaMembership(KafkaMember):
         await self._give_up(self._held - keep)
 
     async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        topics = subscribed(members)
-        self._follow(topics)
+        assignor, joined = self._assignors[protocol], Joined(protocol, members)
+        self._follow(joined.topics)
         try:
-            await self._client.refresh(topics, max_age_s=1.0)
+            await self._client.refresh(joined.topics, max_age_s=1.0)
         except AllocatorError as error:
             log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
-        decision = decide(self._assignors[protocol], members, self._sizes, self._target)
+        counts = {topic: len(self._sizes(topic)) for topic in joined.topics}
+        exist = {topic: count for topic, count in counts.items() if count}
+        view = await self._surroundings.view(assignor, joined.members, exist, joined.owned)
+        decision = decide(assignor, joined, view, self._target)
         if decision.problem is not None:
             log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
             self._owner.failed(decision.problem)
         self._target = decision.target
-        self._counts = decision.counts
+        self._counts = counts
         self._metadata_came()  # what has changed meanwhile
         return decision.given
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from allocator.coordinator.group_messages import JoinedMember
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-__all__ = ["Decision", "Self", "decide", "is_cooperative", "offers", "subscribed"]
+__all__ = ["Decision", "Joined", "Self", "decide", "is_cooperative", "offers"]
 
 log = logging.getLogger(__name__)
 
@@ -83,32 +83,31 @@ class Decision:
     """What the function wants; in the end."""
     given: Mapping[str, bytes]
     """By member id: what each is given now."""
-    counts: Mapping[str, int]
-    """The partitions of each topic that it is computed from, 0 for those that do not exist."""
     problem: AllocatorError | None
     """Why the function's answer could not be used: members keep what they have."""
 
 
-def subscribed(members: Sequence[JoinedMember]) -> frozenset[str]:
-    """All topics that somebody in the group wants."""
-    return frozenset(topic for said in _read(members).values() for topic in said.topics)
+class Joined:
+    """What the members of a group said when they joined under the function that all of them offer."""
+
+    def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
+        said = _read(members)
+        self.protocol = protocol
+        self.ids = [member.member_id for member in members]
+        self.members = tuple(_member(protocol, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said)
+        """Those that can be read."""
+        self.topics = frozenset(topic for each in said.values() for topic in each.topics)
+        """All topics that somebody in the group wants."""
+        self.claims = {member: _claims(protocol, each) for member, each in said.items()}
+
+    @property
+    def owned(self) -> dict[str, Parts]:
+        """Each partition with the member that was given it last; with none if two of one generation claim it."""
+        return _owned(self.claims)
 
 
-def decide(
-    assignor: Assignor,
-    members: Sequence[JoinedMember],
-    partitions: Callable[[str], Sequence[int] | None],
-    before: Mapping[str, Parts],
-) -> Decision:
+def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[str, Parts]) -> Decision:
     """One assignment. `before` is the last target that this leader knows, for when the function fails."""
-    said = _read(members)
-    counts = {topic: len(partitions(topic) or ()) for each in said.values() for topic in each.topics}
-    claims = {member: _claims(assignor.name, each) for member, each in said.items()}
-    view = GroupView(
-        members=tuple(_member(assignor.name, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said),
-        partitions={topic: count for topic, count in counts.items() if count},
-        owned=_owned(claims),
-    )
     problem = None
     target: Mapping[str, Parts]
     try:
@@ -116,12 +115,12 @@ def decide(
     except AllocatorError as error:
         problem = error
         held = view.owned if any(view.owned.values()) else before
-        target = {member: held.get(member, NONE) for member in said}
+        target = {member.id: held.get(member.id, NONE) for member in joined.members}
     now = target
-    if assignor.name not in EAGER:
-        now = first_step({member: parts for member, (parts, _) in claims.items()}, target)
-    given = {m.member_id: Given(now.get(m.member_id, NONE)).encode() for m in members}
-    return Decision(target, given, counts, problem)
+    if joined.protocol not in EAGER:
+        now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
+    given = {member: Given(now.get(member, NONE)).encode() for member in joined.ids}
+    return Decision(target, given, problem)
 
 
 def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
@@ -155,7 +154,6 @@ def _claims(protocol: str, said: Subscription) -> tuple[Parts, int]:
 
 
 def _owned(claims: Mapping[str, tuple[Parts, int]]) -> dict[str, Parts]:
-    """Each partition with the member that was given it last; with none if two of one generation claim it."""
     best: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, (parts, generation) in claims.items():
         for partition in parts:

@@ -28,14 +28,17 @@ class Surroundings:
     """Fills in the racks and the load that a function wants, and asks nobody for what it does not.
 
     They are looked up when an assignment is computed anyway, because the group, a topic or a partition count changed;
-    they never cause a rebalance themselves. Nothing of them is written to ZooKeeper.
+    they never cause a rebalance themselves. Nothing of them is written to ZooKeeper. Load that was told less than
+    `fresh_s` seconds ago is not asked for again.
     """
 
-    def __init__(self, group: str, topics: Topics, load: Load | None) -> None:
+    def __init__(self, group: str, topics: Topics, load: Load | None, *, fresh_s: float = 0.0) -> None:
         self._group = group
         self._topics = topics
         self._ask = load
         self._load: dict[TopicPartition, float] = {}
+        self._fresh_s = fresh_s
+        self._asked = float("-inf")
 
     async def view(
         self,
@@ -69,7 +72,10 @@ class Surroundings:
         known = set(partitions)
         self._load = {partition: load for partition, load in self._load.items() if partition in known}
         loop = asyncio.get_running_loop()
-        ends = loop.time() + LOAD_TIMEOUT_S
+        if loop.time() - self._asked < self._fresh_s and len(self._load) == len(known):
+            return
+        self._asked = loop.time()
+        ends = self._asked + LOAD_TIMEOUT_S
         rest = iter(partitions)
         try:
             while some := list(islice(rest, LOAD_AT_ONCE)):

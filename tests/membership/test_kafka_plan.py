@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.assign import GroupView, resolve
+from allocator.assign import Assignor, GroupView, resolve
 from allocator.coordinator.consumer_protocol import Given, StickyUserData, Subscription
 from allocator.coordinator.group_messages import JoinedMember
 from allocator.errors import AssignorError
-from allocator.membership.kafka_plan import Self, decide, is_cooperative, offers, subscribed
+from allocator.membership.kafka_plan import Decision, Joined, Self, is_cooperative, offers
+from allocator.membership.kafka_plan import decide as decide_on
 from allocator.types import TopicPartition
 
 Parts = frozenset[TopicPartition]
@@ -29,8 +30,10 @@ def member(name: str, assignor: str, me: Self, instance: str | None = None) -> J
     return JoinedMember(name, instance, metadata)
 
 
-def known(topic: str) -> range | None:
-    return range(COUNTS[topic]) if topic in COUNTS else None
+def decide(assignor: Assignor, members: Sequence[JoinedMember], before: Mapping[str, Parts] | None = None) -> Decision:
+    joined = Joined(assignor.name, members)
+    exist = {topic: count for topic, count in COUNTS.items() if topic in joined.topics}
+    return decide_on(assignor, joined, GroupView(joined.members, exist, joined.owned), before or {})
 
 
 def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Parts]:
@@ -99,8 +102,6 @@ def test_the_view_has_members_in_one_order_topics_that_exist_and_who_holds_what(
             member("b", "seen", Self(frozenset({"t"})), instance="2"),
             member("a", "seen", Self(frozenset({"t"})), instance="3"),
         ],
-        known,
-        {},
     )
     (view,) = seen.views
     assert [m.id for m in view.members] == ["b", "a", "c"]  # static members first, by their lasting names
@@ -118,8 +119,6 @@ def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> N
             member("b", "seen", Self(frozenset({"t"}), held=tp(1, 2), generation=4)),
             member("c", "seen", Self(frozenset({"t"}), held=tp(0), generation=5)),
         ],
-        known,
-        {},
     )
     assert seen.views[0].owned == {"a": tp(1), "b": tp(2), "c": frozenset()}
 
@@ -130,7 +129,7 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
         member("b", "sticky", Self(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
         JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
     ]
-    mine = given_of(decide(resolve("sticky"), members, known, {}).given)
+    mine = given_of(decide(resolve("sticky"), members).given)
     assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)
     assert len(mine["c"]) == 1
     assert mine["a"] <= tp(0, 3)
@@ -140,14 +139,14 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
 @pytest.mark.parametrize("user_data", [b"", b"rubbish", b"[]", b'{"weight": -1}', b'{"weight": "x", "name": 1}', None])
 def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) -> None:
     seen = Seen()
-    decide(seen, [JoinedMember("a", None, Subscription(("t",), user_data).encode())], known, {})
+    decide(seen, [JoinedMember("a", None, Subscription(("t",), user_data).encode())])
     assert seen.views[0].members[0].weight == 1.0
 
 
 def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
     members = [JoinedMember("bad", None, b"\xff"), member("a", "range", Self(frozenset({"t"})))]
-    assert given_of(decide(resolve("range"), members, known, {}).given) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
-    assert subscribed(members) == {"t"}
+    assert given_of(decide(resolve("range"), members).given) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
+    assert Joined("range", members).topics == {"t"}
 
 
 # -- what the leader decides ------------------------------------------------------------------------------------------
@@ -160,8 +159,6 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
     first = decide(
         resolve("cooperative-sticky"),
         [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
-        known,
-        {},
     )
     mine = given_of(first.given)
     assert len(mine["a"]) == 2
@@ -172,15 +169,13 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
             member("a", "cooperative-sticky", Self(frozenset({"t"}), held=mine["a"], generation=2)),
             member("b", "cooperative-sticky", Self(frozenset({"t"}))),
         ],
-        known,
-        {},
     )
     assert given_of(second.given) == {"a": mine["a"], "b": held - mine["a"]}
 
 
 def test_eager_members_get_everything_at_once() -> None:
     members = [member(name, "range", Self(frozenset({"t"}))) for name in "ab"]
-    assert given_of(decide(resolve("range"), members, known, {}).given) == {"a": tp(0, 1), "b": tp(2, 3)}
+    assert given_of(decide(resolve("range"), members).given) == {"a": tp(0, 1), "b": tp(2, 3)}
 
 
 def broken(view: GroupView) -> dict[str, Parts]:
@@ -192,11 +187,11 @@ def test_when_the_function_fails_members_keep_what_they_hold() -> None:
         member("a", "broken", Self(frozenset({"t"}), held=tp(0, 1), generation=1)),
         member("b", "broken", Self(frozenset({"t"}))),
     ]
-    decision = decide(resolve(broken), members, known, {})
+    decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
     assert given_of(decision.given) == {"a": tp(0, 1), "b": frozenset()}
     gave_up = [member(name, "broken", Self(frozenset({"t"}))) for name in "ab"]
-    decision = decide(resolve(broken), gave_up, known, {"a": tp(0), "gone": tp(1)})
+    decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
     assert given_of(decision.given) == {"a": tp(0), "b": frozenset()}
 
 
@@ -213,9 +208,7 @@ def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
 ) -> None:
     members = {f"m{n}": Self(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):
-        mine = given_of(
-            decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()], known, {}).given
-        )
+        mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).given)
         for name, parts in mine.items():
             others = frozenset().union(*(me.held for other, me in members.items() if other != name))
             assert not parts & others

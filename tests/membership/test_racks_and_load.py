@@ -11,11 +11,13 @@ import pytest
 from members import History, StaticTopics, TestMember
 
 from allocator import Consumer
-from allocator.assign import GroupView
+from allocator.assign import GroupView, Member
 from allocator.errors import BrokerError
 from allocator.membership import view as view_module
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
+
+by_either = pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
 
 
 @pytest.fixture
@@ -26,8 +28,9 @@ def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
 class Group:
     """Consumers of one topic that nobody reads from, so that what is behind stays behind."""
 
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str) -> None:
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str, membership: str) -> None:
         self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
+        self.membership = membership
 
     @contextlib.asynccontextmanager
     async def consumers(self, **of: dict[str, Any]) -> Any:
@@ -39,6 +42,8 @@ class Group:
                         brokers=self.cluster.bootstrap,
                         zookeeper=f"{self.cluster.zookeeper}/{self.group}",
                         group=self.group,
+                        membership=self.membership,
+                        heartbeat_interval_s=0.5,
                         client_id=name,
                         assignor=self.assignor,
                         session_timeout_s=6.0,
@@ -55,11 +60,12 @@ def numbers(consumer: Consumer) -> set[int]:
 
 
 @pytest.mark.deadline(120)
+@by_either
 async def test_members_get_what_is_led_in_their_rack(
-    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
 ) -> None:
     topic = topic_factory(9, 3, cluster=three_racks)
-    setting = Group(three_racks, topic, group, "rack-aware")
+    setting = Group(three_racks, topic, group, "rack-aware", membership)
     racks = {f"of-{number}": {"rack": f"rack-{number}"} for number in range(3)}
     async with setting.consumers(**racks) as consumers:
 
@@ -76,13 +82,14 @@ async def test_members_get_what_is_led_in_their_rack(
 
 
 @pytest.mark.deadline(120)
+@by_either
 async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
-    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
 ) -> None:
     topic = topic_factory(8, cluster=three_racks)
     records = [(None, b"x", number) for number in range(8) for _ in range(5000 if number == 1 else 10)]
     await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
-    setting = Group(three_racks, topic, group, "lag-aware")
+    setting = Group(three_racks, topic, group, "lag-aware", membership)
     async with setting.consumers(a={}, b={}) as (a, b):
         # by count it would be four each
         await wait_until_async(
@@ -149,3 +156,20 @@ async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: st
         await wait_until_async(lambda: len(a.owned) == 3000, 15, "all partitions")
     assert load.partitions == []
     assert seen[0].load == seen[0].racks == {}
+
+
+async def test_load_that_was_told_a_moment_ago_serves_the_next_round_of_the_same_rebalance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remembers, "wants", ("load",), raising=False)
+    load = Asked(2.0)
+    around = view_module.Surroundings("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
+    function: Any = remembers
+    members = (Member("a", "", topics=frozenset({"t", "u"})),)
+    for _ in range(2):
+        view = await around.view(function, members, {"t": 3}, {})
+        assert len(view.load) == 3
+    assert len(load.partitions) == 3
+    view = await around.view(function, members, {"t": 3, "u": 2}, {})  # of what is new nothing is known
+    assert len(view.load) == 5
+    assert len(load.partitions) == 8

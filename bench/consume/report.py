@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
+
+from ..bars import Bar, draw
 
 __all__ = ["Case", "Figures", "markdown", "median", "svg"]
 
@@ -78,46 +79,14 @@ COLUMNS: dict[str, list[tuple[str, Any]]] = {
     "cold": [("first record after, ms", lambda f, _: f"{f['first_s'] * 1000:.0f}")],
 }
 
-_COLOURS = {
-    "ours, records": "#1b6ca8",
-    "ours, batches": "#3a9bd9",
-    "ours, Arrow": "#8cc8f0",
-    "confluent-kafka": "#d9822b",
-    "aiokafka": "#7a9a4f",
-    "kafka-python": "#9a9a9a",
-}
-
 
 def svg(cases: Sequence[Case], title: str) -> str:
     """Bars of records per CPU second, a group for each topic, each group on a scale of its own."""
-    bar, gap, left, width = 15, 22, 250, 430
-    parts: list[str] = []
-    y = 46
+    groups = []
     for case in cases:
         rates = {name: per_cpu_s(figures) for name, figures in case.results.items()}
-        if not rates:
-            continue
-        parts.append(f'<text x="12" y="{y + 12}" font-weight="bold">{escape(case.name)}</text>')
-        longest = max(rates.values())
-        for name, rate in rates.items():
-            size = rate / longest * width
-            colour = _COLOURS.get(name, "#555555")
-            parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
-            parts.append(f'<rect x="{left}" y="{y}" width="{size:.1f}" height="{bar - 3}" fill="{colour}"/>')
-            parts.append(f'<text x="{left + size + 5:.1f}" y="{y + 11}">{_short(rate)}</text>')
-            y += bar
-        y += gap
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" viewBox="0 0 760 {y}" '
-            'font-family="sans-serif" font-size="11">',
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            f'<text x="12" y="24" font-size="14" font-weight="bold">{escape(title)}</text>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+        groups.append((case.name, [Bar(name, rate, _short(rate)) for name, rate in rates.items()]))
+    return draw(title, groups)
 
 
 def _short(rate: float) -> str:

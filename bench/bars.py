@@ -1,0 +1,71 @@
+"""Bars in groups, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+__all__ = ["COLOURS", "OTHER", "Bar", "draw"]
+
+# ours blue in its shades, others each in a colour of its own that the colour-blind tell apart; the labels say it too
+COLOURS = {
+    "ours, records": "#1b6ca8",
+    "ours, batches": "#3a9bd9",
+    "ours, Arrow": "#8cc8f0",
+    "ours, `sticky`": "#1b6ca8",
+    "ours, `naive`": "#3a9bd9",
+    "ours": "#1b6ca8",
+    "confluent-kafka": "#d9822b",
+    "aiokafka": "#7a9a4f",
+    "kafka-python": "#9a9a9a",
+    "kazoo SetPartitioner": "#d9822b",
+    "SetPartitioner": "#d9822b",
+    "kiel": "#b5485d",
+}
+OTHER = "#777777"
+_BAR, _GAP, _LEFT, _WIDTH = 15, 22, 250, 430
+
+
+class Bar(NamedTuple):
+    """One of a group."""
+
+    label: str
+    value: float
+    text: str
+    """What is written behind it."""
+
+
+def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
+    """Each group under its heading, on a scale of its own."""
+    parts: list[str] = []
+    y = 46
+    for heading, bars in groups:
+        if not bars:
+            continue
+        parts.append(f'<text x="12" y="{y + 12}" font-weight="bold">{escape(heading)}</text>')
+        longest = max(bar.value for bar in bars)
+        for label, value, text in bars:
+            size = value / longest * _WIDTH
+            name = label.replace("`", "")
+            parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+            parts.append(f'<rect x="{_LEFT}" y="{y}" width="{size:.1f}" height="{_BAR - 3}" fill="{_colour(label)}"/>')
+            parts.append(f'<text x="{_LEFT + size + 5:.1f}" y="{y + 11}">{escape(text)}</text>')
+            y += _BAR
+        y += _GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" viewBox="0 0 760 {y}" '
+            'font-family="sans-serif" font-size="11">',
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            f'<text x="12" y="24" font-size="14" font-weight="bold">{escape(title)}</text>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _colour(label: str) -> str:
+    """By the whole label, or the part before its first comma."""
+    return COLOURS.get(label) or COLOURS.get(label.partition(",")[0], OTHER)

@@ -174,7 +174,8 @@ class _OldConsumer(OwnersMembership):
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
         number = name.rpartition("-")[2]  # of either dialect
-        return TopicPartition(directory.rpartition("/")[2], int(number)) if number.isdigit() else None
+        topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
+        return TopicPartition(topic, int(number)) if number.isdigit() else None
 
     async def _mine(self) -> Parts:
         names = await self._names.get()
@@ -283,8 +284,9 @@ class ConsumersMembership(_OldConsumer):
 class PykafkaMembership(_OldConsumer):
     """One member among pykafka's BalancedConsumers. The constructor touches nothing.
 
-    They claim a partition under the name of the broker that they take for its leader, so two of them that disagree
-    about it can both own it. Ours claims under the names of all brokers, and sees a claim under any of them.
+    They claim a partition under the name of the broker that they take for its leader, and on Python 3 they write the
+    topic as `b'topic'` there, so two of them that disagree about the one or the other can both own it. Ours claims
+    under all of these names, and sees a claim under any of them.
     """
 
     _ordered_for: tuple[str, ...] | None = None
@@ -300,7 +302,8 @@ class PykafkaMembership(_OldConsumer):
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
         nodes = sorted(broker.node_id for broker in self._cluster.brokers)
-        return tuple(f"{self._owners_path}/{partition.topic}/{node}-{partition.partition}" for node in nodes)
+        topics = partition.topic, f"b'{partition.topic}'"
+        return tuple(f"{self._owners_path}/{topic}/{node}-{partition.partition}" for topic in topics for node in nodes)
 
     def _claim_data(self) -> bytes:
         return self.member_id.encode()

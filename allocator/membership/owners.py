@@ -87,7 +87,7 @@ class OwnersMembership(SessionMembership):
         raise NotImplementedError
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
-        """The znodes that the owner of a partition makes, all or none, in one directory."""
+        """The znodes that the owner of a partition makes, all or none."""
         raise NotImplementedError
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
@@ -199,7 +199,8 @@ class OwnersMembership(SessionMembership):
         """Those that have a claim."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
-            directories[self._directory(partition)].add(partition)
+            for directory in self._directories(partition):
+                directories[directory].add(partition)
         found: set[TopicPartition] = set()
         for directory, wanted in directories.items():
             if directory not in self._made:
@@ -219,15 +220,13 @@ class OwnersMembership(SessionMembership):
 
     async def _await_claims(self, partitions: Parts) -> float | None:
         """Has the others' claims watched; returns when to look again, None if the watch tells."""
-        for directory in set(map(self._directory, partitions)):
+        claims: set[TopicPartition | None] = set()
+        for directory in set().union(*map(self._directories, partitions)):
             listing = self._listings.get(directory)
             if listing is None:
                 listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
-            names = await listing.get()
-            claims = {self._claim_of(directory, name) for name in names}
-            if not partitions & claims:
-                return GATHER_S  # gone in the meantime
-        return None
+            claims |= {self._claim_of(directory, name) for name in await listing.get()}
+        return None if partitions <= claims else GATHER_S  # some are gone already, unseen by the watch
 
     def _soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
@@ -263,8 +262,8 @@ class OwnersMembership(SessionMembership):
         """For `_znodes`: of another session's claims nothing is ours any more."""
         return chain(*self._claimed.values()) if self._claim_session == self._zk.session_id else ()
 
-    def _directory(self, partition: TopicPartition) -> str:
-        return self._claim_paths(partition)[0].rpartition("/")[0]
+    def _directories(self, partition: TopicPartition) -> set[str]:
+        return {path.rpartition("/")[0] for path in self._claim_paths(partition)}
 
     def _must_stand(self, names: Iterable[str]) -> None:
         """Raises MembershipLost unless we are among the members."""

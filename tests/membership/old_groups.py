@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,12 @@ def python_with(name: str, versions: Sequence[str], packages: Sequence[str]) -> 
         if not done.exists():
             shutil.rmtree(place, ignore_errors=True)
             tool = place / "tool"
-            run = [sys.executable, "-m", "venv", str(tool)]
+            pip = ["-m", "pip", "install", "-q"]
             for command in (
-                run,
-                [
-                    str(tool / "bin" / "python"),
-                    "-m",
-                    "pip",
-                    "install",
-                    "-q",
-                    "virtualenv<20.22",
-                ],  # the last that knows 2.7
+                [sys.executable, "-m", "venv", str(tool)],
+                [str(tool / "bin" / "python"), *pip, "virtualenv<20.22"],  # the last that knows 2.7
                 [str(tool / "bin" / "virtualenv"), "-q", "-p", interpreter, str(place)],
-                [str(python), "-m", "pip", "install", "-q", *packages],
+                [str(python), *pip, *packages],
             ):
                 ended = subprocess.run(command, capture_output=True, text=True)
                 if ended.returncode:
@@ -212,6 +206,23 @@ class OldGroup:
         self.cluster.produce(self.topic, records)
         self.produced += count
 
+    @contextlib.contextmanager
+    def producing(self) -> Iterator[None]:
+        """Records keep coming."""
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.wait(0.2):
+                self.produce(12)
+
+        producer = threading.Thread(target=run)
+        producer.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            producer.join()
+
     # -- what to wait for ----------------------------------------------------------------------------------------
 
     def shared(self, *members: Member, timeout_s: float = 60.0) -> None:
@@ -227,14 +238,12 @@ class OldGroup:
     def claims(self) -> dict[str, set[int]]:
         """Member -> partitions, as the znodes of owners say, in Kafka's layout or pykafka's."""
         found: defaultdict[str, set[int]] = defaultdict(set)
-        path = f"/consumers/{self.group}/owners/{self.topic}"
+        base = f"/consumers/{self.group}/owners"
         with zookeeper_client(self.cluster.zookeeper) as client:
-            for name in client.get_children(path) if client.exists(path) else ():
-                try:
-                    owner = client.get(f"{path}/{name}")[0].decode()
-                except NoNodeError:
-                    continue
-                found[owner].add(int(name.rpartition("-")[2]))
+            for path in (f"{base}/{self.topic}", f"{base}/b'{self.topic}'"):
+                for name in client.get_children(path) if client.exists(path) else ():
+                    with contextlib.suppress(NoNodeError):
+                        found[client.get(f"{path}/{name}")[0].decode()].add(int(name.rpartition("-")[2]))
         return dict(found)
 
     def claimed(self, members: int, timeout_s: float = 60.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from old_groups import OldGroup
+from old_groups import Member, OldGroup
 
 
 def test_ours_and_javas_share_a_group_and_follow_each_other(
@@ -36,25 +36,42 @@ def test_ours_and_javas_share_a_group_and_follow_each_other(
 
 
 @pytest.mark.long
-def test_ours_and_pykafkas_share_a_group_and_follow_each_other(group_of: Callable[[str], OldGroup]) -> None:
-    group = group_of("0.9.0.1")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1"])
+@pytest.mark.parametrize("kind", ["java", "pykafka"])
+def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
+    group_of: Callable[[str], OldGroup],
+    tmp_path: Path,
+    kind: str,
+    version: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    group = group_of(version)
+    membership = {"java": "consumers", "pykafka": "pykafka"}[kind]
+
+    def another() -> Member:
+        return group.java(tmp_path) if kind == "java" else group.pykafka()
+
     group.produce(60)
-    ours = group.ours("pykafka")
-    group.claimed(1)
-    group.all_read()
-    theirs = group.pykafka()
+    ours = [group.ours(membership), group.ours(membership)]
     group.claimed(2)
-    group.produce(60)
     group.all_read()
-    assert theirs.values
-    ours.kill()
-    group.claimed(1)
-    group.produce(60)
+    theirs = [another()]
+    group.claimed(3)
+    with group.producing():
+        for _ in range(3):
+            ours.pop(0).kill()
+            group.claimed(2)
+            ours.append(group.ours(membership))
+            group.claimed(3)
+            theirs.pop(0).kill()
+            group.claimed(2)
+            theirs.append(another())
+            group.claimed(3)
     group.all_read()
-    again = group.ours("pykafka")
-    group.claimed(2)
-    theirs.kill()
-    group.claimed(1)
-    group.produce(60)
-    group.all_read()
-    again.stop()
+    assert theirs[0].values
+    assert group.overlaps(lambda first, second: first == second == "ours") == {}
+    print(f"{kind} {version}: {group.produced} records, {group.repeated()} repeated")
+    record_property("repeated", group.repeated())
+    for member in ours:
+        member.stop()

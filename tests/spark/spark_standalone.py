@@ -1,0 +1,94 @@
+"""A Spark standalone cluster of real processes on this machine, and a driver on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+from allocator.spark.sessions import java_home
+from allocator.testing.java import find_java
+from allocator.testing.ports import PortLease
+from allocator.testing.waiting import wait_until
+
+HOME = Path(pyspark.__file__).parent
+
+
+class Standalone:
+    """A master and workers of one core each; what they print is in files under `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        os.environ["JAVA_HOME"] = find_java(oldest=17).home
+        self.environment = {
+            **os.environ,
+            "JAVA_HOME": java_home(),
+            "SPARK_HOME": str(HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_SCALA_VERSION": "2.13",  # else the launcher looks for a source tree
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        self._ports = PortLease()
+        self.port = self._ports.take()
+        self.url = f"spark://127.0.0.1:{self.port}"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, workers: int) -> None:
+        self._daemon("master", "master.Master", "--port", str(self.port))
+        for number in range(workers):
+            work = ("-c", "1", "-m", "600m", "-d", str(self.root / f"work-{number}"), self.url)
+            self.workers.append(self._daemon(f"worker-{number}", "worker.Worker", *work))
+        for number in range(workers):
+            log = self.root / f"worker-{number}.log"
+            wait_until(lambda log=log: "Successfully registered" in log.read_text(), 60, f"{log} to register")
+
+    def driver(self, script: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """A driver process; it is given the master's address first."""
+        return self._process("driver", sys.executable, str(script), self.url, *arguments)
+
+    def kill(self, worker: int) -> None:
+        self.workers[worker].send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._ports.release()
+
+    def said(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def _daemon(self, name: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+        java = str(Path(self.environment["JAVA_HOME"]) / "bin" / "java")
+        classes = ("-Xmx256m", "-cp", f"{HOME}/jars/*", f"org.apache.spark.deploy.{main}")
+        return self._process(name, java, *classes, "--host", "127.0.0.1", "--webui-port", "0", *arguments)
+
+    def _process(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with open(self.root / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, cwd=self.root, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+
+@contextlib.contextmanager
+def standalone(root: Path, workers: int = 2) -> Iterator[Standalone]:
+    before = os.environ.get("JAVA_HOME")
+    cluster = Standalone(root)
+    try:
+        cluster.start(workers)
+        yield cluster
+    finally:
+        cluster.stop()
+        os.environ.pop("JAVA_HOME", None)
+        if before is not None:
+            os.environ["JAVA_HOME"] = before

@@ -1,0 +1,297 @@
+"""Tests on several versions of Kafka with the same traffic: marks, recordings, replays and the difference shown."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, TopicPartition
+from allocator.errors import ConfigError
+from allocator.testing import ClusterError
+from allocator.testing.versions import KAFKA
+from allocator.traffic import Recording, TrafficRecord
+
+ROOT = Path(__file__).parents[2]
+TRAFFIC = Recording(
+    {"orders": 3, "bills": 1},
+    (
+        TrafficRecord("orders", 2, b"k", b"first", 1_700_000_000_000, (("h", b"1"), ("h", None))),
+        TrafficRecord("bills", 0, None, b"\xff\x00binary", 1_700_000_001_000),
+        TrafficRecord("orders", 2, b"k", None, 1_600_000_000_000),  # a clock that went back, and a deletion
+        TrafficRecord("orders", 0, b"", "ü".encode(), 1_700_000_003_000),
+    ),
+)
+
+
+def pytest_in(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments],
+        capture_output=True, text=True, timeout=280, cwd=directory,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def run_inner(directory: Path, source: str, *arguments: str) -> str:
+    (directory / "test_inner.py").write_text("import pytest\n" + source)
+    return pytest_in(directory, *arguments, ".")
+
+
+# -- the mark ------------------------------------------------------------------------------------------------------
+
+
+def test_a_marked_test_runs_once_for_each_version_in_the_order_of_the_mark(tmp_path: Path) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.kafka_versions("3.9.1", "0.8.2.2")\ndef test_a(kafka_version, outcome): outcome.same([1])\n'
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_b(kafka_version, outcome): outcome.same([1])\n',
+        "-v",
+    )
+    names = [line.split()[0].partition("::")[2] for line in said.splitlines() if " PASSED" in line]
+    assert names == ["test_a[3.9.1]", "test_a[0.8.2.2]", "test_b[0.8.2.2]", "test_b[3.9.1]"]
+
+
+def test_a_difference_is_shown_line_by_line(tmp_path: Path) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        "def test_it(kafka_version, outcome):\n"
+        '    stamp = None if kafka_version == "0.8.2.2" else 1700000000000\n'
+        '    outcome.same({"sent": [{"id": 1, "at": stamp}, {"id": 2}], "errors": 0})\n',
+    )
+    assert "1 failed, 1 passed" in said
+    shown = said[said.index("Kafka 3.9.1 differs from Kafka 0.8.2.2:") :]
+    for line in (
+        "--- Kafka 0.8.2.2",
+        "+++ Kafka 3.9.1",
+        '-  {"at": null, "id": 1}',
+        '+  {"at": 1700000000000, "id": 1}',
+    ):
+        assert f"\n{line}\n" in shown
+    assert '\n   {"id": 2}\n' in shown
+
+
+def test_a_long_difference_is_cut(tmp_path: Path) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        "def test_it(kafka_version, outcome): outcome.same([kafka_version + str(n) for n in range(1000)])\n",
+    )
+    assert "... and 1943 more lines" in said
+
+
+def test_without_the_first_version_nothing_is_compared_and_the_test_says_so(tmp_path: Path) -> None:
+    source = '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_it(outcome): outcome.same(1)\n'
+    said = run_inner(tmp_path, source, "-k", "3.9.1")
+    assert "1 skipped, 1 deselected" in said
+    assert "nothing to compare with: on Kafka 0.8.2.2 this test failed or was not run" in said
+
+
+def test_other_parameters_are_compared_apart(tmp_path: Path) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.parametrize("size", [1, 2])\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        "def test_it(size, outcome): outcome.same(size)\n",
+    )
+    assert "4 passed" in said
+
+
+@pytest.mark.parametrize(
+    ("mark", "complaint"),
+    [
+        ('kafka_versions("0.7")', "Kafka '0.7' cannot be started here; known: 0.8.1.1, 0.8.2.2"),
+        ("kafka_versions()", "names no version of Kafka; known: 0.8.1.1"),
+        ("kafka_versions(3.9)", "3.9 is not a text such as '3.9.1'"),
+        ('kafka_versions("3.9.1", "3.9.1")', "names a version twice: 3.9.1, 3.9.1"),
+        ('kafka_versions("3.9.1", only=True)', "takes versions only, not only"),
+    ],
+)
+def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, complaint: str) -> None:
+    said = run_inner(tmp_path, f"@pytest.mark.{mark}\ndef test_it(versioned_cluster): pass\n")
+    assert complaint in said
+    assert "test_inner.py::test_it: @pytest.mark.kafka_versions" in said
+    assert "passed" not in said
+
+
+def test_marks_and_fixtures_go_together(tmp_path: Path) -> None:
+    said = run_inner(tmp_path, '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(): pass\n')
+    assert "test_inner.py::test_it is marked kafka_versions and takes none of kafka_version, versioned_cluster" in said
+    said = run_inner(tmp_path, "def test_it(replay): pass\n")
+    assert "test_inner.py::test_it takes 'kafka_version' and has no mark @pytest.mark.kafka_versions" in said
+
+
+def test_the_command_line_replaces_the_versions(tmp_path: Path) -> None:
+    source = '@pytest.mark.kafka_versions("0.8.2.2")\ndef test_it(kafka_version): assert kafka_version == "4.1.1"\n'
+    assert "1 passed" in run_inner(tmp_path, source, "--kafka-versions=4.1.1")
+    said = run_inner(tmp_path, source, "--kafka-versions=4.1.1,5.0")
+    assert "--kafka-versions: Kafka '5.0' cannot be started here" in said
+
+
+# -- recordings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["traffic.jsonl", "traffic.jsonl.gz"])
+def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    TRAFFIC.save(tmp_path / name)
+    assert Recording.load(tmp_path / name) == TRAFFIC
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_order_of_each_log_stands_above_that_of_the_timestamps() -> None:
+    from allocator.record import PlainRecord  # what consumers hand out is recorded
+
+    def record(partition: int, offset: int, timestamp: int) -> Any:
+        value = b"%d-%d" % (partition, offset)
+        return PlainRecord("t", partition, offset, timestamp, 0, None, value, [])
+
+    mixed = [record(1, 5, 20), record(0, 1, 10), record(0, 0, 30), record(1, 4, -1)]
+    recording = Recording.of(mixed, {"t": 4, "empty": 1})
+    assert [r.value for r in recording.records] == [b"1-4", b"1-5", b"0-0", b"0-1"]
+    assert recording.partitions == {"t": 4, "empty": 1}
+    assert recording.records[0].timestamp is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "line 1"),
+        ("hello", "line 1"),
+        ('{"format": 2, "partitions": {}}', "format 2; this version reads 1"),
+        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t"}', "line 2: KeyError('partition')"),
+        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 1}', "line 2: t:1 is not among"),
+        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 0, "key": {"base64": "?"}}', "line 2"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "traffic.jsonl").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Recording.load(tmp_path / "traffic.jsonl")
+    assert complaint in str(caught.value)
+    assert str(tmp_path / "traffic.jsonl") in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Recording.load(tmp_path / "missing")
+
+
+# -- on servers ----------------------------------------------------------------------------------------------------
+
+
+async def _read_back(bootstrap: str, topic: str, partitions: int, count: int) -> dict[int, list[Any]]:
+    every = [TopicPartition(topic, number) for number in range(partitions)]
+    found: dict[int, list[Any]] = {number: [] for number in range(partitions)}
+    async with Consumer(brokers=bootstrap, group=None, membership="fixed", partitions=every) as consumer:
+        while sum(map(len, found.values())) < count:
+            batch = await consumer.getbatch(30)
+            assert batch is not None
+            found[batch.partition] += list(batch)
+    return found
+
+
+def _replayed_as_recorded(cluster: Any, replay: Any, tmp_path: Path) -> None:
+    names = replay(TRAFFIC)
+    assert set(names) == {"orders", "bills"}
+    found = asyncio.run(_read_back(cluster.bootstrap, names["orders"], 3, 3))
+    stamped, headed = cluster.release.number >= (0, 10), cluster.release.number >= (0, 11)
+    for number in range(3):
+        wanted = [r for r in TRAFFIC.records if (r.topic, r.partition) == ("orders", number)]
+        assert [(r.key, r.value) for r in found[number]] == [(r.key, r.value) for r in wanted]
+        if stamped:
+            assert [r.timestamp for r in found[number]] == [r.timestamp for r in wanted]
+        assert [tuple(r.headers) for r in found[number]] == [r.headers if headed else () for r in wanted]
+
+    file = tmp_path / "again.jsonl"
+    command = [sys.executable, "-m", "allocator.cli", "traffic", "record", str(file), "--brokers", cluster.bootstrap]
+    done = subprocess.run(
+        [*command, "--topic", names["orders"], "--topic", names["bills"]], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 records of ")
+    again = Recording.load(file)
+    assert again.partitions == {names[topic]: count for topic, count in TRAFFIC.partitions.items()}
+    for topic, name in names.items():
+        for number in range(TRAFFIC.partitions[topic]):
+            wanted = [r for r in TRAFFIC.records if (r.topic, r.partition) == (topic, number)]
+            got = [r for r in again.records if (r.topic, r.partition) == (name, number)]
+            assert [(r.key, r.value) for r in got] == [(r.key, r.value) for r in wanted]
+            assert [r.timestamp for r in got] == [r.timestamp if stamped else None for r in wanted]
+
+    with pytest.raises(ClusterError, match=names["bills"]):
+        replay(Recording({names["bills"]: 1}), rename=False)  # it exists
+
+
+@pytest.mark.kafka_versions("0.9.0.1", "3.9.1")
+def test_a_replay_is_what_was_recorded(versioned_cluster: Any, replay: Any, tmp_path: Path) -> None:
+    _replayed_as_recorded(versioned_cluster, replay, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.kafka_versions(*(version for version in KAFKA if version not in ("0.9.0.1", "3.9.1")))
+def test_a_replay_is_what_was_recorded_on_the_others(versioned_cluster: Any, replay: Any, tmp_path: Path) -> None:
+    _replayed_as_recorded(versioned_cluster, replay, tmp_path)
+
+
+def test_recording_what_is_not_there_is_an_error(kafka_cluster: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "allocator.cli", "traffic", "record", str(tmp_path / "f"), "--topic", "no-such"]
+    done = subprocess.run([*command, "--brokers", kafka_cluster.bootstrap], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no topic 'no-such'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("old", ["0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+def test_the_suite_of_the_example_passes(old: str) -> None:
+    said = pytest_in(ROOT, "examples/migration_suite", f"--kafka-versions={old},3.9.1")
+    assert "2 passed" in said
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None:
+    table = tmp_path / "compatibility.md"
+    source = (
+        '@pytest.mark.feature("Orders")\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        'def test_a(kafka_version): assert kafka_version != "3.9.1"\n'
+        '@pytest.mark.feature("Orders")\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        "def test_b(kafka_version): pass\n"
+        '@pytest.mark.kafka_versions("3.9.1")\ndef test_c(kafka_version): pytest.skip("no time")\n'
+        '@pytest.mark.feature("Always new", "4.1.1")\ndef test_d(): pass\n'
+        "def test_of_no_version(): pass\n"
+    )
+    said = run_inner(tmp_path, source, f"--compatibility={table}")
+    assert f"compatibility table written to {table}" in said
+    lines = table.read_text().splitlines()
+    assert "| | 0.8.2.2 | 3.9.1 | 4.1.1 |" in lines
+    assert "| Orders | yes (2) | **1 of 2 fail** | · |" in lines
+    assert "| test_inner.py | · | skipped | · |" in lines
+    assert "| Always new | · | · | yes (1) |" in lines
+    assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
+    table.write_text(table.read_text().replace("# Compatibility", "# Ours\n\nA word before."))
+    run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d")
+    again = table.read_text()
+    assert "A word before." in again
+    assert "Orders" not in again
+
+
+def test_a_run_without_versions_leaves_the_table_alone(tmp_path: Path) -> None:
+    table = tmp_path / "compatibility.md"
+    said = run_inner(tmp_path, "def test_it(): pass\n", f"--compatibility={table}")
+    assert "not written" in said
+    assert not table.exists()
+    table.write_text("mine")
+    source = '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(kafka_version): pass\n'
+    said = run_inner(tmp_path, source, f"--compatibility={table}")
+    assert "where does the table go?" in said
+    assert table.read_text() == "mine"
+
+
+def test_every_row_of_our_table_has_tests() -> None:
+    conftest: dict[str, Any] = {}
+    exec((ROOT / "tests" / "conftest.py").read_text(), conftest)
+    tests = [path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    for prefix in conftest["FEATURES"]:
+        path = prefix.partition("::")[0]
+        assert any(test.startswith(path) for test in tests), f"{prefix}: no such tests"

@@ -21,6 +21,7 @@ LAZY = {
     "doctor": ("allocator.cli_doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),
     "mirror": ("allocator.migrate.commands:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
+    "cutover": ("allocator.migrate.commands_cutover:cutover", "Take groups to a new cluster, as a plan says."),
     "offsets": ("allocator.migrate.commands_offsets:offsets", "Copy a group's offsets to another place, and back."),
     "traffic": ("allocator.cli_traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
     "web": ("allocator.cli_web:web", "A status page of the groups, with metrics for Prometheus."),

@@ -17,6 +17,9 @@ __all__ = ["main"]
 
 # name -> where it is, and the one line of help; imported when used, so that `allocator run` loads no test servers
 LAZY = {
+    "archive": ("allocator.spark.commands:archive", "Topics to Parquet, each record exactly once."),
+    "audit": ("allocator.spark.commands:audit", "Whether two topics, or a topic and an archive, hold the same."),
+    "skew": ("allocator.spark.commands:skew", "How evenly a topic's work lies on partitions and keys."),
     "cluster": ("allocator.testing.cli:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
     "doctor": ("allocator.cli_doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),

@@ -37,10 +37,11 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
     if look.report is None:
         if look.group is not None and not look.kiel and not look.old_consumers and not look.unseen:
             known = f"; it knows {', '.join(look.others)}" if look.others else ""
+            kafka = "; Kafka has no members or offsets of it" if look.version else ""
             yield Finding(
                 "unknown-group",
                 Severity.CRITICAL,
-                f"ZooKeeper has no group {look.group!r} under {root}{known}; Kafka has no members or offsets of it",
+                f"ZooKeeper has no group {look.group!r} under {root}{known}{kafka}",
                 (look.group,),
                 "Nobody consumes under this name, or it was asked for in another place than where its members are.",
                 "Check the name, the root and the ZooKeeper chroot against the settings of a member.",

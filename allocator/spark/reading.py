@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from allocator.errors import AllocatorError, BrokerError, OffsetOutOfRange, TopicNotFound
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, OffsetOutOfRange, TopicNotFound
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.spark.errors import DataLoss, NothingRead
@@ -64,7 +63,12 @@ class _Task:
 
     async def start(self, link: Link) -> None:
         options = self._options
-        self._client = client = await link.client()
+        try:
+            self._client = client = await link.client()
+        except BrokersUnavailable as error:
+            failure = NothingRead(f"{self._wanted}: {error}")
+            failure.retriable = error.retriable
+            raise failure from error
         client.follow([self._wanted.topic])
         self._state.assign_from_user([self._tp])
         self._state.seek(self._tp, self._wanted.start)
@@ -135,13 +139,11 @@ class _Task:
 
     async def _nothing(self, at: int) -> AllocatorError:
         assert self._client is not None
-        began = time.monotonic()
         why = "its leader answers, and sends no records; look at the broker's log"
         try:
             await list_offsets(self._client, {self._tp: EARLIEST}, timeout_s=DIAGNOSIS_S)
         except (BrokerError, TopicNotFound) as error:
             why = str(error)
-        log.debug("diagnosis took %.1f s", time.monotonic() - began)
         return NothingRead(
             f"{self._wanted}: no record from offset {at} on within {self._options.timeout_s:g} s ({why}); the task may "
             "be tried again, and timeout_s says how long it waits"

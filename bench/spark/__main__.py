@@ -56,14 +56,15 @@ def connector(spark_version: str, into: Path) -> str | None:
     """The jars of Spark's own connector, with commas between them; None if they cannot be had."""
     root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
     # what Spark has itself
-    without = (
-        "org.apache.spark:spark-sql_2.13",
-        "org.scala-lang:scala-library",
-        "org.apache.hadoop:hadoop-client-runtime",
-    )
+    without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
     into.mkdir(parents=True, exist_ok=True)
     try:
-        resolve(JarSet("Spark's Kafka connector", (root,), without), into, find_java(oldest=17), lambda count: None)
+        resolve(
+            JarSet("connector", "Spark's Kafka connector", (root,), without),
+            into,
+            find_java(oldest=17),
+            lambda count: None,
+        )
     except JarsUnavailable as error:
         print(f"without the JVM connector: {error}")
         return None

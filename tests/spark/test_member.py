@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from spark_queries import Query
 
 from allocator import Consumer
 from allocator.testing import LocalCluster, produce, wait_until_async
-from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +26,7 @@ def fill(cluster: LocalCluster, topic: str, first: int, last: int) -> Counter[st
     return Counter(map(str, range(first, last)))
 
 
+@pytest.mark.long
 @pytest.mark.deadline(300)
 @pytest.mark.timeout(400)
 async def test_a_query_and_a_consumer_share_a_topic_and_no_record_is_read_twice(
@@ -92,9 +91,5 @@ async def test_a_query_and_a_consumer_share_a_topic_and_no_record_is_read_twice(
             await asyncio.wait({reading})
         sent += fill(kafka_cluster, topic, 600, 900)
         await both("the query to go on alone")
-        last = json.loads(running.lastProgress["sources"][0]["endOffset"])
-        assert {TopicPartition(topic, int(number)) for number in last[topic]} == {
-            TopicPartition(topic, number) for number in range(PARTITIONS)
-        }
     finally:
         await asyncio.to_thread(running.stop)

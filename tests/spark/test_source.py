@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from allocator.testing import LocalCluster, produce
+import pytest
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TopicFactory = Callable[..., str]
+LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1")]
 
 
-def read(spark: SparkSession, cluster: LocalCluster, **options: Any) -> DataFrame:
+def read(spark: SparkSession, cluster: LocalCluster, schema: str | None = None, **options: Any) -> DataFrame:
     given = {"brokers": cluster.bootstrap, **options}
-    return spark.read.format("allocator").options(**{name: str(value) for name, value in given.items()}).load()
+    reader = spark.read.format("allocator").options(**{name: str(value) for name, value in given.items()})
+    return reader.load() if schema is None else reader.schema(schema).load()
 
 
+def offsets(frame: DataFrame) -> dict[int, list[int]]:
+    """partition -> its offsets, in order."""
+    found: dict[int, list[int]] = {}
+    for row in sorted(frame.select("partition", "offset").collect()):
+        found.setdefault(row.partition, []).append(row.offset)
+    return found
+
+
+def said(frame: Callable[[], Any]) -> str:
+    """What Spark says when it fails."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        frame()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", *LONG])
 def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+    kafka: str, spark: SparkSession, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
-    topic = topic_factory(partitions=3)
-    produce(kafka_cluster.bootstrap, topic, [(b"k%d" % n, b"v%d" % n, n % 3) for n in range(300)])
-    frame = read(spark, kafka_cluster, topics=topic)
+    cluster = cluster_factory(kafka=kafka)
+    topic = topic_factory(partitions=3, cluster=cluster)
+    sent = [
+        ProducedRecord(b"k%d" % n, b"v%d" % n if n % 10 else None, n % 3, 1_700_000_000_123 + n) for n in range(300)
+    ]
+    produce(cluster.bootstrap, topic, sent, version=kafka)
+    frame = read(spark, cluster, topics=topic)
     assert frame.dtypes == [
         ("key", "binary"),
         ("value", "binary"),
@@ -33,10 +64,147 @@ def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
         ("timestamp", "timestamp"),
         ("timestampType", "int"),
     ]
-    rows = frame.collect()
-    assert {(bytes(row.key), bytes(row.value), row.topic, row.partition, row.offset) for row in rows} == {
-        (b"k%d" % n, b"v%d" % n, topic, n % 3, n // 3) for n in range(300)
-    }
-    assert len(rows) == 300
-    assert {row.timestampType for row in rows} == {0}
-    assert all(row.timestamp is not None for row in rows)
+    timed = tuple(map(int, kafka.split("."))) >= (0, 10)
+    rows = frame.selectExpr("*", "unix_millis(timestamp) ms").collect()
+    assert sorted((row.partition, row.offset, bytes(row.key), row.value and bytes(row.value), row.ms, row.timestampType)
+                  for row in rows) == sorted(
+        (n % 3, n // 3, sent[n].key, sent[n].value, sent[n].timestamp_ms if timed else None, 0 if timed else -1)
+        for n in range(300)
+    )  # fmt: skip
+    assert {row.topic for row in rows} == {topic}
+
+
+@pytest.fixture(scope="module")
+def numbers(kafka_cluster: LocalCluster) -> Iterator[str]:
+    """A topic of 2 partitions with 100 records each, one a second from 1 700 000 000 on, and a header on each."""
+    name = "numbers-of-test-source"
+    kafka_cluster.create_topic(name, 2, 1)
+    records = [
+        ProducedRecord(None, b"%d" % n, n % 2, 1_700_000_000_000 + 1000 * (n // 2), [("n", b"%d" % n), ("empty", None)])
+        for n in range(200)
+    ]
+    produce(kafka_cluster.bootstrap, name, records)
+    yield name
+    kafka_cluster.delete_topic(name, timeout_s=0)
+
+
+def test_headers_come_when_asked_for(spark: SparkSession, kafka_cluster: LocalCluster, numbers: str) -> None:
+    row = (
+        read(spark, kafka_cluster, topics=numbers, include_headers="true").where("partition = 1 and offset = 7").first()
+    )
+    assert row is not None
+    assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [
+        ("n", b"15"),
+        ("empty", None),
+    ]
+
+
+def test_a_schema_with_fewer_columns_is_a_projection(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    frame = read(spark, kafka_cluster, "offset bigint, value binary", topics=numbers)
+    assert frame.dtypes == [("offset", "bigint"), ("value", "binary")]
+    assert sorted((row.offset, int(bytes(row.value))) for row in frame.collect()) == [(n // 2, n) for n in range(200)]
+    assert "column 'offset' is bigint, not int" in said(
+        lambda: read(spark, kafka_cluster, "offset int", topics=numbers).collect()
+    )
+    assert "there is no column 'colour'" in said(
+        lambda: read(spark, kafka_cluster, "colour string", topics=numbers).collect()
+    )
+
+
+def test_large_partitions_are_split_by_offsets(spark: SparkSession, kafka_cluster: LocalCluster, numbers: str) -> None:
+    frame = read(spark, kafka_cluster, topics=numbers, minPartitions=8)
+    assert frame.rdd.getNumPartitions() == 8
+    assert offsets(frame) == {0: list(range(100)), 1: list(range(100))}
+
+
+@pytest.mark.parametrize(
+    ("options", "zero", "one"),
+    [
+        ({"starting_offsets": '{"T": {"0": 90, "1": -1}}'}, range(90, 100), None),
+        ({"ending_offsets": '{"T": {"0": 5, "1": 0}}'}, range(5), None),
+        ({"starting_offsets": "timestamp:1700000095000"}, range(95, 100), range(95, 100)),
+        ({"startingOffsetsByTimestamp": '{"T": {"0": 1700000097500, "1": 1700000099000}}'}, range(98, 100), [99]),
+        ({"endingTimestamp": "1700000002000"}, range(2), range(2)),
+        ({"startingTimestamp": "1800000000000", "startingOffsetsByTimestampStrategy": "latest"}, None, None),
+        ({"assign": '{"T": [1]}', "ending_offsets": '{"T": {"1": 3}}'}, None, range(3)),
+        ({"topics_pattern": "numbers-of-test-sourc."}, range(100), range(100)),
+        ({"topics_pattern": "numbers-of-test"}, None, None),
+    ],
+)
+def test_a_batch_begins_and_ends_where_it_is_told(
+    options: dict[str, str], zero: Any, one: Any, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}
+    if not {"assign", "topics_pattern"} & given.keys():
+        given["topics"] = numbers
+    wanted = {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
+    assert offsets(read(spark, kafka_cluster, **given)) == wanted
+
+
+def test_a_batch_begins_where_the_group_stands(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str, group: str
+) -> None:
+    async def commit() -> None:
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            await GroupOffsets(client, group).commit({TopicPartition(numbers, 1): OffsetAndMetadata(97, "", -1)})
+
+    asyncio.run(commit())
+    frame = read(spark, kafka_cluster, topics=numbers, group=group, starting_offsets="committed")
+    assert offsets(frame) == {0: list(range(100)), 1: [97, 98, 99]}
+
+
+@pytest.mark.parametrize(
+    ("where", "zero", "one", "tasks"),
+    [
+        ("partition = 1 and offset >= 95", None, range(95, 100), 1),
+        ("offset between 10 and 12", range(10, 13), range(10, 13), 2),
+        ("partition in (0, 7) and offset < 2", range(2), None, 1),
+        ("timestamp >= timestamp_millis(1700000098000)", range(98, 100), range(98, 100), 2),
+        ("topic = 'another'", None, None, 1),
+        ("cast(value as string) = '42' and partition = 0", [21], None, 1),
+    ],
+)
+def test_filters_choose_what_is_read(
+    where: str, zero: Any, one: Any, tasks: int, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    from pyspark.sql.datasource import DataSourceReader
+
+    frame = read(spark, kafka_cluster, topics=numbers).where(where)
+    assert offsets(frame) == {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
+    if hasattr(DataSourceReader, "pushFilters"):
+        assert frame.rdd.getNumPartitions() == tasks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topics": "T", "starting_offsets": '{"T": {"0": 1000, "1": 0}}'}, "T:0 is to be read from or to offset 1000"),
+        ({"topics": "T", "starting_offsets": '{"T": {"0": 0}}'}, "says nothing of T:1"),
+        ({"topics": "T", "starting_offsets": '{"T": {"0": 0, "1": 0, "2": 0}}'}, "T:2, which does not exist"),
+        ({"topics": "T", "startingTimestamp": "1800000000000"}, "is as young as 1800000000000 ms"),
+        ({"assign": '{"T": [2]}'}, "has no partition 2, it has 2"),
+        ({"topics": "no-such-topic"}, "the cluster has no topic 'no-such-topic'"),
+        ({"topics": "T", "subscrib": "T"}, "did you mean subscribe"),
+    ],
+)
+def test_what_cannot_be_read_is_told_at_planning(
+    options: dict[str, str], message: str, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}
+    given = {name: numbers if value == "T" else value for name, value in given.items()}
+    assert message.replace("T:", f"{numbers}:") in said(lambda: read(spark, kafka_cluster, **given).collect())
+
+
+def test_without_fail_on_data_loss_the_nearest_offsets_are_read(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    start = json.dumps({numbers: {"0": 1000, "1": 98}})
+    frame = read(spark, kafka_cluster, topics=numbers, starting_offsets=start, fail_on_data_loss="false")
+    assert offsets(frame) == {1: [98, 99]}
+
+
+def test_brokers_that_are_not_there_are_named(spark: SparkSession) -> None:
+    frame = spark.read.format("allocator").options(brokers="127.0.0.1:1", topics="t", timeout_s="1").load()
+    assert "no Kafka broker answered within 1.0 s; tried 127.0.0.1:1" in said(frame.collect)

@@ -1,0 +1,106 @@
+"""What a task reads, without Spark around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+pytest.importorskip("pyarrow")
+
+from allocator.errors import AllocatorError
+from allocator.spark.errors import DataLoss, NothingRead
+from allocator.spark.options import Options, read_options
+from allocator.spark.ranges import Range
+from allocator.spark.reading import read_range
+from allocator.spark.rows import arrow_schema
+from allocator.testing import LocalCluster, produce
+from allocator.types import TopicPartition
+
+TopicFactory = Callable[..., str]
+SCHEMA = arrow_schema([("offset", True), ("value", True)])
+
+
+def options(cluster: LocalCluster, topic: str, **more: Any) -> Options:
+    given = {"brokers": cluster.bootstrap, "topics": topic, **more}
+    return read_options({name: str(value) for name, value in given.items()})
+
+
+def offsets(options: Options, wanted: Range) -> list[int]:
+    return [offset for batch in read_range(options, wanted, SCHEMA) for offset in batch.column("offset").to_pylist()]
+
+
+def test_a_range_is_read_exactly_within_record_batches(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 100, batch_records=7, compression="gzip")
+    reading = options(kafka_cluster, topic)
+    for start, end in ((0, 100), (3, 4), (5, 95), (99, 100), (7, 14)):
+        assert offsets(reading, Range(topic, 0, start, end)) == list(range(start, end))
+
+
+def test_what_retention_took_is_data_loss_or_passed_over(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 100)
+    admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap)
+    try:
+        admin.delete_records({TopicPartition(topic, 0): 40})
+    finally:
+        admin.close()
+    with pytest.raises(DataLoss, match=f"{topic}:0 has offsets 40 to 99, not 10"):
+        offsets(options(kafka_cluster, topic), Range(topic, 0, 10, 60))
+    lenient = options(kafka_cluster, topic, fail_on_data_loss="false")
+    assert offsets(lenient, Range(topic, 0, 10, 60)) == list(range(40, 60))
+    assert offsets(lenient, Range(topic, 0, 10, 30)) == []
+    assert offsets(lenient, Range(topic, 0, 200, 300)) == []
+
+
+def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    from confluent_kafka import Producer
+
+    topic = topic_factory()
+    producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for commits in (True, False, True, False):
+        producer.begin_transaction()
+        for _ in range(5):
+            producer.produce(topic, b"x", partition=0)
+        producer.flush(30)
+        producer.commit_transaction(30) if commits else producer.abort_transaction(30)
+    committed = [*range(5), *range(12, 17)]
+    reading = options(kafka_cluster, topic, isolation_level="read_committed", timeout_s=20)
+    assert offsets(reading, Range(topic, 0, 0, 24)) == committed
+    assert offsets(reading, Range(topic, 0, 5, 6)) == []
+
+
+@pytest.mark.timeout(200)
+def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = cluster_factory(kafka="3.9.1")
+    topic = topic_factory(partitions=2, cluster=cluster)
+    produce(cluster.bootstrap, topic, [(None, b"x" * 1000, 1)] * 2000)
+    reading = options(cluster, topic, timeout_s=3, fetch_bytes=65536)
+    batches = read_range(reading, Range(topic, 1, 0, 2000), SCHEMA)
+    next(batches)
+    cluster.brokers[0].kill()
+    with pytest.raises(
+        NothingRead, match=f"{topic}:1 offsets 0 to 1999: no record from offset .* within 3 s"
+    ) as caught:
+        list(batches)
+    assert caught.value.retriable
+    with pytest.raises(NothingRead, match=f"{where}: no Kafka broker answered"):
+        offsets(reading, Range(topic, 1, 0, 2000))
+    patient = options(cluster, topic, timeout_s=90, fetch_bytes=65536)
+    cluster.brokers[0].start()
+    assert offsets(patient, Range(topic, 1, 0, 2000)) == list(range(2000))
+
+
+def test_a_topic_that_is_gone_is_named(kafka_cluster: LocalCluster) -> None:
+    with pytest.raises(AllocatorError, match="no-such-topic"):
+        offsets(options(kafka_cluster, "no-such-topic", timeout_s=2), Range("no-such-topic", 0, 0, 5))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from allocator.consumer.run import Beside
     from allocator.web.actions import Reset
 
-__all__ = ["beside", "web"]
+__all__ = ["beside", "resetting", "web"]
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, _resetting(access)),
+        actions=actions(lambda: watcher.zk, access.root, resetting(access)),
     )
     async with serve(site, host, port) as bound, Scope() as scope:
         name = f"[{host}]" if ":" in host else host
@@ -120,7 +120,7 @@ def beside(settings: Config) -> Beside:
             brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
             access = Access(zookeeper.hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
             watcher = Watcher(access, only=config.group.name)
-            allowed = actions(lambda: watcher.zk, access.root, _resetting(access))
+            allowed = actions(lambda: watcher.zk, access.root, resetting(access))
         async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed) as port:
             log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
             yield
@@ -128,7 +128,8 @@ def beside(settings: Config) -> Beside:
     return running
 
 
-def _resetting(access: Access) -> Reset:
+def resetting(access: Access) -> Reset:
+    """What the page does to reset offsets; refuses while the group has members."""
     from allocator.cli_read import execute_reset, plan_reset
     from allocator.cli_report import parse_target
 

@@ -74,7 +74,7 @@ SCHEMAS: dict[str, Schema] = {
             partitions={**TEXT, "description": 'As ranges: "0-3,7".'},
             owners={**_list(WHOLE), "description": "For each partition the index in `members`; -1 for nobody."},
             to={**_map(COUNT), "description": "Partition on the move -> index of the member that gets it."},
-            moved={**_map(_maybe(TEXT)), "description": "Partition that the last rebalance moved -> former owner."},
+            moved={**_map(TEXT), "description": "Partition that the last rebalance moved -> former owner."},
             unowned=_list(COUNT),
         )
     },

@@ -60,7 +60,8 @@ def detail(group: Group) -> dict[str, Any]:
             (p, index[m]) for m, parts in document.owners.items() if m in index for p in parts if owners.get(p) is None
         )
     last = group.history.last
-    moved = last.moves if last is not None else {}
+    moved = {p: was for p, (was, _) in last.moves.items() if was is not None} if last is not None else {}
+    names = last.names if last is not None else {}
     by_topic: dict[str, list[TopicPartition]] = {}
     for partition in report.partitions:
         by_topic.setdefault(partition.topic, []).append(partition)
@@ -77,11 +78,7 @@ def detail(group: Group) -> dict[str, Any]:
                 "partitions": to_ranges(parts)[topic],
                 "owners": [owners.get(p, -1) for p in parts],
                 "to": {str(p.partition): promised[p] for p in parts if p in promised and promised[p] != owners.get(p)},
-                "moved": {
-                    str(p.partition): last.names.get(moved[p][0] or "", moved[p][0]) if last is not None else None
-                    for p in parts
-                    if p in moved
-                },
+                "moved": {str(p.partition): names.get(moved[p], moved[p]) for p in parts if p in moved},
                 "unowned": [p.partition for p in parts if p in unowned],
             }
             for topic, parts in sorted(by_topic.items())

@@ -160,7 +160,9 @@ class GroupWatch:
             if document.problem:
                 problems.append(f"the leader keeps the old assignment: {document.problem}")
             problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
-        return GroupState(self._group.name, self._infos, self._claims, document, tuple(problems[:RUBBISH]))
+        # copies: what was said of an earlier moment must not change
+        infos, claims = dict(self._infos), dict(self._claims)
+        return GroupState(self._group.name, infos, claims, document, tuple(problems[:RUBBISH]))
 
     async def _read_info(self, name: str, problems: list[str]) -> None:
         try:

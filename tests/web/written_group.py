@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping
 
@@ -43,17 +44,14 @@ class WrittenGroup:
 
     async def join(self, *numbers: int, racks: int = 3) -> list[str]:
         await self.store.prepare()
-        for number in numbers:
-            info = MemberInfo(
-                f"worker-{number:02d}",
-                f"node-{number % 7}",
-                self.topics,
-                rack=f"r{number % racks}",
-                strategies=("sticky",),
-            )
-            await self.store.zk.create(self.store.paths.member(member_id(number)), info.encode(), ephemeral=True)
-            await self.store.zk.create(self.store.paths.claim(member_id(number)), Claim(0).encode(), ephemeral=True)
+        await asyncio.gather(*(self._join(number, racks) for number in numbers))
         return [member_id(number) for number in numbers]
+
+    async def _join(self, number: int, racks: int) -> None:
+        name, host, rack = f"worker-{number:02d}", f"node-{number % 7}", f"r{number % racks}"
+        info = MemberInfo(name, host, self.topics, rack=rack, strategies=("sticky",))
+        await self.store.zk.create(self.store.paths.member(member_id(number)), info.encode(), ephemeral=True)
+        await self.store.zk.create(self.store.paths.claim(member_id(number)), Claim(0).encode(), ephemeral=True)
 
     async def leave(self, *numbers: int) -> None:
         for number in numbers:
@@ -78,6 +76,10 @@ class WrittenGroup:
         await self.store.write_document(self.document, version)
 
     async def claim(self, held: Held) -> None:
-        for member, parts in held.items():
-            claim = Claim(self.document.revision, parts, self.document.generation)
-            await self.store.zk.set(self.store.paths.claim(member), claim.encode())
+        revision, generation = self.document.revision, self.document.generation
+        await asyncio.gather(
+            *(
+                self.store.zk.set(self.store.paths.claim(member), Claim(revision, parts, generation).encode())
+                for member, parts in held.items()
+            )
+        )

@@ -180,7 +180,7 @@ const tell = (topic, at) => {
   const lag = state.lag?.topics[state.topics[topic].name]?.[at];
   const words = [`${state.topics[topic].name} ${cell.number}`, cell.owner === null ? (cell.to === null ? "has no owner" : `goes to ${called(cell.to)}`) : `owned by ${called(cell.owner)}`];
   if (cell.owner !== null && cell.to !== null) words.push(`goes to ${called(cell.to)} once it is released`);
-  if (cell.moved) words.push(cell.from ? `moved from ${cell.from}` : "new in the last rebalance");
+  if (cell.moved) words.push(`moved from ${cell.from}`);
   if (lag !== undefined) words.push(lag === null ? "nothing committed" : `lag ${lag}`);
   get("cell").textContent = words.join(" · ");
 };

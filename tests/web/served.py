@@ -1,0 +1,80 @@
+"""A web server over real clusters, in this process, and what asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+
+from allocator.cli_read import Access
+from allocator.cli_web import resetting
+from allocator.tasks import Scope
+from allocator.testing.waiting import wait_until_async
+from allocator.web.actions import actions
+from allocator.web.group_metrics import GroupCollector
+from allocator.web.guard import Guard
+from allocator.web.server import Health, Site, serve
+from allocator.web.watch import Watcher
+
+TOKEN = "0123456789abcdef0123"
+PATIENCE_S = 30.0
+
+
+class Served:
+    """`url` is where the server is; `ask` speaks HTTP to it."""
+
+    def __init__(self, port: int, watcher: Watcher) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.watcher = watcher
+
+    async def ask(self, path: str, body: Any = None, *, method: str | None = None, **headers: str) -> HTTPResponse:
+        """`headers` with underscores for dashes; a body makes it a POST of JSON."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = None
+        if body is not None:
+            data = body if isinstance(body, (str, bytes)) else json.dumps(body)
+            given.setdefault("Content-Type", "application/json")
+        request = HTTPRequest(
+            self.url + path, method or ("GET" if data is None else "POST"), given, data, allow_nonstandard_methods=True
+        )
+        return await AsyncHTTPClient(force_instance=True).fetch(request, raise_error=False)
+
+    async def json(self, path: str, body: Any = None, **headers: str) -> Any:
+        answer = await self.ask(path, body, **headers)
+        return json.loads(answer.body)
+
+    async def settled(self, group: str, generation: int) -> None:
+        """Returns once the server knows that generation, and that it is at rest."""
+
+        def known() -> bool:
+            seen = self.watcher.groups.get(group)
+            return seen is not None and seen.report.state.generation >= generation and seen.history.open is None
+
+        await wait_until_async(known, PATIENCE_S, f"generation {generation} of {group}")
+
+
+@contextlib.asynccontextmanager
+async def served(zookeeper: str, brokers: str | None = None, token: str | None = TOKEN) -> AsyncIterator[Served]:
+    access = Access(zookeeper, brokers=brokers)
+    watcher = Watcher(access, interval_s=0.3)
+    registry = CollectorRegistry()
+    registry.register(GroupCollector(watcher))
+
+    def not_ready() -> list[str]:
+        return [*watcher.problems.values()] or ([] if watcher.ready else ["not read yet"])
+
+    site = Site(
+        Guard.make(token=token),
+        registry,
+        Health(ready=not_ready),
+        watcher,
+        actions=actions(lambda: watcher.zk, access.root, resetting(access)),
+    )
+    async with serve(site) as port, Scope() as scope:
+        scope.start(watcher.run(), "watcher")
+        yield Served(port, watcher)

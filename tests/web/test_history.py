@@ -1,0 +1,165 @@
+"""What is made of a group's states, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allocator.membership.describe import GroupState
+from allocator.membership.report import Logs
+from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Waiting
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.history import History, Series
+
+P = [TopicPartition("t", number) for number in range(6)]
+A, B, C = (f"m-{number:016x}-{number:010d}" for number in range(3))
+NAMES = {A: "alpha", B: "beta", C: "gamma"}
+
+
+def state(
+    generation: int,
+    owners: Mapping[str, Parts],
+    *,
+    promised: Mapping[str, Parts] | None = None,
+    waiting: Mapping[str, Parts] | None = None,
+    held: Mapping[str, Parts] | None = None,
+    members: tuple[str, ...] | None = None,
+    strategy: str = "sticky",
+) -> GroupState:
+    """`held`: what members claim where it is not yet what `owners` gives them."""
+    present = tuple(owners) if members is None else members
+    document = Document(
+        generation=generation,
+        revision=generation,
+        strategy=strategy,
+        owners=owners,
+        promised=promised or {},
+        waiting={member: Waiting(generation, parts) for member, parts in (waiting or {}).items()},
+    )
+    claims = {m: Claim(generation, (held or {}).get(m, owners.get(m, frozenset())), generation) for m in present}
+    infos = {m: MemberInfo(NAMES[m], "host", frozenset({"t"})) for m in present}
+    return GroupState("g", infos, claims, document)
+
+
+def of(*numbers: int) -> Parts:
+    return frozenset(P[number] for number in numbers)
+
+
+def test_a_group_at_rest_has_no_history() -> None:
+    history = History()
+    assert history.observe(state(3, {A: of(0, 1)}), 100.0)
+    assert not history.observe(state(3, {A: of(0, 1)}), 101.0)
+    assert not history.rebalances
+    assert history.open is None
+
+
+def test_a_rebalance_lasts_from_the_news_of_a_member_until_the_last_claim() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0, 1, 2, 3)}), 10.0)
+    history.observe(state(1, {A: of(0, 1, 2, 3)}, members=(A, B)), 11.0)  # it has come, nothing is computed yet
+    assert history.open is not None
+    history.observe(state(2, {A: of(0, 1)}, promised={B: of(2, 3)}, waiting={A: of(2, 3)}, members=(A, B)), 11.5)
+    history.observe(state(2, {A: of(0, 1), B: of(2, 3)}, held={B: of()}), 13.0)
+    assert history.open is not None
+    history.observe(state(2, {A: of(0, 1), B: of(2, 3)}), 13.2)
+    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
+    assert history.open is None
+    assert (only["generation"], only["began"], only["took_s"]) == (2, 11.0, 2.2)
+    assert only["why"] == ["joined: beta"]
+    assert (only["moved"], only["total"]) == (2, 4)
+    assert only["between"] == [{"from": "alpha", "to": "beta", "partitions": 2}]
+    assert only["waited_for"] == [{"member": "alpha", "s": 1.5}]
+    assert (history.count, history.moved, round(history.seconds, 3)) == (1, 2, 2.2)
+
+
+def test_who_left_is_named_though_it_is_gone() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
+    history.observe(state(1, {A: of(0), B: of(1)}, members=(A,)), 11.0)
+    history.observe(state(2, {A: of(0, 1)}), 11.1)
+    assert history.last is not None
+    last = history.last.to_json()
+    assert last["why"] == ["left: beta"]
+    assert last["between"] == [{"from": "beta", "to": "alpha", "partitions": 1}]
+
+
+def test_the_same_process_with_a_new_session_came_back() -> None:
+    history = History()
+    NAMES[C] = "beta"
+    try:
+        history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
+        history.observe(state(2, {A: of(0), C: of(1)}), 11.0)
+    finally:
+        NAMES[C] = "gamma"
+    assert history.last is not None
+    assert history.last.why == ["came back as a new member: beta"]
+
+
+def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0, 1)}), 10.0)
+    history.observe(state(2, {A: of(0, 1, 2)}), 11.0)
+    history.observe(state(3, {A: of(0, 1, 2)}, strategy="range"), 12.0)
+    history.observe(state(4, {A: of(0, 1, 2)}, strategy="range"), 13.0)
+    assert [rebalance.why for rebalance in history.rebalances] == [
+        ["t: 2 to 3 partitions"],
+        ["allocator function range instead of sticky"],
+        ["computed anew with the same members and topics"],
+    ]
+    assert [len(rebalance.moves) for rebalance in history.rebalances] == [1, 0, 0]
+
+
+def test_a_generation_that_the_next_one_overtakes_is_superseded() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0, 1, 2)}), 10.0)
+    moving = {"promised": {B: of(2)}, "waiting": {A: of(2)}}
+    history.observe(state(2, {A: of(0, 1)}, members=(A, B), **moving), 11.0)
+    history.observe(state(3, {A: of(0, 1)}, members=(A, B, C), promised={C: of(2)}, waiting={A: of(2)}), 12.0)
+    history.observe(state(3, {A: of(0, 1), B: of(), C: of(2)}), 13.0)
+    first, second = history.rebalances
+    assert first.superseded
+    assert (first.began, first.ended) == (11.0, 12.0)
+    assert not second.superseded
+    assert second.why == ["joined: gamma"]
+    assert second.ended == 13.0
+
+
+def test_what_was_under_way_before_says_so_and_ends() -> None:
+    history = History()
+    history.observe(state(5, {A: of(0)}, promised={B: of(1)}, waiting={A: of(1)}, members=(A, B)), 10.0)
+    assert history.open is not None
+    history.observe(state(5, {A: of(0), B: of(1)}), 12.0)
+    (only,) = history.rebalances
+    assert only.why == ["it was under way when watching began"]
+    assert only.moves == {P[1]: (A, B)}
+    assert only.ended == 12.0
+
+
+def test_a_group_that_everybody_leaves_is_at_rest() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0, 1)}), 10.0)
+    history.observe(state(1, {A: of(0, 1)}, members=()), 11.0)
+    assert history.open is None
+    assert history.last is not None
+    assert history.last.why == ["left: alpha", "nobody is left"]
+
+
+def logs(committed: int, end: int) -> Logs:
+    return Logs({P[0]: OffsetAndMetadata(committed, "", -1)}, {P[0]: 0}, {P[0]: end})
+
+
+def test_rates_are_what_offsets_grew_by_a_second() -> None:
+    series = Series()
+    series.add(logs(100, 150), 10.0)
+    series.add(logs(180, 200), 12.0)
+    series.add(logs(180, 200), 14.0)
+    first, second, third = series.points
+    assert (first.lag, first.produced, first.consumed) == (50, None, None)
+    assert (second.lag, second.produced, second.consumed, second.commits) == (20, 25.0, 40.0, 0.5)
+    assert (third.produced, third.consumed, third.commits) == (0.0, 0.0, 0.0)
+
+
+def test_offsets_that_were_set_back_are_no_negative_throughput() -> None:
+    series = Series()
+    series.add(logs(100, 150), 10.0)
+    series.add(logs(0, 20), 12.0)
+    assert (series.points[1].produced, series.points[1].consumed) == (0.0, 0.0)

@@ -18,7 +18,7 @@ from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
 from .proxy import FaultProxy
-from .settings import advertised, broker_settings, kraft_settings, zookeeper_settings
+from .settings import advertised, broker_settings, kraft_settings, with_controller, zookeeper_settings
 from .versions import ZOOKEEPER, Release, kafka_release
 
 __all__ = ["LocalCluster"]
@@ -138,7 +138,8 @@ class LocalCluster(Cluster):
             if proxy is not None:
                 settings.update(advertised(release, proxy.port))
             more = self._more_ports()
-            settings.update(layout.filled(self._broker_config, port=port, id=number, directory=place, **_named(more)))
+            asked = layout.filled(self._broker_config, port=port, id=number, directory=place, **_named(more))
+            settings.update(with_controller(asked, settings))
             node = self._broker_node(release, number, port, place, settings)
             node.proxy, node.more_ports = proxy, more
             self.brokers.append(node)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .versions import Release
 
-__all__ = ["advertised", "broker_settings", "log4j_settings", "properties", "zookeeper_settings"]
+__all__ = ["advertised", "broker_settings", "log4j_settings", "properties", "with_controller", "zookeeper_settings"]
 
 
 def properties(settings: Mapping[str, object]) -> str:
@@ -121,3 +121,11 @@ def kraft_settings(
         "broker.session.timeout.ms": 2_000,
         "broker.heartbeat.interval.ms": 400,
     }
+
+
+def with_controller(asked: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
+    """What was asked for, its listeners joined by the one over which the KRaft nodes in `settings` vote."""
+    mine = [each for each in str(settings.get("listeners", "")).split(",") if each.startswith("CONTROLLER:")]
+    if "listeners" not in asked or not mine or "CONTROLLER:" in str(asked["listeners"]):
+        return dict(asked)
+    return {**asked, "listeners": ",".join([str(asked["listeners"]), *mine])}

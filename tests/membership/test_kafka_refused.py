@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.deadline(240), pytest.mark.timeout(280)]
 
 AUTHORIZERS = [
     ("3.9.1", "kafka.security.authorizer.AclAuthorizer"),
+    pytest.param("4.1.1", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", marks=pytest.mark.long),
     pytest.param("2.8.2", "kafka.security.authorizer.AclAuthorizer", marks=pytest.mark.long),
     pytest.param("1.1.1", "kafka.security.auth.SimpleAclAuthorizer", marks=pytest.mark.long),
 ]
@@ -44,8 +45,10 @@ REFUSED = 30  # group authorization failed
 async def with_an_authorizer(cluster_factory: Any, kafka: str, authorizer: str) -> LocalCluster:
     """Who comes without a name may do everything: the broker, and the tests. Who comes by SASL is bound by ACLs."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_member="secret";'
+    listeners = "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}"
     settings = {
-        "listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}",
+        "listeners": listeners,
+        "advertised.listeners": listeners,
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
         "authorizer.class.name": authorizer,

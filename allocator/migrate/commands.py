@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import click
 
@@ -16,9 +16,9 @@ from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.tasks import Scope
 
-__all__ = ["mirror"]
+__all__ = ["fail", "mirror"]
 
-USAGE, FAILED = 2, 1
+FAILED, USAGE = 1, 2
 
 
 @click.command()
@@ -27,7 +27,13 @@ USAGE, FAILED = 2, 1
 @click.option("--topic", "topics", multiple=True, help="To mirror; may be repeated.")
 @click.option("--pattern", help="Topics whose name begins with a match of this.")
 @click.option("--group", default="allocator-mirror", show_default=True, help="Of all processes of this mirror.")
-@click.option("--membership", type=click.Choice(["zookeeper", "kafka"]), default="zookeeper", show_default=True)
+@click.option(
+    "--membership",
+    type=click.Choice(["zookeeper", "kafka"]),
+    default="zookeeper",
+    show_default=True,
+    help="How they share: through ZooKeeper, or as a group of the old Kafka (0.9 and up).",
+)
 @click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="Where they find each other: host:port/chroot")
 @click.option("--old-zookeeper", help="Of the old cluster: before 0.11 only it knows how topics are set.")
 @click.option("--replication", default=3, show_default=True, help="Of topics that are made.")
@@ -59,13 +65,21 @@ def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool
     try:
         mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     except AllocatorError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(USAGE)
+        fail(error, as_json, USAGE)
     try:
         asyncio.run(_run(mirroring, once, status_s, as_json))
     except AllocatorError as error:
+        fail(error, as_json, FAILED)
+
+
+def fail(error: AllocatorError, as_json: bool, code: int) -> NoReturn:
+    """Says what went wrong, as JSON if that was asked for, and ends the process."""
+    if as_json:
+        told = {"type": type(error).__name__, "message": str(error), "retriable": error.retriable}
+        click.echo(json.dumps({"error": told}, indent=2))
+    else:
         click.echo(f"error: {error}", err=True)
-        sys.exit(FAILED)
+    sys.exit(code)
 
 
 async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import click
 
 from allocator.errors import AllocatorError, ConfigError
+from allocator.migrate.commands import fail
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
 from allocator.migrate.plan import load_plan
 
@@ -23,7 +23,7 @@ FAILED, USAGE = 1, 2
 @click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Have the groups read the old cluster again.")
 @click.option("--status", is_flag=True, help="Only show what is done.")
-@click.option("--json", "as_json", is_flag=True, help="With --status: print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
 def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) -> None:
     """Take groups to a new cluster as PLAN (TOML) says, while services and producers run.
 
@@ -52,12 +52,8 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) 
             _show(done, as_json)
         else:
             asyncio.run(work.rollback() if rollback else work.run(until))
-    except ConfigError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(USAGE)
     except AllocatorError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(FAILED)
+        fail(error, as_json, USAGE if isinstance(error, ConfigError) else FAILED)
 
 
 def _show(done: dict[str, object], as_json: bool) -> None:

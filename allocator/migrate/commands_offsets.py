@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, Optional
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allocator.errors import AllocatorError
+from allocator.migrate.commands import fail
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.places import Place
 from allocator.migrate.ways import WAYS
@@ -74,7 +74,7 @@ def copy_command(
     try:
         plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
     except AllocatorError as error:
-        _fail(error, as_json)
+        fail(error, as_json, FAILED)
     if as_json:
         click.echo(
             json.dumps({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None}, indent=2)
@@ -100,7 +100,7 @@ def restore_command(file: str, as_json: bool) -> None:
     try:
         done = asyncio.run(restore(Path(file)))
     except AllocatorError as error:
-        _fail(error, as_json)
+        fail(error, as_json, FAILED)
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
         click.echo(json.dumps({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()}))
@@ -123,12 +123,3 @@ def _table(plan: CopyPlan) -> Table:
         cells += ["-" if each is None else str(each) for each in (row.source, row.before, row.after, row.lag)]
         table.add_row(row.partition.topic, *cells, row.problem or row.note)
     return table
-
-
-def _fail(error: AllocatorError, as_json: bool) -> Any:
-    if as_json:
-        told = {"type": type(error).__name__, "message": str(error), "retriable": error.retriable}
-        click.echo(json.dumps({"error": told}, indent=2))
-    else:
-        click.echo(f"error: {error}", err=True)
-    sys.exit(FAILED)

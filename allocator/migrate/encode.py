@@ -27,6 +27,7 @@ _CHECKED: Final = struct.Struct(">hiqqqhii")
 _HEADER: Final = _FRONT.size + _CHECKED.size
 _CODEC, _TRANSACTIONAL = 0x07, 0x10
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
+_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null's length; no headers
 
 # of records before compression, in a batch that is written anew. More: fewer requests; less: less is repeated when one
 # is refused, and topics with a small max.message.bytes take it
@@ -108,53 +109,73 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
 
 
 def _anew(part: Batch, codec: int) -> Iterator[Encoded]:
-    records: list[Record] = []
-    size = 0
-    for record in part:
-        size += record.serialized_key_size + record.serialized_value_size + 24
-        if records and size > TARGET_BYTES:
-            yield written(records, codec, record.offset)
-            records, size = [], record.serialized_key_size + record.serialized_value_size + 24
-        records.append(record)
-    if records:
-        yield written(records, codec, part.next_offset)
+    records = iter(part)
+    while True:
+        made, full = written(records, codec, part.next_offset)
+        if made is not None:
+            yield made
+        if not full:
+            return
 
 
-def written(records: list[Record], codec: int, following: int) -> Encoded:
-    """One batch of these, compressed by `codec`; `following` is the old position after them."""
-    base_time = records[0].timestamp
-    max_time = max(record.timestamp for record in records)
-    runs: list[tuple[int, int]] = []
-    expected = -1
+def written(records: Iterator[Record], codec: int, following: int) -> tuple[Encoded | None, bool]:
+    """One batch of the next `TARGET_BYTES` of these, and whether there may be more of them.
+
+    Compressed by `codec`; None if there are none; `following` is the old position after the last of all.
+    """
     parts: list[bytes] = []
-    for index, record in enumerate(records):
-        if record.offset != expected:
-            runs.append((record.offset, index))
-        expected = record.offset + 1
-        key, value, headers = record.key, record.value, record.headers
-        body = b"".join(
-            (
-                b"\0",
-                varint(record.timestamp - base_time),
-                varint(index),
-                b"\x01" if key is None else varint(len(key)) + key,
-                b"\x01" if value is None else varint(len(value)) + value,
-                _headers(headers) if headers else b"\0",
-            )
-        )
-        parts += (varint(len(body)), body)
+    add, short, most = parts.extend, _SHORT, len(_SHORT)
+    runs: list[tuple[int, int]] = []
+    index = size = base_time = max_time = 0
+    first = expected = -1
+    # everything of a record stands in this loop: a call for each of its parts would take most of the time
+    for record in records:
+        offset, time, key, value = record.offset, record.timestamp, record.key, record.value
+        if offset != expected:
+            runs.append((offset, index))
+            if first < 0:
+                first, base_time, max_time = offset, time, time
+        expected = offset + 1
+        if time > max_time:
+            max_time = time
+        delta = time - base_time
+        when = short[delta] if 0 <= delta < most else _long_varint(delta)
+        place = short[index] if index < most else _long_varint(index)
+        if key is None:
+            key, key_size = b"", _NULL
+        else:
+            length = len(key)
+            key_size = short[length] if length < most else _long_varint(length)
+        if value is None:
+            value, value_size = b"", _NULL
+        else:
+            length = len(value)
+            value_size = short[length] if length < most else _long_varint(length)
+        headers = _headers(record.headers) if record.timestamp_type is not None and record.headers else _NONE
+        length = 1 + len(when) + len(place) + len(key_size) + len(key) + len(value_size) + len(value) + len(headers)
+        total = short[length] if length < most else _long_varint(length)
+        add((total, _ATTRIBUTES, when, place, key_size, key, value_size, value, headers))
+        size += length + 2
+        index += 1
+        if size >= TARGET_BYTES:
+            break
+    if not index:
+        return None, False
     payload = b"".join(parts)
-    return Encoded(
-        records[0].offset,
-        following,
-        tuple(runs) if len(runs) <= MOST_RUNS else (runs[0],),
-        len(runs) <= MOST_RUNS,
-        len(records),
+    exact = len(runs) <= MOST_RUNS
+    full = size >= TARGET_BYTES
+    encoded = Encoded(
+        first,
+        expected if full else following,
+        tuple(runs) if exact else (runs[0],),
+        exact,
+        index,
         codec,
         base_time,
         max_time,
         memoryview(_COMPRESS[codec](payload) if codec else payload),
     )
+    return encoded, full
 
 
 def _headers(headers: list[tuple[str, bytes | None]]) -> bytes:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from allocator.migrate.encode import written
 from allocator.migrate.positions import Positions, Run, pack, unpack
@@ -23,6 +23,9 @@ from allocator.record import Record
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+
+# runs of one entry, which has to fit into a record batch
+MOST: Final = 5000
 
 __all__ = ["OffsetMap", "map_topic"]
 
@@ -95,11 +98,16 @@ class OffsetMap:
                 return
             now = int(time.time() * 1000)
             records: list[Record] = []
-            for partition, runs in news.items():
-                key, value = pack(partition, runs)
+            slices = [(each, runs[at : at + MOST]) for each, runs in news.items() for at in range(0, len(runs), MOST)]
+            for partition, some in slices:
+                key, value = pack(partition, some)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
-                await append(self._client, self._at, written(records, 0, len(records)))
+                rest, more = iter(records), True
+                while more:
+                    made, more = written(rest, 0, len(records))
+                    if made is not None:
+                        await append(self._client, self._at, made)
             except BaseException:
                 for partition, runs in news.items():
                     self._new[partition][:0] = runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -23,7 +25,7 @@ from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
 __all__ = ["GroupAlive", "OpenPlace", "Place"]
 
-NEXT_GENERATION = (3, 7)  # from here on groups may be of the kind that DescribeGroups does not tell of
+PATIENCE_S = 30.0  # with a coordinator that does not answer yet
 
 
 class GroupAlive(AllocatorError):
@@ -91,12 +93,23 @@ class OpenPlace:
                     names = await ensemble.get_children(path.format(self.place.group))
                     found += [f"{name} ({kind})" for name in sorted(names)]
         if self.client.broker_version >= (0, 9):
-            group = await requests.group(self.client, self.place.group)
+            group = await self._kafka_group()
             if group is not None:
                 found += [f"{member.client_id} on {member.host} (Kafka)" for member in group.members]
                 if group.alive and not group.members:
                     found.append(f"members of a next-generation group, which is {group.state}")
         return list(dict.fromkeys(found))
+
+    async def _kafka_group(self) -> requests.KafkaGroup | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await requests.group(self.client, self.place.group)
+            except BrokerError as error:
+                # a coordinator that has just begun loads what it knows
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(self.client.retry_backoff_s)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive naming them."""
@@ -129,7 +142,7 @@ class OpenPlace:
             topics.setdefault(each.topic, []).append(part)
         if not topics:
             return
-        node = await Coordinator(self.client, self.place.group, 0.1).find(_soon())
+        node = await Coordinator(self.client, self.place.group, 0.1).find(time.monotonic() + PATIENCE_S)
         if node is None:
             raise BrokerError(f"{self} has no coordinator", retriable=True)
         request = OffsetDeleteRequest(
@@ -148,9 +161,3 @@ class OpenPlace:
         request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
         if self.client.api_version(request) is None:
             raise ConfigError(f"{self.place.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")
-
-
-def _soon() -> float:
-    import time
-
-    return time.monotonic() + 15.0

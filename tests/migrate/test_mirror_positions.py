@@ -45,6 +45,10 @@ def test_who_reads_from_there_gets_every_record_from_his_offset_on(
     found = known.target(wanted)
     assert found is not None
     assert all(at >= found for old, at in where.items() if old >= wanted)
+    back = data.draw(st.integers(min(where.values()), max(where.values())))
+    found = known.source(back)
+    assert found is not None
+    assert all(old >= found for old, at in where.items() if at >= back)
 
 
 def test_entries_read_back_as_they_were() -> None:

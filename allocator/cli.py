@@ -34,7 +34,7 @@ TASKS = {
     "Consume": ("run",),
     "Look at groups": ("group", "top", "web", "doctor", "skew"),
     "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
-    "Try it out": ("cluster", "completion"),
+    "Try it out": ("cluster", "traffic", "completion"),
 }
 # commands that need more than a bare installation -> the extra that brings it
 EXTRAS = {"cluster": "testing", "web": "web"}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import json
 from typing import Any, Optional
 
 import click
 
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import ConfigError
 from allocator.traffic import Recording
 
 __all__ = ["traffic"]
 
-ERROR, USAGE = 1, 2
 IDLE_S = 10.0  # more: a slow broker is waited for longer; less: a pause is taken for the end
 
 
@@ -28,27 +27,31 @@ def traffic() -> None:
 @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
 @click.option("--topic", "topics", multiple=True, required=True, help="May be repeated.")
 @click.option("--limit", default=1000, show_default=True, type=click.IntRange(min=1), help="Most of each partition.")
-def record(file: str, config: Optional[str], brokers: Optional[str], topics: tuple[str, ...], limit: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def record(
+    file: str, config: Optional[str], brokers: Optional[str], topics: tuple[str, ...], limit: int, as_json: bool
+) -> None:
     """Write the newest records of some topics into FILE; compressed if its name ends in .gz.
 
     Joins no group and commits nothing. Keys, values, headers and timestamps are kept as they are: look through FILE
     before you share it.
     """
-    try:
-        security = None
-        if config is not None:
-            from allocator.consumer.config import load
+    security = None
+    if config is not None:
+        from allocator.consumer.config import load
 
-            settings = load(config)
-            brokers = brokers or ",".join(settings.kafka.brokers)
-            security = settings.kafka.security() or None
-        if brokers is None:
-            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
-        recording = asyncio.run(_read(brokers, security, topics, limit))
-        recording.save(file)
-    except AllocatorError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(USAGE if isinstance(error, ConfigError) else ERROR)
+        settings = load(config)
+        brokers = brokers or ",".join(settings.kafka.brokers)
+        security = settings.kafka.security() or None
+    if brokers is None:
+        raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+    recording = asyncio.run(_read(brokers, security, topics, limit))
+    recording.save(file)
+    if as_json:
+        click.echo(
+            json.dumps({"file": file, "records": len(recording.records), "partitions": dict(recording.partitions)})
+        )
+        return
     counts = ", ".join(f"{topic} ({count} partitions)" for topic, count in recording.partitions.items())
     click.echo(f"{len(recording.records)} records of {counts} are in {file}")
 

@@ -179,17 +179,17 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
     session_s = after.asked_s or DEFAULT_SESSION_S
     for member in state.members:
         silent_s = after.age_s(paths.member(member)) or 0.0
-        if silent_s > session_s:
+        if silent_s > max(session_s, patience_s):
             yield Finding(
                 "silent-member",
                 Severity.CRITICAL,
                 f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, others have; "
                 f"the session timeout is {session_s:g} s",
                 (member,),
-                "It proves each quarter of its session timeout that it lives, and stops delivering when it cannot. It "
-                "is paused or cut off from ZooKeeper, or its session timeout is much longer than the one named here.",
-                "Look at the process (stopped? swapping? its event loop blocked?); once its session has ended the "
-                "partitions move by themselves.",
+                "It proves each quarter of its session timeout that it lives, and delivers nothing when it cannot. Its "
+                "event loop is blocked while kazoo's thread keeps the session, so its partitions stand still and do "
+                "not move; or its session timeout is many times the one named here.",
+                "See what blocks its event loop (a call that is not awaited?), or restart that process.",
             )
 
 

@@ -222,7 +222,8 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set"),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
-        ('[group]\nmembership = "kafak"', 'must be "zookeeper" or "kafka" or "fixed"; did you mean "kafka"?'),
+        ('[group]\nmembership = "kafak"', 'or "fixed" or "kiel" or "consumers" or "pykafka"; did you mean "kafka"?'),
+        ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
         ('[group]\nmembership = "kafka"\nsession_timeout_s = 5', "may be half of the second"),
     ],
 )

@@ -1,0 +1,78 @@
+"""The pipelines as commands, on real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from allocator.cli import main
+from allocator.testing import LocalCluster, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(*words: Any) -> tuple[int, str]:
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.stdout + done.stderr
+
+
+def told(*words: Any) -> Any:
+    done = CliRunner().invoke(main, [*map(str, words), "--json"])
+    return json.loads(done.stdout)
+
+
+@pytest.mark.timeout(600)
+def test_archive_skew_and_audit_of_a_topic(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    brokers, one, other = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory(partitions=2)
+    records = [(b"k%d" % (n % 5), b'{"n": %d}' % n, n % 2) for n in range(100)]
+    produce(brokers, one, records)
+    produce(brokers, other, records[:90])
+    place = tmp_path / "archive"
+
+    archive = ("archive", place, "--brokers", brokers, "--topic", one, "--value", "json:n int")
+    assert told(*archive, "--dry-run")["archives"][0]["offsets"] == 100
+    assert not place.exists()
+    assert run(*archive, "--offsets-per-commit", 60)[0] == 0
+    assert {row.n for row in spark.read.parquet(str(place)).select("value_decoded.n").collect()} == set(range(100))
+    assert told("archive", place, "--compact")["archives"][0]["replaced"] == [1, 2]
+
+    left = f"kafka://{brokers}/{one}"
+    assert "equal" in run("audit", left, f"archive:{place}/topic={one}")[1]
+    page = tmp_path / "audit.html"
+    code, text = run("audit", left, f"kafka://{brokers}/{other}", "--ignore", "timestamp", "--html", page)
+    assert (code, "different: 10 truncated" in text) == (3, True)
+    assert "10 truncated" in page.read_text()
+
+    report = told("skew", "--brokers", brokers, "--topic", one, "--members", 2, "--html", tmp_path / "skew.html")
+    assert [found["records"] for found in report["partitions"]] == [50, 50]
+    assert set(report["loads"]) == {one}
+    assert set(report["busiest_member"]) == {"sticky", "lag-aware"}
+    assert "<svg" in (tmp_path / "skew.html").read_text()
+
+
+def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        (("archive", tmp_path), "--topic"),
+        (("archive", tmp_path, "--topic", "t"), "--brokers"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "gruop=x"), "did you mean group"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "x"), "NAME=VALUE"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "no schema"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "package.module:function"),
+        (("skew", "--brokers", "b:1"), "--topic"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),
+        (("audit", "orders", f"archive:{tmp_path}"), "names no side"),
+        (("audit", "kafka://b:1/orders", f"archive:{tmp_path}"), "no archive"),
+        (("audit", "kafka://b:1/orders", "kafka://b:1/", "--by", "key"), "topics"),
+    ]
+    for words, expected in cases:
+        code, text = run(*words)
+        assert (code, expected in text) == (2, True), (words, text)

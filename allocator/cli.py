@@ -27,6 +27,7 @@ LAZY = {
     "cutover": ("allocator.migrate.commands_cutover:cutover", "Take groups to a new cluster, as a plan says."),
     "offsets": ("allocator.migrate.commands_offsets:offsets", "Copy a group's offsets to another place, and back."),
     "traffic": ("allocator.cli_traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
+    "top": ("allocator.cli_top:top", "Groups, members, lag and rates, live in this terminal."),
     "web": ("allocator.cli_web:web", "A status page of the groups, with metrics for Prometheus."),
 }
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end

@@ -15,7 +15,7 @@ from rich.console import Console
 from allocator.cli_report import GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import AllocatorError, ConfigError
 
-__all__ = ["group", "with_clusters"]
+__all__ = ["group", "print_json", "with_clusters"]
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -117,7 +117,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
             }
             for report in reports
         ]
-        _print_json({"groups": summaries})
+        print_json({"groups": summaries})
         return
     for report in reports:
         state = report.state
@@ -136,7 +136,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 
     report = _run(read_group(access, _chosen(name, default_group)))
     if as_json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         console = _console()
         console.print(report.headline(), markup=False)
@@ -167,7 +167,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
     found = _run(run())
     if as_json:
         state = {"phase": found.phase and found.phase.value, "partitions": found.partitions, "obstacle": found.obstacle}
-        _print_json({"group": name, "members": found.members, "foreign": found.foreign, **state})
+        print_json({"group": name, "members": found.members, "foreign": found.foreign, **state})
     elif not execute:
         click.echo(
             f"{name}: {len(found.members)} members of ours, {len(found.foreign)} of kiel's, "
@@ -209,7 +209,7 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
     report = _run(read_group(access, _chosen(name, default_group)))
     if as_json:
         everything = report.to_json()
-        _print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
+        print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
     else:
         console = _console()
         console.print(offsets_table(report))
@@ -239,7 +239,7 @@ def reset_command(
     chosen, target = _chosen(name, default_group), parse_target(to)
     plan = _run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
     if as_json:
-        _print_json(plan.to_json(executed=execute))
+        print_json(plan.to_json(executed=execute))
         return
     console = _console()
     console.print(reset_table(plan))
@@ -264,7 +264,7 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=10_000)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
@@ -280,7 +280,7 @@ def _count_problems(report: GroupReport) -> str:
 def _fail(error: AllocatorError, as_json: bool) -> None:
     if as_json:
         kind, retriable = type(error).__name__, error.retriable
-        _print_json({"error": {"type": kind, "message": str(error), "retriable": retriable}})
+        print_json({"error": {"type": kind, "message": str(error), "retriable": retriable}})
     else:
         click.echo(f"error: {error}", err=True)
     sys.exit(USAGE if isinstance(error, ConfigError) else ERROR)

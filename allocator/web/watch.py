@@ -200,7 +200,9 @@ class Watcher:
     `subscribe` returns is set at each change.
     """
 
-    def __init__(self, access: Access, *, only: str | None = None, interval_s: float = 5.0) -> None:
+    def __init__(
+        self, access: Access, *, only: str | None = None, interval_s: float = 5.0, examine: bool = True
+    ) -> None:
         self.groups: dict[str, Group] = {}
         self.problems: dict[str, str] = {}
         """What of the clusters does not answer: "zookeeper" or "kafka", and why."""
@@ -209,6 +211,7 @@ class Watcher:
         self._access = access
         self._only = only
         self._interval_s = interval_s
+        self._doctor = examine
         self._waiters: set[asyncio.Event] = set()
         self.zk: Optional[ZooKeeper] = None
         self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
@@ -238,10 +241,14 @@ class Watcher:
 
     async def until_ready(self, timeout_s: float) -> None:
         """Returns once the groups have been read, or when the time is over."""
+        await self.until(lambda: self.ready and all(group.seen for group in self.groups.values()), timeout_s)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Returns once the condition holds, which is asked at each change, or when the time is over."""
         ends = time.monotonic() + timeout_s
         news = self.subscribe()
         try:
-            while not (self.ready and all(group.seen for group in self.groups.values())):
+            while not condition():
                 news.clear()
                 if not await happens(news, max(0.0, ends - time.monotonic())):
                     return
@@ -253,7 +260,8 @@ class Watcher:
         async with Scope() as scope:
             if self._access.brokers is not None:
                 scope.start(self._keep("kafka", self._ask_kafka), "kafka")
-            scope.start(self._examine(), "doctor")
+            if self._doctor:
+                scope.start(self._examine(), "doctor")
             await scope.run(self._keep("zookeeper", self._watch_zookeeper), "zookeeper")
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:

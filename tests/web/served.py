@@ -21,7 +21,7 @@ from allocator.web.server import Health, Site, serve
 from allocator.web.watch import Watcher
 
 TOKEN = "0123456789abcdef0123"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Served:

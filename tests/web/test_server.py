@@ -30,6 +30,8 @@ from allocator.wire.zookeeper import ZooKeeper
 BEARER = f"Bearer {TOKEN}"
 API = describe_api()
 
+pytestmark = pytest.mark.deadline(150)
+
 
 def as_described(path: str, answer: Any, method: str = "get", status: str = "200") -> None:
     """Fails unless the answer is what the description says of that path."""
@@ -208,7 +210,6 @@ async def test_events_tell_everything_and_then_what_changes(zk_chroot: str) -> N
             await asyncio.wait({stream})
 
 
-@pytest.mark.deadline(120)
 async def test_a_large_group_is_answered_at_once_and_its_events_are_small(zk_chroot: str) -> None:
     async with written(zk_chroot, "large") as group, served(zk_chroot) as it:
         members = await group.join(*range(100))
@@ -227,7 +228,6 @@ async def test_a_large_group_is_answered_at_once_and_its_events_are_small(zk_chr
         assert len(answer.body) < 250_000
 
 
-@pytest.mark.deadline(120)
 async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, unique_name: Callable[[], str]
 ) -> None:

@@ -1,0 +1,104 @@
+"""The dashboard asks for what the metrics are called, and for labels that they have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from allocator.cli_read import Access
+from allocator.measures import Measures
+from allocator.membership.describe import GroupState
+from allocator.membership.report import Logs
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.group_metrics import GroupCollector
+from allocator.web.metrics import ConsumerCollector
+from allocator.web.watch import Group, Watcher
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/allocator.json").read_text())
+# functions and words of PromQL that the queries use
+PROMQL = {"sum", "by", "rate", "increase", "deriv", "changes", "count", "or", "vector", "clamp_min", "topk"}
+P = TopicPartition("t", 0)
+
+
+class Reader:
+    """As much of a consumer as a scrape reads."""
+
+    group, client_id, generation = "g", "c", 1
+
+    def __init__(self) -> None:
+        self.measures = Measures()
+        self.measures.last_heartbeat = self.measures.clock()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset({P})
+
+    def may_act(self) -> bool:
+        return True
+
+    def lag(self) -> dict[TopicPartition, int]:
+        return {P: 1}
+
+
+def exported() -> dict[str, set[str]]:
+    """Name of each sample -> its labels, as the collectors make them."""
+    watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
+    group = watcher.groups.setdefault("g", Group("g"))
+    group.learn(GroupState("g", {}, {}, None), 1.0)
+    group.measure(Logs({P: OffsetAndMetadata(1, "", -1)}, {P: 0}, {P: 2}), frozenset({P}), 2.0)
+    registry = CollectorRegistry()
+    registry.register(GroupCollector(watcher))
+    registry.register(ConsumerCollector([Reader()]))  # type: ignore[list-item]
+    families: list[Metric] = list(registry.collect())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def queries() -> list[str]:
+    found: list[str] = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    return found + [each["expr"] for each in DASHBOARD["annotations"]["list"]]
+
+
+def test_every_query_names_metrics_and_labels_that_there_are() -> None:
+    metrics = exported()
+    assert len(queries()) > 20
+    for query in queries():
+        names = re.findall(r"\ballocator_\w+", query)
+        assert names, query
+        for name in names:
+            assert name in metrics, f"{name} in {query!r}"
+        for name, inside in re.findall(r"(allocator_\w+)\{([^}]*)\}", query):
+            assert set(re.findall(r"(\w+)=~?", inside)) <= metrics[name], query
+        for by in re.findall(r"by \(([^)]*)\)", query):
+            assert all({each.strip() for each in by.split(",")} <= metrics[name] for name in names), query
+        others = re.sub(r"\{[^}]*\}|\[\w+\]|by \([^)]*\)", "", query)
+        words = {word for word in re.findall(r"[a-zA-Z_]\w*", others) if not word.startswith("allocator_")}
+        assert words <= PROMQL, query
+
+
+def test_every_legend_names_labels_that_there_are() -> None:
+    metrics = exported()
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            (name, *_) = re.findall(r"\ballocator_\w+", target["expr"])
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= metrics[name], panel["title"]
+
+
+def test_most_of_what_is_exported_is_shown() -> None:
+    asked = set(re.findall(r"\ballocator_\w+", " ".join(queries())))
+    assert {name for name in exported() if name.startswith("allocator_group_")} <= asked
+
+
+def test_panels_do_not_overlap_and_ids_are_unique() -> None:
+    panels: list[dict[str, Any]] = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells

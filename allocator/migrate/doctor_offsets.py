@@ -86,7 +86,8 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
             "kiel and consumers of 0.8 keep them there. Most newer clients look in Kafka alone, and would begin at an "
             "end of the log.",
             "Let GroupedConsumer take them over, or copy them while the group has no members.",
-            f"allocator offsets copy --help  # for group {report.state.group}",
+            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper "
+            "--brokers BROKERS --zookeeper ZOOKEEPER --execute",
         )
     active = _owned(after) if before is after else _owned(before) & _owned(after)
     logs = report.logs

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from doctor_patient import Patient, in_thread
 
+from allocator.cli import main
 from allocator.migrate import doctor_cluster, doctor_finding, doctor_members, doctor_offsets
 from allocator.testing import LocalCluster, wait_until
 
@@ -81,6 +83,21 @@ def test_the_page_lists_every_finding_and_no_other() -> None:
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', sources)) | {doctor_finding.COULD_NOT_LOOK}
     assert len(known) > 25
     assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == known
+
+
+def test_what_a_finding_says_to_type_can_be_typed() -> None:
+    sources = "".join(path.read_text() for path in Path(str(doctor_members.__file__)).parent.glob("doctor_*.py"))
+    typed = re.findall(r'f?"allocator ([^"]+)"(?:\s+f?"(--[^"]+)")?', sources)
+    assert len(typed) >= 6
+    for words in (" ".join(parts).split() for parts in typed):
+        command: click.Command = main
+        context = click.Context(main)
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words[0])
+            assert found is not None, words
+            command, words = found, words[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (command.name, words)
 
 
 def test_every_finding_is_caused_by_a_test() -> None:

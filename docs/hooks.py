@@ -95,7 +95,7 @@ def comments(section: type[Any]) -> dict[str, str]:
         if text.startswith("#"):
             lines.append(text.lstrip("# "))
             continue
-        field = re.match(r"(\w+): ", text)
+        field = re.match(r" {4}(\w+): ", line)
         if field:
             found[field[1]] = " ".join(lines)
         lines = []
@@ -104,7 +104,9 @@ def comments(section: type[Any]) -> dict[str, str]:
 
 # -- docstrings ----------------------------------------------------------------------------------------------------
 
-_ITEM = re.compile(r"(\w+(?:(?:, | or )\w+)*) {2,}(\S.*)")
+_NAMES = r"(\w+(?:(?:, | or )\w+)*)"
+_FIRST = re.compile(_NAMES + r" {2,}(\S.*)")
+_NEXT = re.compile(_NAMES + r" +(\S.*)")  # a long name may leave room for one space only
 
 
 class Parameters(griffe.Extension):
@@ -120,7 +122,7 @@ def tabled(text: str) -> str:
     made: list[str] = []
     rows: list[tuple[str, str]] = []
     for line in [*inspect.cleandoc(text).splitlines(), ""]:
-        item = _ITEM.fullmatch(line)
+        item = (_NEXT if rows else _FIRST).fullmatch(line)
         if item:
             rows.append((item[1], item[2]))
         elif rows and re.match(r" {8,}\S", line):
@@ -136,7 +138,13 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     if len(rows) < 2:
         return [f"{name}  {meaning}" for name, meaning in rows]
     names = [", ".join(f"`{name}`" for name in re.split(r", | or ", names)) for names, _ in rows]
-    return ["", "| | |", "|---|---|", *(f"| {n} | {_cell(meaning)} |" for n, (_, meaning) in zip(names, rows)), ""]
+    return [
+        "",
+        "| argument | |",
+        "|---|---|",
+        *(f"| {n} | {_cell(meaning)} |" for n, (_, meaning) in zip(names, rows)),
+        "",
+    ]
 
 
 def _cell(text: str) -> str:

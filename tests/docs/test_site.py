@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
@@ -58,3 +60,55 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
 
     pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     assert not [name for name in allocator.__all__ if not name.startswith("__") and name not in pages]
+
+
+# -- what the build is told besides --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    pytest.importorskip("griffe", reason="pip install 'allocator[docs]'")
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_arguments_in_a_docstring_become_a_table(hooks: Any) -> None:
+    items = ["brokers, zookeeper  where | they are,", "                    and more", "a_longer_name_of_it the end"]
+    made = hooks.tabled("\n".join(["What it is.", "", *items, "", "Done."]))
+    assert [line for line in made.splitlines() if line] == [
+        "What it is.",
+        "| argument | |",
+        "|---|---|",
+        r"| `brokers`, `zookeeper` | where \| they are, and more |",
+        "| `a_longer_name_of_it` | the end |",
+        "Done.",
+    ]
+
+
+def test_prose_is_left_as_it_is(hooks: Any) -> None:
+    text = "One line.\n\nAnother  with two spaces.\n\n    code  here\n"
+    assert "|" not in hooks.tabled(text)
+
+
+def test_pages_that_nothing_names_come_where_the_star_is(hooks: Any) -> None:
+    nav = ["index.md", {"More": ["a.md", "*"]}]
+    assert hooks._filled(nav, ["b.md", "c.md"]) == ["index.md", {"More": ["a.md", "b.md", "c.md"]}]
+
+
+def test_every_setting_says_what_it_is(hooks: Any) -> None:
+    from allocator.consumer.config import SECTIONS
+
+    said = {
+        f"{name}.{field}": text for name, section in SECTIONS.items() for field, text in hooks.comments(section).items()
+    }
+    fields = {f"{name}.{field}" for name, section in SECTIONS.items() for field in section.__dataclass_fields__}
+    assert set(said) == fields
+    # names that kafka-python's and kazoo's users know, some that explain themselves, and one that the row above explains
+    known = re.compile(
+        r"(kafka|zookeeper)\.(sasl|ssl|digest|ca|certfile|keyfile|check_hostname)|group\.rack|log\.level|.*_max_s"
+    )
+    assert not [name for name, text in said.items() if not text and not known.match(name)]

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition
 
 
 def tell(**what: Any) -> None:
@@ -32,6 +32,26 @@ class Telling(RebalanceListener):
     on_partitions_lost = on_partitions_revoked
 
 
+async def run_grouped(topic: str, options: dict[str, Any]) -> None:
+    """The service for kiel, with another import."""
+    stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    brokers, zookeeper = options.pop("brokers").split(","), options.pop("zookeeper").split(",")
+    consumer = GroupedConsumer(brokers, options.pop("group"), zookeeper, autocommit=False, max_wait_time=200, **options)
+    await consumer.connect()
+    held = None
+    while not stop.done():
+        now = consumer.allocation.get(topic, [])
+        if now != held:
+            held = now
+            tell(what="holds", partitions=now)
+        values = await consumer.consume(topic)
+        if values:
+            tell(what="got", values=values)
+        await consumer.commit_offsets()
+    await consumer.close()
+    tell(what="left")
+
+
 async def run(topic: str, options: dict[str, Any]) -> None:
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     consumer = Consumer(topic, listener=Telling(), auto_commit_interval_s=0.2, max_wait_s=0.1, **options)
@@ -47,4 +67,5 @@ async def run(topic: str, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = json.loads(sys.argv[1])
-    asyncio.run(run(arguments.pop("topic"), arguments))
+    service = run_grouped if arguments.pop("grouped", False) else run
+    asyncio.run(service(arguments.pop("topic"), arguments))

@@ -8,9 +8,11 @@ import json
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
+from click.testing import CliRunner
 from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assign import naive_allocator, resolve
+from allocator.cli import main
 from allocator.errors import BrokersUnavailable
 from allocator.membership.kiel import KielMembership, KielSettings
 from allocator.membership.kiel_znodes import (
@@ -248,3 +250,35 @@ def test_a_seal_is_read_back_and_is_no_json() -> None:
 def test_rubbish_is_named(data: bytes) -> None:
     with pytest.raises(Rubbish, match="/kiel/p is not readable"):
         read_shared("/kiel/p", data)
+
+
+async def test_the_command_shows_first_and_tells_what_stands_in_the_way(bench: Bench) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        arguments = ["group", "adopt", bench.group, "--zookeeper", bench.hosts, *options]
+        result = CliRunner().invoke(main, arguments)
+        return result.exit_code, result.output
+
+    async def run(*options: str) -> tuple[int, str]:
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: command(*options))
+
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        await zk.create(bench.paths.member("host:1"), ephemeral=True)
+        code, output = await run()
+        assert code == 0
+        assert "1 members of ours, 1 of kiel's, 24 partitions" in output
+        assert "it would be refused now: it still has members of kiel's: host:1" in output
+        code, output = await run("--execute", "--json")
+        assert (code, json.loads(output)["error"]["type"]) == (1, "AdoptionRefused")
+        await zk.delete(bench.paths.member("host:1"))
+        code, output = await run("--execute", "--json")
+        assert code == 0
+        assert json.loads(output[output.index("{") :]) == {
+            "group": bench.group,
+            "members": [],
+            "foreign": [],
+            "phase": "open",
+            "partitions": 24,
+            "obstacle": None,
+        }
+        await bench.settled(a)

@@ -1,7 +1,7 @@
 """What the doctor asks brokers that nobody else in this library does.
 
-Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (0.11 and up), DescribeGroups (0.9), ListGroups v4
-and v5 for the state and the kind of next-generation groups (KIP-518, KIP-848).
+Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (0.11 and up), DescribeGroups (0.9 and up),
+ConsumerGroupDescribe for next-generation groups (KIP-848).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
@@ -19,6 +19,7 @@ from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malfor
 from allocator.coordinator.find import Coordinator
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
+from allocator.wire.consumer_describe import ConsumerGroupDescribeRequest
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
@@ -68,7 +69,7 @@ class KafkaMember:
 
 @dataclass(frozen=True)
 class KafkaGroup:
-    """A group by Kafka's own protocol; of a next-generation one (KIP-848) only state and kind are known."""
+    """A group by Kafka's own protocol."""
 
     state: str
     kind: str
@@ -78,7 +79,7 @@ class KafkaGroup:
 
     @property
     def alive(self) -> bool:
-        return bool(self.members) or (self.kind == "consumer" and self.state not in ("Empty", "Dead", ""))
+        return bool(self.members)
 
 
 async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
@@ -140,9 +141,14 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
         return None
     deadline = time.monotonic() + client.request_timeout_s
     coordinator = Coordinator(client, name, client.retry_backoff_s)
-    listed = await _listed(client, coordinator, name, deadline)
-    if listed is not None and listed.kind == "consumer":
-        return listed
+    if client.api_version(ConsumerGroupDescribeRequest) is not None:
+        request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
+        (newer,) = (await coordinator.ask(request, deadline)).groups
+        if not newer.error_code:
+            of_it = tuple(map(_next_member, newer.members))
+            return KafkaGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
+        if newer.error_code != GROUP_NOT_FOUND:  # which a classic group is, to this request
+            raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
     (found,) = (await coordinator.ask(request, deadline)).groups
     if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
@@ -155,15 +161,15 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
     return KafkaGroup(found.group_state, "classic", found.protocol_data or "", members)
 
 
-async def _listed(client: KafkaClient, coordinator: Coordinator, name: str, deadline: float) -> KafkaGroup | None:
-    version = client.api_version(ListGroupsRequest)
-    if version is None or version < 5:
-        return None
-    response = await coordinator.ask(ListGroupsRequest(states_filter=[], types_filter=[]), deadline)
-    for each in response.groups:
-        if each.group_id == name:
-            return KafkaGroup(each.group_state, each.group_type.lower(), "", ())
-    return None
+def _next_member(member: Any) -> KafkaMember:
+    """`topics` are those subscribed to by name, and what a regular expression has given it."""
+    partitions = frozenset(
+        TopicPartition(topic.topic_name, number)
+        for topic in member.assignment.topic_partitions
+        for number in topic.partitions
+    )
+    topics = frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions)
+    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)
 
 
 def _member(member: Any) -> KafkaMember:

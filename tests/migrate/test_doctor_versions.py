@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from doctor_patient import Patient, in_thread
 
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import KAFKA
 
 QUICK = {"0.9.0.1", "3.9.1"}
@@ -26,3 +26,23 @@ async def test_nothing_is_wrong_with_a_group_at_work(
     async with patient.consumer() as consumer:
         await patient.consume(consumer, 40)
         assert set(await patient.examined()) == ({"old-version"} if cluster.release.number < (0, 10) else set())
+
+
+@pytest.mark.deadline(150)
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_group_by_kafkas_own_protocol_needs_no_zookeeper(
+    protocol: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: cluster_factory(kafka="4.1.1"))
+    patient = Patient(cluster, await in_thread(lambda: topic_factory(4, cluster=cluster)), group, 4)
+    await patient.fill()
+    settings = {"membership": "kafka", "group_protocol": protocol, "auto_commit_interval_s": None}
+    async with patient.consumer(**settings) as consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 4, 40)
+        found = await patient.examined()
+        assert found["offsets-missing"][0].where == tuple(f"{patient.topic}:{n}" for n in range(4))
+        await patient.consume(consumer, 40)
+        code, said = await patient.shell_json(group, "--brokers", cluster.bootstrap, "--interval", "0.5")
+        assert (code, said["findings"]) == (0, [])
+    await patient.fill(3)
+    assert "(Kafka says Empty); 12 records wait" in (await patient.examined())["no-members"][0].what

@@ -338,9 +338,16 @@ class Cutover:
         """What `look` found last: enough, or time was up."""
         deadline = time.monotonic() + timeout_s
         while True:
-            found = await look()
-            if enough(found) or time.monotonic() > deadline:
-                return found
+            try:
+                found = await look()
+            except AllocatorError as error:
+                # coordinators that have just started, leaders that move
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+                log.info("asked again: %s", error)
+            else:
+                if enough(found) or time.monotonic() > deadline:
+                    return found
             await asyncio.sleep(LOOK_S)
 
     def _restore_file(self, group: str) -> Path:

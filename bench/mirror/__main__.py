@@ -1,0 +1,172 @@
+"""Topics of one broker mirrored to another, each contender in a process of its own: records a second, and CPU time.
+
+The old broker is Kafka 2.8.2 with a topic in the old message format (0.10) and one in the new; the new one is 3.9.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from allocator.testing import LocalCluster
+from allocator.testing.jars import class_path
+from allocator.testing.java import find_java
+from allocator.testing.versions import kafka_release
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+from allocator.wire.list_offsets import LATEST, list_offsets
+from bench.consume.fill import fill
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATS = {"0.10": {"message.format.version": "0.10.2"}, "v2": {}}
+CONTENDERS = ("ours", "MirrorMaker", "consume", "produce")
+TIMEOUT_S = 600.0
+
+
+def ours(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path) -> list[str]:
+    group = f"m-{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, "-m", "allocator.cli", "mirror", old.bootstrap, new.bootstrap, "--topic", topic]
+    return [*command, "--group", group, "--zookeeper", f"{old.zookeeper}/{group}", "--replication", "1"]
+
+
+def mirror_maker(
+    old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path
+) -> list[str]:
+    """As its documentation advises for the least loss: all replicas acknowledge, in order, nothing is given up."""
+    (place / "consumer").write_text(
+        f"bootstrap.servers={old.bootstrap}\ngroup.id=m-{uuid.uuid4().hex[:8]}\nauto.offset.reset=earliest\n"
+        "max.partition.fetch.bytes=4194304\n"
+    )
+    (place / "producer").write_text(
+        f"bootstrap.servers={new.bootstrap}\nacks=all\nbatch.size=524288\nlinger.ms=5\nbuffer.memory=67108864\n"
+        f"compression.type={options.codec}\n"
+    )
+    (place / "log4j.properties").write_text("log4j.rootLogger=OFF\n")
+    java, release = find_java(), kafka_release("3.9.1")
+    command = [java.executable, "-Xmx512m", f"-Dlog4j.configuration=file:{place / 'log4j.properties'}"]
+    command += ["-cp", class_path(release.jars, java), "kafka.tools.MirrorMaker", "--include", re.escape(topic)]
+    command += ["--consumer.config", str(place / "consumer"), "--producer.config", str(place / "producer")]
+    return [
+        *command,
+        "--num.streams",
+        str(min(options.partitions, os.cpu_count() or 1)),
+        "--abort.on.send.failure",
+        "true",
+    ]
+
+
+def consume(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.mirror.halves", "consume", old.bootstrap, topic, str(options.records)]
+
+
+def produce(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path) -> list[str]:
+    numbers = [str(options.partitions), str(options.records), str(options.size)]
+    return [sys.executable, "-m", "bench.mirror.halves", "produce", new.bootstrap, topic, *numbers, options.codec]
+
+
+COMMANDS: dict[str, Callable[..., list[str]]] = {
+    "ours": ours,
+    "MirrorMaker": mirror_maker,
+    "consume": consume,
+    "produce": produce,
+}
+
+
+def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds from the first record on the new cluster to the last, and CPU seconds of the process over its life."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = COMMANDS[name](old, new, topic, options, Path(directory))
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        seconds = 0.0
+        if name in ("ours", "MirrorMaker"):
+            try:
+                seconds = asyncio.run(_filled(new.bootstrap, topic, options, process))
+            finally:
+                process.terminate()
+        process.stdin = None
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        if name not in ("ours", "MirrorMaker"):
+            if process.returncode:
+                raise RuntimeError((err.strip().splitlines() or ["died without a word"])[-1])
+            seconds = float(json.loads(out.strip().splitlines()[-1])["seconds"])
+    return {"records_s": options.records / seconds, "mb_s": options.records * options.size / seconds / 1e6}
+
+
+async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, process: subprocess.Popen[str]) -> float:
+    """From the moment at which a twentieth stands there to that at which all does: starting up is not counted."""
+    began, first = 0.0, 0
+    deadline = time.monotonic() + TIMEOUT_S
+    async with KafkaClient(bootstrap) as client:
+        client.follow([topic])
+        wanted = dict.fromkeys((TopicPartition(topic, n) for n in range(options.partitions)), LATEST)
+        while time.monotonic() < deadline and process.poll() is None:
+            found = 0
+            with suppress(Exception):  # the topic may not be there yet
+                found = sum(end.offset for end in (await list_offsets(client, wanted)).values() if end is not None)
+            if found and not began:
+                began, first = time.monotonic(), found
+            if found >= options.records:
+                return (time.monotonic() - began) * options.records / max(1, options.records - first)
+            await asyncio.sleep(0.02)
+    raise RuntimeError(f"not all of {options.records} records came over")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.mirror", description=__doc__)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=100, help="bytes of a value")
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--runs", type=int, default=3, help="of each; the median counts")
+    options = parser.parse_args()
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with LocalCluster(kafka="2.8.2", heap="1g") as old, LocalCluster(kafka="3.9.1", heap="1g") as new:
+        for form in options.formats:
+            topic = f"t-{uuid.uuid4().hex[:8]}"
+            old.create_topic(topic, options.partitions, config=FORMATS[form])
+            fill(old.bootstrap, topic, options.partitions, options.records, options.size, options.codec)
+            for turn in range(options.runs):
+                # what disturbs for a while disturbs all
+                for name in options.contenders[::-1] if turn % 2 else options.contenders:
+                    new.create_topic(topic, options.partitions)
+                    before = _cpu()
+                    measured: dict[str, Any] = one(name, old, new, topic, options)
+                    measured["cpu_s"] = _cpu() - before
+                    results.setdefault((form, name), []).append(measured)
+                    new.delete_topic(topic)
+    print(json.dumps({f"{form} {name}": runs for (form, name), runs in results.items()}))
+    table = Table(
+        "format", "", "records/s", "MB/s", "CPU s", title=f"{options.records:,} records of {options.size} bytes"
+    )
+    for (form, name), runs in results.items():
+        middle = sorted(runs, key=lambda run: run["records_s"])[len(runs) // 2]
+        figures = f"{middle['records_s']:,.0f}", f"{middle['mb_s']:.1f}", f"{middle['cpu_s']:.1f}"
+        table.add_row(form, name, *figures)
+    Console().print(table)
+
+
+def _cpu() -> float:
+    """Of processes that have ended and were waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+if __name__ == "__main__":
+    main()

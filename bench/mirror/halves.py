@@ -1,0 +1,46 @@
+"""The halves of a mirror by themselves: reading a topic as batches, and writing one from memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+from allocator.consumer.consumer import Consumer
+from bench.consume.fill import fill
+
+
+async def consume(bootstrap: str, topic: str, records: int) -> float:
+    """Seconds from the first batch to the last."""
+    began, count = 0.0, 0
+    async with Consumer(
+        topic,
+        brokers=bootstrap,
+        group=None,
+        membership="fixed",
+        auto_commit_interval_s=None,
+        max_partition_bytes=4 << 20,
+    ) as consumer:
+        async for batch in consumer:
+            began = began or time.monotonic()
+            count += len(batch)
+            if count >= records:
+                break
+    return time.monotonic() - began
+
+
+def produce(bootstrap: str, topic: str, partitions: int, records: int, size: int, codec: str) -> float:
+    """Seconds of librdkafka, which is the fastest producer that Python has."""
+    began = time.monotonic()
+    fill(bootstrap, topic, partitions, records, size, codec)
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    kind, where, name, *rest = sys.argv[1:]
+    if kind == "consume":
+        seconds = asyncio.run(consume(where, name, int(rest[0])))
+    else:
+        seconds = produce(where, name, int(rest[0]), int(rest[1]), int(rest[2]), rest[3])
+    print(json.dumps({"seconds": seconds}))

@@ -209,6 +209,6 @@ def _print(findings: list[Finding], group: str | None) -> None:
         if finding.command:
             console.print(Text(f"  {'run:':6} {finding.command}"))
         console.print()
-    counts = [f"{sum(f.severity is level for f in findings)} {level}" for level in reversed(Severity)]
+    counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]
     if findings:
         console.print(Text(f"{what}: {', '.join(counts)}"))

@@ -173,10 +173,9 @@ class OldGroup:
         return self.start("kiel", [kiel_python(), script, cluster.bootstrap, cluster.zookeeper, self.group, self.topic])
 
     def pykafka(self) -> Member:
-        script, cluster = str(HERE / "pykafka_member.py"), self.cluster
-        return self.start(
-            "pykafka", [pykafka_python(), script, cluster.bootstrap, cluster.zookeeper, self.group, self.topic]
-        )
+        cluster = self.cluster
+        arguments = [cluster.bootstrap, cluster.zookeeper, self.group, self.topic, str(cluster.version)[:5]]
+        return self.start("pykafka", [pykafka_python(), str(HERE / "pykafka_member.py"), *arguments])
 
     def java(self, directory: Path, **settings: str) -> Member:
         """Kafka's console consumer of 0.8.2.2, whatever the cluster is."""
@@ -245,6 +244,13 @@ class OldGroup:
                     with contextlib.suppress(NoNodeError):
                         found[client.get(f"{path}/{name}")[0].decode()].add(int(name.rpartition("-")[2]))
         return dict(found)
+
+    def in_zookeeper(self) -> dict[int, int]:
+        """What is committed there, by partition."""
+        path = f"/consumers/{self.group}/offsets/{self.topic}"
+        with zookeeper_client(self.cluster.zookeeper) as client:
+            names = client.get_children(path) if client.exists(path) else ()
+            return {int(name): int(client.get(f"{path}/{name}")[0]) for name in names}
 
     def claimed(self, members: int, timeout_s: float = 60.0) -> None:
         """Until so many members claim every partition, each about as many."""

@@ -1,6 +1,6 @@
 """A service as pykafka's users wrote it: commits after the values are handled.
 
-    python pykafka_member.py BROKERS ZOOKEEPER GROUP TOPIC
+    python pykafka_member.py BROKERS ZOOKEEPER GROUP TOPIC VERSION
 
 Tells what it does on standard output, an object a line. Ends when standard input does.
 """
@@ -13,7 +13,7 @@ import time
 
 from pykafka import KafkaClient
 
-brokers, zookeeper, group, topic = sys.argv[1:]
+brokers, zookeeper, group, topic, version = sys.argv[1:]
 stop = threading.Event()
 
 
@@ -29,7 +29,7 @@ def wait_for_end():
 
 logging.basicConfig(stream=sys.stderr, level=logging.INFO)
 threading.Thread(target=wait_for_end, daemon=True).start()
-client = KafkaClient(hosts=brokers, zookeeper_hosts=zookeeper)
+client = KafkaClient(hosts=brokers, zookeeper_hosts=zookeeper, broker_version=version)
 consumer = client.topics[topic].get_balanced_consumer(
     group,
     zookeeper_connect=zookeeper,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from old_groups import Member, OldGroup
+
+from allocator.testing import wait_until
 
 
 def test_ours_and_javas_share_a_group_and_follow_each_other(
@@ -75,3 +78,31 @@ def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
     record_property("repeated", group.repeated())
     for member in ours:
         member.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("membership", ["consumers", "kiel"])
+def test_a_member_that_was_frozen_sets_nobody_back(group_of: Callable[[str], OldGroup], membership: str) -> None:
+    group = group_of("0.9.0.1")
+    group.produce(60)
+    frozen, other = group.ours(membership), group.ours(membership)
+    group.shared(frozen, other)
+    with group.producing():
+        group.all_read()
+        frozen.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: len(other.held) == group.partitions, 30, "the other one to have everything")
+        seen = len(other.values)
+        wait_until(lambda: len(other.values) > seen + 100, 30, "the other one to go on")
+    group.all_read()
+    wait_until(lambda: sum(group.in_zookeeper().values()) == group.produced, 30, "everything to be committed")
+    before = len(frozen.told)
+    frozen.process.send_signal(signal.SIGCONT)
+    group.shared(frozen, other)
+    # what was in its hands may be told of; it was told itself that it has lost the partitions, and commits nothing
+    woken = [line["what"] for line in frozen.told[before:]]
+    assert "end" in woken
+    assert woken[: woken.index("end")].count("got") <= 1
+    assert sum(group.in_zookeeper().values()) == group.produced
+    frozen.stop()
+    other.stop()
+    assert sum(group.in_zookeeper().values()) == group.produced

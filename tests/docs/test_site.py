@@ -107,7 +107,7 @@ def test_every_setting_says_what_it_is(hooks: Any) -> None:
     }
     fields = {f"{name}.{field}" for name, section in SECTIONS.items() for field in section.__dataclass_fields__}
     assert set(said) == fields
-    # names that kafka-python's and kazoo's users know, some that explain themselves, and one that the row above explains
+    # names that kafka-python's and kazoo's users know, some that explain themselves, one that the row above explains
     known = re.compile(
         r"(kafka|zookeeper)\.(sasl|ssl|digest|ca|certfile|keyfile|check_hostname)|group\.rack|log\.level|.*_max_s"
     )

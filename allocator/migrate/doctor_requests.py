@@ -30,7 +30,7 @@ NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions want to be told who asks
 AT_ONCE = 20  # brokers asked at the same time
 BROKER_S = 5.0  # more: a broker that hangs is waited for longer; less: a busy one is taken for dead
 BROKER_RESOURCE = 4
-GROUP_NOT_FOUND = 69
+GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
     "group.max.session.timeout.ms",
@@ -147,7 +147,8 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
         if not newer.error_code:
             of_it = tuple(map(_next_member, newer.members))
             return KafkaGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
-        if newer.error_code != GROUP_NOT_FOUND:  # which a classic group is, to this request
+        # which a classic group is, to this request; and 3.7 to 3.9 know it, and refuse it unless they are set to take it
+        if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
     (found,) = (await coordinator.ask(request, deadline)).groups

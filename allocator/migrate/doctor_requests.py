@@ -147,7 +147,7 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
         if not newer.error_code:
             of_it = tuple(map(_next_member, newer.members))
             return KafkaGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
-        # which a classic group is, to this request; and 3.7 to 3.9 know it, and refuse it unless they are set to take it
+        # which a classic group is, to this request; 3.7 to 3.9 know it, and refuse it unless they are set to take it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)

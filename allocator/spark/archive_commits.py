@@ -88,7 +88,8 @@ class Manifest:
         return sum(found.size for found in self.files)
 
     def to_bytes(self) -> bytes:
-        body = {"format": FORMAT, **asdict(self)}
+        # as it is read back: the names of partitions are texts there, which are sorted otherwise than numbers
+        body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 
     @classmethod

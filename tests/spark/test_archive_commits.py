@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.archive_commits import ArchiveBusy, ArchiveCorrupt, Commits, DataFile, Manifest
@@ -179,6 +181,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "two archives",
     ),
 }
+
+
+@given(st.dictionaries(st.integers(0, 20_000), st.tuples(st.integers(0, 99), st.integers(100, 199)), max_size=40))
+def test_a_manifest_of_any_partitions_is_read_as_it_was_written(ranges: dict[int, tuple[int, int]]) -> None:
+    before = Manifest(1, "append", "t", "c", "i", ranges, (), "_new", "now", gaps=ranges)
+    assert Manifest.from_bytes(before.to_bytes(), Path("there")) == before
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

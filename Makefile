@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed-$(VERSION)
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## A group on real servers: members join, die, leave; every record is accounted for
+demo: $(STAMP) ## A group on real servers, disturbed; then Spark counts, archives and audits what it did
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are started)

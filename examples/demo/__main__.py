@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
 
-from .check import History, verify
+from . import pipeline
+from .check import Claim, History, verify
 
 TOPIC, GROUP = "demo", "demo"
 SESSION_TIMEOUT_S = 4.0
@@ -56,6 +57,8 @@ class Demo:
     note: str = ""
     state: GroupState | None = None
     committed: dict[int, int] = field(default_factory=dict)
+    processed: dict[int, int] = field(default_factory=dict)
+    """Distinct records by partition, as the members wrote them down."""
 
     async def run(self) -> bool:
         zk = ZooKeeper(self.cluster.zookeeper)
@@ -233,13 +236,22 @@ class Demo:
             moves.add_row(text, "never" if settled is None else f"{(settled - when) * 1000:,.0f} ms")
         self.console.print(moves)
         claims = verify(history, self.produced, self.committed, window_s=COMMIT_WINDOW_S)
-        table = Table(title="what was promised, and what is found", title_justify="left")
-        for heading in ("promise", "found", ""):
-            table.add_column(heading)
-        for claim in claims:
-            table.add_row(claim.text, claim.found, "[green]holds[/green]" if claim.holds else "[red]FAILS[/red]")
-        self.console.print(table)
-        return all(claim.holds for claim in claims) and sum(self.produced.values()) == self.options.records
+        self.processed = {partition: len(counts) for partition, counts in history.processed().items()}
+        held = show(self.console, "what was promised, and what is found", claims)
+        return held and sum(self.produced.values()) == self.options.records
+
+
+def show(console: Console, title: str, claims: Iterable[Claim]) -> bool:
+    """Whether all of them hold."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("promise", "found", ""):
+        table.add_column(heading)
+    held = True
+    for claim in claims:
+        table.add_row(claim.text, claim.found, "[green]holds[/green]" if claim.holds else "[red]FAILS[/red]")
+        held &= claim.holds
+    console.print(table)
+    return held
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -258,7 +270,11 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(f"starting ZooKeeper and Kafka {options.kafka} ...")
     with tempfile.TemporaryDirectory(prefix="allocator-demo-") as directory, LocalCluster(options.kafka) as cluster:
         cluster.create_topic(TOPIC, options.partitions)
-        held = asyncio.run(Demo(options, cluster, Path(directory), console).run())
+        demo = Demo(options, cluster, Path(directory), console)
+        held = asyncio.run(demo.run())
+        console.print("\nreading it all once more, with Spark ...")
+        claims = pipeline.run(cluster.bootstrap, TOPIC, GROUP, demo.processed, Path(directory) / "archive")
+        held &= show(console, "what the pipeline finds", claims)
     console.print("[green]every promise holds[/green]" if held else "[red]a promise is broken[/red]")
     return 0 if held else 1
 

@@ -1,0 +1,61 @@
+"""The end of the demo: Spark reads what the group committed, sums it up, archives it, and audits the archive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from allocator.spark import session
+from allocator.spark.archive import Archive, archive
+from allocator.spark.audit import audit
+from allocator.spark.topic import Topic
+from allocator.testing.java import find_java
+
+from .check import Claim
+
+__all__ = ["run"]
+
+CONF = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def run(brokers: str, topic: str, group: str, processed: Mapping[int, int], directory: Path) -> list[Claim]:
+    """`processed`: partition -> distinct records that the members processed. The archive is made in `directory`."""
+    # Spark's oldest Java; the members' servers run on an older one, too
+    os.environ["JAVA_HOME"] = find_java(oldest=17).home
+    committed = Topic(brokers, topic, {"group": group, "ending_offsets": "committed"})
+    spark = session("demo", "local[2]", CONF)
+    try:
+        rows = committed.frame(spark, committed.ranges(committed.extent().chosen))
+        counts = {row.partition: row["count"] for row in rows.groupBy("partition").count().collect()}
+        written = archive(committed, directory, spark=spark)
+        report = audit(committed, Archive(directory), spark=spark)
+        plain = spark.read.parquet(str(directory)).count()
+    finally:
+        spark.stop()
+    total = sum(processed.values())
+    differ = {partition for partition in {*counts, *processed} if counts.get(partition) != processed.get(partition)}
+    return [
+        Claim(
+            "Spark counts up to the committed offsets what the members processed",
+            f"{sum(counts.values())} of {total} records, {len(differ)} partitions differ",
+            not differ,
+        ),
+        Claim(
+            "the archive has each record once",
+            f"{plain} records in {written.files} Parquet files, {written.size / 1e6:.1f} MB",
+            plain == written.records == total,
+        ),
+        Claim(
+            "the audit of the topic and the archive finds no difference",
+            f"{report.verdict()}, {report.left.records} and {report.right.records} records by {report.by}",
+            report.equal and report.left.records == total,
+        ),
+    ]

@@ -1,0 +1,65 @@
+"""What happens to a mirror whose new cluster fails: everything stands there once, in its order, all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mirroring import contents, mirroring, settings
+
+from allocator.migrate.mirror import Mirror
+from allocator.testing import LocalCluster, produce, wait_until_async
+
+pytestmark = [pytest.mark.deadline(240), pytest.mark.long]
+
+COUNT = 30_000
+
+
+async def mirrored(old: LocalCluster, new: LocalCluster, topic: str, group: str, fault: Callable[[], Any]) -> Mirror:
+    """Mirrors while `fault` happens again and again."""
+    rows = [(b"k%d" % n, b"value %d" % n) for n in range(COUNT)]
+    await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version, batch_records=50)
+    mirror = Mirror(settings(old, new, group, topics=[topic], throttle_bytes_s=200_000.0))
+    async with mirroring(mirror):
+        await wait_until_async(lambda: mirror.records > 0, 60, "records to come over")
+        await fault()
+        await wait_until_async(lambda: mirror.records >= COUNT, 180, lambda: f"all to come over: {mirror.records}")
+    return mirror
+
+
+async def test_a_new_broker_that_is_killed_and_comes_back(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")
+    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 3, 1, None, old)
+
+    async def fault() -> None:
+        await asyncio.to_thread(new.brokers[0].kill)
+        await asyncio.to_thread(new.brokers[0].start)
+
+    mirror = await mirrored(old, new, topic, group, fault)
+    assert await contents(new, topic) == await contents(old, topic)
+    assert mirror.repeated == 0
+
+
+async def test_connections_that_break_in_the_middle_of_requests(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="2.8.2")
+    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1", proxied=True)
+    topic = await asyncio.to_thread(topic_factory, 3, 1, None, old)
+    rng = random.Random(11)
+
+    async def fault() -> None:
+        for _ in range(15):
+            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            new.brokers[0].proxy.reset()
+
+    mirror = await mirrored(old, new, topic, group, fault)
+    before, after = await contents(old, topic), await contents(new, topic)
+    assert after == before
+    assert mirror.repeated == 0

@@ -65,7 +65,7 @@ SCHEMAS: dict[str, Schema] = {
         refused=_maybe(TEXT),
         releasing=COUNT,
         partitions=COUNT,
-        lag=COUNT,
+        lag=_maybe(COUNT),
         gone=YES,
     ),
     "Topic": {

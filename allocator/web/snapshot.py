@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
+from allocator.membership.report import Logs
 from allocator.membership.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.watch import Group, Watcher
@@ -91,7 +92,7 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     info, claim = state.members.get(member), state.claims.get(member)
     held: Collection[TopicPartition] = claim.held if claim is not None else ()
     document = state.document
-    entry: dict[str, Any] = {"id": member, "partitions": len(held), "lag": sum(logs.lag(p) or 0 for p in held)}
+    entry: dict[str, Any] = {"id": member, "partitions": len(held), "lag": _sum(logs, held)}
     if info is None:
         return {**entry, "client_id": member, "host": None, "gone": True}
     entry.update(
@@ -111,13 +112,18 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     return entry
 
 
+def _sum(logs: Logs, partitions: Collection[TopicPartition]) -> int | None:
+    """None where Kafka was not asked."""
+    return sum(logs.lag(p) or 0 for p in partitions) if logs.end else None
+
+
 def lags(group: Group) -> dict[str, Any]:
     """Parallel to the partitions of `detail`; null where it is not known."""
     report = group.report
     by_topic: dict[str, list[int | None]] = {}
     for partition in report.partitions:
         by_topic.setdefault(partition.topic, []).append(report.logs.lag(partition))
-    held = {m: sum(report.logs.lag(p) or 0 for p in claim.held) for m, claim in report.state.claims.items()}
+    held = {m: _sum(report.logs, claim.held) for m, claim in report.state.claims.items()}
     return {"lag": lag_of(group), "topics": by_topic, "members": held}
 
 

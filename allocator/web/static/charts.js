@@ -92,7 +92,7 @@ export class Chart {
   }
 }
 
-// Rebalances along time: as wide as each took, as high as what it moved
+// Rebalances along time: as wide as each took, as high as the root of the share that it moved, so that small moves show
 export const timeline = (box, rebalances, since, now) => {
   const width = Math.max(240, box.clientWidth), height = 64, bottom = 16;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${rebalances.length} rebalances; the table below has them` });
@@ -101,7 +101,7 @@ export const timeline = (box, rebalances, since, now) => {
   picture.append(svg("line", { class: "axis", x1: 0, x2: width, y1: height - bottom, y2: height - bottom }));
   for (const each of rebalances) {
     const wide = Math.max(4, x(each.ended ?? now) - x(each.began));
-    const high = Math.max(4, (each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - 4));
+    const high = Math.max(5, Math.sqrt(each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - 4));
     picture.append(svg("rect", { class: each.ended === null ? "bar open" : "bar", x: Math.min(x(each.began), width - wide), width: wide, y: height - bottom - high, height: high, rx: 1 },
       svg("title", {}, `generation ${each.generation}, ${clock(each.began)}: ${each.moved} of ${each.total} moved, ${span(each.took_s)}; ${each.why.join("; ")}`)));
   }

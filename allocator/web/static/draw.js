@@ -49,8 +49,8 @@ export const paint = (c, x, y, size, look, height = size) => {
   if (!look.texture) return;
   c.save();
   c.beginPath(); c.rect(x, y, size, height); c.clip();
-  c.strokeStyle = c.fillStyle = look.ink; c.globalAlpha *= 0.55; c.lineWidth = Math.max(1, height / 12);
-  const step = Math.max(3, height / 3);
+  c.strokeStyle = c.fillStyle = look.ink; c.globalAlpha *= height > 20 ? 0.38 : 0.5; c.lineWidth = Math.max(1, height / 12);
+  const step = Math.max(3, Math.min(10, height / 3));
   c.beginPath();
   if (look.texture === 1) for (let at = -height; at < size; at += step) { c.moveTo(x + at, y + height); c.lineTo(x + at + height, y); }
   if (look.texture === 2) for (let at = step / 2; at < height; at += step) { c.moveTo(x, y + at); c.lineTo(x + size, y + at); }

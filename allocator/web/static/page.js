@@ -224,7 +224,7 @@ const showHistory = () => {
 };
 
 const showFindings = (findings) => {
-  get("findings").className = findings.length ? "" : "none";
+  get("findings").className = findings.some((each) => each.severity === "critical") ? "" : findings.some((each) => each.severity === "warning") ? "warned" : "none";
   get("findings").querySelector("ul").replaceChildren(...(findings.length ? findings : [{ severity: "good", what: "Nothing is wrong as far as can be seen." }]).map((each) => {
     const kind = { critical: "bad", warning: "busy", good: "good" }[each.severity] ?? "quiet";
     const more = [each.where, each.why, each.do].filter(Boolean).join(" · ");

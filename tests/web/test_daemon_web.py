@@ -1,0 +1,193 @@
+"""What a daemon serves: health that is right in a rebalance, metrics, the page while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+
+from allocator import Consumer
+from allocator.consumer.config import load
+from allocator.errors import ConfigError
+from allocator.testing import LocalCluster
+from allocator.testing.waiting import wait_until_async
+from allocator.types import TopicPartition
+from allocator.web.daemon import READ_WITHIN_S, DaemonHealth
+
+P = [TopicPartition("t", number) for number in range(3)]
+PATIENCE_S = 60.0
+
+
+class Standing:
+    """A consumer as health sees it."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.lease = False
+        self.owned: set[TopicPartition] = set()
+        self.read: set[TopicPartition] = set()
+        self.held_back: set[TopicPartition] = set()
+
+    def may_act(self) -> bool:
+        return self.lease
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self.owned)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        return dict.fromkeys(self.read & self.owned, 0)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return frozenset(self.held_back)
+
+
+def test_ready_is_a_member_that_reads_what_it_owns() -> None:
+    consumers: list[Any] = []
+    now = [100.0]
+    health = DaemonHealth(consumers, frozenset, lambda: now[0])
+    assert health.ready() == ["it has not begun yet"]
+    it = Standing()
+    consumers.append(it)
+    assert "lease is not valid" in health.ready()[0]
+    it.lease = True
+    assert "no assignment has come" in health.ready()[0]
+    it.generation = 1
+    assert health.ready() == [], "more members than partitions: it owns nothing, and that is right"
+    it.owned = {P[0], P[1]}
+    assert health.ready() == ["none of its partitions has been read yet"]
+    it.read = {P[0], P[1]}
+    assert health.ready() == []
+    it.owned.add(P[2])  # a rebalance brings one more, which takes a moment
+    assert health.ready() == []
+    now[0] += READ_WITHIN_S + 1
+    assert "1 of its partitions are not being read" in health.ready()[0]
+    it.held_back = {P[2]}  # its handler has enough to do
+    assert health.ready() == []
+    it.held_back = set()
+    assert health.ready() == [], "the time begins anew"
+    it.lease = False  # ZooKeeper is silent
+    assert "lease is not valid" in health.ready()[0]
+    assert health.live() == [], "nothing that a restart would mend"
+
+
+def test_a_handler_that_hangs_is_what_a_restart_mends() -> None:
+    health = DaemonHealth([], lambda: frozenset({P[0]}))
+    assert health.live() == ["t:0: its handler was given up and still runs"]
+
+
+def config(path: Path, cluster: LocalCluster, group: str, topic: str, web: str = "port = 0") -> Path:
+    path.write_text(
+        f'[kafka]\nbrokers = "{cluster.bootstrap}"\n[zookeeper]\nhosts = "{cluster.zookeeper}"\nroot = "/{group}"\n'
+        f'[group]\nname = "{group}"\ntopics = ["{topic}"]\n[handler]\ntarget = "mine:handle"\n[web]\n{web}\n'
+    )
+    (path.parent / "mine.py").write_text("async def handle(record):\n    pass\n")
+    return path
+
+
+@contextlib.asynccontextmanager
+async def daemon(path: Path) -> AsyncIterator[str]:
+    """Where it serves. It has to end in good order."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "allocator.cli", "run", str(path), cwd=path.parent, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+
+    async def listen(stream: asyncio.StreamReader) -> None:
+        async for line in stream:
+            lines.append(line.decode())
+
+    listening = asyncio.ensure_future(listen(process.stderr))
+
+    def address() -> str | None:
+        assert process.returncode is None, lines
+        return next((found[1] for line in lines if (found := re.search(r"(http://[\d.:]+)/ has metrics", line))), None)
+
+    try:
+        yield str(await wait_until_async(address, PATIENCE_S, lambda: f"the address in {lines}"))
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0, lines
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await listening
+
+
+async def get(url: str) -> HTTPResponse:
+    return await AsyncHTTPClient(force_instance=True).fetch(url, raise_error=False)
+
+
+@pytest.mark.deadline(200)
+async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.get_running_loop().run_in_executor(None, topic_factory, 4)
+    async with daemon(config(tmp_path / "it.toml", kafka_cluster, group, topic)) as url:
+        assert (await get(f"{url}/health/live")).code == 200
+
+        async def ready() -> bool:
+            return (await get(f"{url}/health/ready")).code == 200
+
+        await wait_until_async(ready, PATIENCE_S)
+        metrics = (await get(f"{url}/metrics")).body.decode()
+        assert re.search(rf'allocator_assigned_partitions{{.*group="{group}"}} 4.0', metrics)
+        assert "process_cpu_seconds_total" in metrics
+        assert b"<title>allocator</title>" in (await get(f"{url}/")).body
+        shown = json.loads((await get(f"{url}/api/groups/{group}")).body)
+        assert [member["partitions"] for member in shown["members"]] == [4]
+
+        async with Consumer(
+            topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=kafka_cluster.zookeeper, root=f"/{group}"
+        ) as other:
+            verdicts = []
+
+            async def shared() -> bool:
+                verdicts.append((await get(f"{url}/health/ready")).body)
+                return len(other.assignment()) == 2
+
+            await wait_until_async(shared, PATIENCE_S)
+            verdicts.append((await get(f"{url}/health/ready")).body)
+            assert {json.loads(verdict)["ok"] for verdict in verdicts} == {True}, verdicts
+
+            async def told() -> bool:
+                seen = json.loads((await get(f"{url}/api/groups/{group}")).body)
+                return bool(seen["rebalances"] and seen["rebalances"][0]["ended"])
+
+            await wait_until_async(told, PATIENCE_S)
+
+
+async def test_an_address_that_is_taken_stops_the_daemon_before_it_joins(
+    kafka_cluster: LocalCluster, group: str, tmp_path: Path
+) -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    path = config(tmp_path / "it.toml", kafka_cluster, group, "t", f"port = {port}")
+    run = partial(asyncio.create_subprocess_exec, sys.executable, "-m", "allocator.cli", "run", str(path))
+    process = await run(cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    server.close()
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}".encode() in said
+
+
+def test_a_token_that_can_be_guessed_is_a_wrong_setting(
+    tmp_path: Path, kafka_cluster: LocalCluster, group: str
+) -> None:
+    from allocator.cli_web import beside
+
+    settings = load(config(tmp_path / "it.toml", kafka_cluster, group, "t", 'port = 0\ntoken = "secret"'), {})
+    with pytest.raises(ConfigError, match="at least 16") as error:
+        beside(settings)
+    assert "secret" not in str(error.value)
+    assert settings.shown()["web"]["token"] == "***"

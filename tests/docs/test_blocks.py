@@ -22,9 +22,17 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# run by tests of their own rooms, with what those have at hand; here their blocks are read
+# pages whose code needs more than one cluster: the tests of their rooms do what they show; here they are read
 ELSEWHERE = {
     "README.md": "tests/repo/test_documents.py",
+    "docs/doctor.md": "tests/migrate",
+    "docs/index.md": "tests/repo/test_install.py",
+    "docs/migration.md": "tests/migrate",
+    "docs/old-groups.md": "tests/membership",
+    "docs/pipelines.md": "tests/spark",
+    "docs/spark.md": "tests/spark/test_spark_page.py",
+    "docs/testing.md": "tests/testing",
+    "docs/web.md": "tests/web",
 }
 RUN_HERE = [
     "docs/tutorial.md",
@@ -64,6 +72,12 @@ def test_what_is_not_run_has_a_reason(page: Path) -> None:
         assert block.verb in ("", "write", "until", "keep", "code", "output", "shows", "skip"), block
         if block.verb == "skip":
             assert len(block.rest) > 10, f"{block}: say why"
+
+
+def test_every_page_with_code_is_run_by_somebody() -> None:
+    with_code = {named(page) for page in PAGES if any(block.language in RUN for block in blocks(page))}
+    assert not with_code - set(RUN_HERE) - set(ELSEWHERE)
+    assert not [place for place in ELSEWHERE.values() if not (ROOT / place).exists()]
 
 
 def test_few_blocks_are_skipped() -> None:

@@ -68,7 +68,13 @@ def _topic_options(command: Command) -> Command:
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
 @click.option("--value", help="Decode values, likewise; the bytes are kept beside it.")
 @click.option("--transform", help="package.module:function, DataFrame -> DataFrame, called before writing.")
-@click.option("--offsets-per-commit", default=10_000_000, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--offsets-per-commit",
+    default=10_000_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="More: fewer, larger files. Less: less to do again after a crash.",
+)
 @click.option("--allow-gaps", is_flag=True, help="Go on where retention deleted what was not archived, and note it.")
 @click.option(
     "--compact", "compacting", is_flag=True, help="Then put small files together; without --topic, only that."

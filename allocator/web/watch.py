@@ -35,7 +35,7 @@ RUBBISH = 20  # problems named
 
 
 class Access(Protocol):
-    """Where the clusters are; `allocator.cli_read.Access` is one."""
+    """Where the clusters are; `allocator.cli.read.Access` is one."""
 
     @property
     def root(self) -> str: ...

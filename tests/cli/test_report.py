@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allocator.cli_report import (
+from allocator.cli.report import (
     GroupReport,
     Logs,
     ResetPlan,

@@ -15,7 +15,7 @@ import pytest
 from allocator.testing import wait_until
 from allocator.testing.probe import metadata, zookeeper_mode
 
-COMMAND = [sys.executable, "-c", "from allocator.testing.cli import cluster; cluster()"]
+COMMAND = [sys.executable, "-c", "from allocator.cli.cluster import cluster; cluster()"]
 
 
 def run(*arguments, **options):

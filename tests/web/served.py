@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
-from allocator.cli_read import Access
-from allocator.cli_web import resetting
+from allocator.cli.read import Access
+from allocator.cli.web import resetting
 from allocator.tasks import Scope
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import actions

@@ -184,7 +184,7 @@ async def test_an_address_that_is_taken_stops_the_daemon_before_it_joins(
 def test_a_token_that_can_be_guessed_is_a_wrong_setting(
     tmp_path: Path, kafka_cluster: LocalCluster, group: str
 ) -> None:
-    from allocator.cli_web import beside
+    from allocator.cli.web import beside
 
     settings = load(config(tmp_path / "it.toml", kafka_cluster, group, "t", 'port = 0\ntoken = "secret"'), {})
     with pytest.raises(ConfigError, match="at least 16") as error:

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from allocator.cli_read import Access
+from allocator.cli.read import Access
 from allocator.measures import Measures
 from allocator.membership.describe import GroupState
 from allocator.membership.report import Logs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from allocator.cli.mirror import fail
 from allocator.errors import AllocatorError, ConfigError
-from allocator.migrate.commands import fail
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
 from allocator.migrate.plan import load_plan
 

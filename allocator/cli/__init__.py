@@ -1,4 +1,8 @@
-"""The command `allocator`."""
+"""The command `allocator`: everything that knows of a terminal stands in this room, a module a command.
+
+In: arguments, settings files, the environment. Out: text or JSON, and exit codes. May touch: every room through its
+public surface; `testing` only in `cluster`. Commands raise; this module tells their errors in one way.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ __all__ = ["main"]
 
 # name -> where it is, and the one line of help; imported when used, so that `allocator run` loads no test servers
 LAZY = {
-    "archive": ("allocator.spark.commands:archive", "Topics to Parquet, each record exactly once."),
-    "audit": ("allocator.spark.commands:audit", "Whether two topics, or a topic and an archive, hold the same."),
-    "skew": ("allocator.spark.commands:skew", "How evenly a topic's work lies on partitions and keys."),
-    "cluster": ("allocator.testing.cli:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
-    "doctor": ("allocator.cli_doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
-    "group": ("allocator.cli_group:group", "Consumer groups: who is in them, who owns what, how far they got."),
-    "mirror": ("allocator.migrate.commands:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
-    "cutover": ("allocator.migrate.commands_cutover:cutover", "Take groups to a new cluster, as a plan says."),
-    "offsets": ("allocator.migrate.commands_offsets:offsets", "Copy a group's offsets to another place, and back."),
-    "traffic": ("allocator.cli_traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
-    "top": ("allocator.cli_top:top", "Groups, members, lag and rates, live in this terminal."),
-    "web": ("allocator.cli_web:web", "A status page of the groups, with metrics for Prometheus."),
+    "archive": ("allocator.cli.pipelines:archive", "Topics to Parquet, each record exactly once."),
+    "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
+    "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
+    "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
+    "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
+    "group": ("allocator.cli.group:group", "Consumer groups: who is in them, who owns what, how far they got."),
+    "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
+    "cutover": ("allocator.cli.cutover:cutover", "Take groups to a new cluster, as a plan says."),
+    "offsets": ("allocator.cli.offsets:offsets", "Copy a group's offsets to another place, and back."),
+    "traffic": ("allocator.cli.traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
+    "top": ("allocator.cli.top:top", "Groups, members, lag and rates, live in this terminal."),
+    "web": ("allocator.cli.web:web", "A status page of the groups, with metrics for Prometheus."),
 }
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
 TASKS = {
@@ -202,7 +206,7 @@ def completion(shell: str) -> None:
 def _web() -> Any:
     """What serves beside a daemon; only who wants it needs what it needs."""
     try:
-        from allocator.cli_web import beside
+        from allocator.cli.web import beside
     except ImportError as error:
         raise ConfigError(f"[web] port: {error}; `pip install 'allocator[web]'` adds what it needs") from error
     return beside
@@ -214,7 +218,3 @@ def _as_toml(settings: dict[str, dict[str, Any]]) -> str:
         lines = [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
         sections.append("\n".join(lines))
     return "\n\n".join(sections)
-
-
-if __name__ == "__main__":
-    main(prog_name="allocator")

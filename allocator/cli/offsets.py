@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from allocator.cli.mirror import fail
 from allocator.errors import AllocatorError
-from allocator.migrate.commands import fail
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.places import Place
 from allocator.migrate.ways import WAYS

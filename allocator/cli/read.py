@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.cli_report import GroupReport, Logs, ResetPlan, Target
+from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.membership.describe import GroupState, describe, list_groups

@@ -12,8 +12,8 @@ from typing import Optional
 
 import click
 
-from ..errors import AllocatorError
-from .base import Cluster
+from allocator.errors import AllocatorError
+from allocator.testing.base import Cluster
 
 __all__ = ["cluster"]
 
@@ -45,7 +45,7 @@ def up(
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
     with _told_to_stop(), _errors_as_text():
-        from .cluster import LocalCluster
+        from allocator.testing.cluster import LocalCluster
 
         version = None if kafka == "none" else kafka
         with LocalCluster(version, brokers, zookeepers, broker_config=config, directory=directory) as running:
@@ -64,9 +64,9 @@ def up(
 def fetch(versions: tuple[str, ...], as_json: bool) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
     with _told_to_stop(), _errors_as_text():
-        from .jars import jar_directory
-        from .java import find_java
-        from .versions import KAFKA, ZOOKEEPER, kafka_release
+        from allocator.testing.jars import jar_directory
+        from allocator.testing.java import find_java
+        from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release
 
         wanted = [kafka_release(version).jars for version in versions or KAFKA]
         java = find_java()

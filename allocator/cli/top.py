@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli_group import print_json, with_clusters
+from allocator.cli.group import print_json, with_clusters
 from allocator.errors import AllocatorError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Optional, TypeVar
 import click
 from rich.console import Console
 
-from allocator.cli_report import GroupReport, members_table, offsets_table, parse_target, reset_table
+from allocator.cli.report import GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import AllocatorError, ConfigError
 
 __all__ = ["group", "print_json", "with_clusters"]
@@ -66,7 +66,7 @@ def with_clusters(command: Command) -> Command:
 def _find(
     config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
 ) -> tuple[Any, str | None]:
-    from allocator.cli_read import Access
+    from allocator.cli.read import Access
     from allocator.consumer.config import load
 
     if config is None:
@@ -102,7 +102,7 @@ def _chosen(name: str | None, default: str | None) -> str:
 @with_clusters
 def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
     """All groups, with their members and generation."""
-    from allocator.cli_read import read_all
+    from allocator.cli.read import read_all
 
     reports = _run(read_all(access))
     if as_json:
@@ -132,7 +132,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 @with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Members, owners, positions, lag and problems of one group."""
-    from allocator.cli_read import read_group
+    from allocator.cli.read import read_group
 
     report = _run(read_group(access, _chosen(name, default_group)))
     if as_json:
@@ -202,7 +202,7 @@ def offsets() -> None:
 @with_clusters
 def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Committed offset, log end and lag of each partition."""
-    from allocator.cli_read import read_group
+    from allocator.cli.read import read_group
 
     if access.brokers is None:
         raise ConfigError("the brokers are needed for this; give --brokers or --config")
@@ -234,7 +234,7 @@ def reset_command(
     as_json: bool,
 ) -> None:
     """Replace committed offsets of a group that has no members. Shows what it would do, until --execute."""
-    from allocator.cli_read import execute_reset, plan_reset
+    from allocator.cli.read import execute_reset, plan_reset
 
     chosen, target = _chosen(name, default_group), parse_target(to)
     plan = _run((execute_reset if execute else plan_reset)(access, chosen, target, topics))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
-from allocator.cli_group import with_clusters
+from allocator.cli.group import with_clusters
 from allocator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allocator.cli_read import Access
+    from allocator.cli.read import Access
     from allocator.consumer.config import Config
     from allocator.consumer.consumer import Consumer
     from allocator.consumer.daemon import Daemon
@@ -104,7 +104,7 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
 
 def beside(settings: Config) -> Beside:
     """The server of `[web]`, to run beside a daemon. Raises ConfigError for settings that it cannot have."""
-    from allocator.cli_read import Access
+    from allocator.cli.read import Access
     from allocator.web.actions import actions
     from allocator.web.daemon import beside_daemon
     from allocator.web.guard import Guard
@@ -130,8 +130,8 @@ def beside(settings: Config) -> Beside:
 
 def resetting(access: Access) -> Reset:
     """What the page does to reset offsets; refuses while the group has members."""
-    from allocator.cli_read import execute_reset, plan_reset
-    from allocator.cli_report import parse_target
+    from allocator.cli.read import execute_reset, plan_reset
+    from allocator.cli.report import parse_target
 
     async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
         work = execute_reset if execute else plan_reset

@@ -1,0 +1,354 @@
+"""`allocator archive`, `allocator skew` and `allocator audit`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from allocator.errors import ConfigError
+from allocator.spark.archive import Archive, ArchiveReport, compact
+from allocator.spark.archive import archive as archive_topic
+from allocator.spark.archive_schema import decoder, load_transform
+from allocator.spark.audit import BY, FIELDS
+from allocator.spark.audit import audit as audit_sides
+from allocator.spark.skew import skew as measure
+from allocator.spark.topic import Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["archive", "audit", "skew"]
+
+DIFFERENT = 3
+Command = Callable[..., Any]
+
+
+def _run_options(command: Command) -> Command:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("--dry-run", is_flag=True, help="Only say what would be read; needs no Spark, writes nothing."),
+        click.option("--master", help="Spark's master.  [what spark-submit says, else this machine]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _topic_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "-o",
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help='An option of format("allocator"): group=billing, starting_offsets=committed, security.*.',
+        ),
+        click.option("--topic", "topics", multiple=True, help="May be repeated."),
+        click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("directory")
+@_topic_options
+@click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
+@click.option("--value", help="Decode values, likewise; the bytes are kept beside it.")
+@click.option("--transform", help="package.module:function, DataFrame -> DataFrame, called before writing.")
+@click.option(
+    "--offsets-per-commit",
+    default=10_000_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="More: fewer, larger files. Less: less to do again after a crash.",
+)
+@click.option("--allow-gaps", is_flag=True, help="Go on where retention deleted what was not archived, and note it.")
+@click.option(
+    "--compact", "compacting", is_flag=True, help="Then put small files together; without --topic, only that."
+)
+@_run_options
+def archive(
+    directory: str,
+    brokers: Optional[str],
+    topics: tuple[str, ...],
+    options: tuple[str, ...],
+    key: Optional[str],
+    value: Optional[str],
+    transform: Optional[str],
+    offsets_per_commit: int,
+    allow_gaps: bool,
+    compacting: bool,
+    master: Optional[str],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Add to the Parquet archive in DIRECTORY what topics have and it has not: each record exactly once.
+
+    May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads it.
+
+    \b
+    Exit codes:
+      0  done
+      1  a cluster refuses, offsets are gone, or the directory holds an archive of something else
+      2  wrong usage or settings
+    """
+    if not topics and not compacting:
+        raise ConfigError("what is to be archived? Give --topic, or --compact to put together what is there")
+    chosen = [_topic(brokers, name, options) for name in topics]
+    apply = _chain(key, value, transform)
+    spark = None if dry_run else _session("allocator archive", master)
+    reports: list[ArchiveReport] = []
+    for topic in chosen:
+        with _bar(f"archiving {topic.name}") as progress:
+            reports.append(
+                archive_topic(
+                    topic,
+                    directory,
+                    transform=apply,
+                    offsets_per_commit=offsets_per_commit,
+                    allow_gaps=allow_gaps,
+                    dry_run=dry_run,
+                    progress=progress,
+                    spark=spark,
+                )
+            )
+    if compacting:
+        there = sorted(path.name[len("topic=") :] for path in Path(directory).glob("topic=*"))
+        for name in topics or there:
+            if name in there:
+                with _bar(f"compacting {name}") as progress:
+                    reports.append(compact(directory, name, dry_run=dry_run, progress=progress, spark=spark))
+    if as_json:
+        click.echo(json.dumps({"archives": [report.to_json() for report in reports]}, indent=2))
+    else:
+        click.echo("\n".join(report.to_text() for report in reports))
+
+
+@click.command()
+@_topic_options
+@click.option("--hot", default=20, show_default=True, type=click.IntRange(min=0), help="Busiest keys that are told.")
+@click.option("--members", type=click.IntRange(min=1), help="Tell how even the work of so many members would be.")
+@click.option("--html", help="Write a page with plots to this file.")
+@_run_options
+def skew(
+    brokers: Optional[str],
+    topics: tuple[str, ...],
+    options: tuple[str, ...],
+    hot: int,
+    members: Optional[int],
+    html: Optional[str],
+    master: Optional[str],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """How evenly a topic's work lies on partitions and keys; late records; loads for allocator functions.
+
+    The loads in the JSON are what `GroupView.load` takes: see docs/pipelines.md.
+    """
+    if len(topics) != 1:
+        raise ConfigError("give one --topic")
+    topic = _topic(brokers, topics[0], options)
+    _check_writable(html)
+    if dry_run:
+        _tell_extents([topic], as_json)
+        return
+    spark = _session("allocator skew", master)
+    with _stages(spark, f"measuring {topic.name}"):
+        report = measure(topic, hot=hot, members=members, spark=spark)
+    if html:
+        _write(html, report.to_html())
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+
+
+@click.command()
+@click.argument("left")
+@click.argument("right")
+@click.option("--by", type=click.Choice(BY), help="Within what order counts.  [offset with an archive, partition, key]")
+@click.option("--ignore", multiple=True, type=click.Choice(FIELDS), help="A field that may differ; may be repeated.")
+@click.option("--samples", default=10, show_default=True, type=click.IntRange(min=0), help="Told of each kind.")
+@click.option("--left-option", "left_options", multiple=True, metavar="NAME=VALUE", help="As -o of `archive`.")
+@click.option("--right-option", "right_options", multiple=True, metavar="NAME=VALUE")
+@click.option("--html", help="Write the report as a page to this file.")
+@_run_options
+def audit(
+    left: str,
+    right: str,
+    by: Optional[str],
+    ignore: tuple[str, ...],
+    samples: int,
+    left_options: tuple[str, ...],
+    right_options: tuple[str, ...],
+    html: Optional[str],
+    master: Optional[str],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Compare LEFT, the truth, with RIGHT: missing, duplicated, extra, moved, altered and reordered records.
+
+    Each is kafka://host:port,host:port/topic or archive:DIRECTORY (archive:DIRECTORY/topic=orders if it has several).
+
+    \b
+    Exit codes:
+      0  equal
+      1  a cluster refuses, or an archive is damaged
+      2  wrong usage or settings
+      3  different
+    """
+    sides = [_side(left, left_options), _side(right, right_options)]
+    _check_writable(html)
+    if dry_run:
+        _tell_extents(sides, as_json)
+        return
+    spark = _session("allocator audit", master)
+    with _stages(spark, "comparing"):
+        report = audit_sides(sides[0], sides[1], by=by, ignore=ignore, samples=samples, spark=spark)
+    if html:
+        _write(html, report.to_html())
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    if not report.equal:
+        sys.exit(DIFFERENT)
+
+
+# -- what is named -----------------------------------------------------------------------------------------------
+
+
+def _pairs(options: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"option {text!r}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _topic(brokers: str | None, name: str, options: tuple[str, ...]) -> Topic:
+    if not brokers:
+        raise ConfigError("where is the cluster? Give --brokers, or set ALLOCATOR_KAFKA_BROKERS")
+    return Topic(brokers, name, _pairs(options))
+
+
+def _side(text: str, options: tuple[str, ...]) -> Union[Topic, Archive]:
+    kind, _, rest = text.partition(":")
+    if kind == "kafka" and rest.startswith("//") and "/" in rest[2:]:
+        brokers, _, name = rest[2:].rpartition("/")
+        return Topic(brokers, name, _pairs(options))
+    if kind == "archive" and rest:
+        if options:
+            raise ConfigError(f"{text} takes no options: they are for topics")
+        path = Path(rest)
+        if path.name.startswith("topic="):
+            return Archive(path.parent, path.name[len("topic=") :])
+        return Archive(path)
+    raise ConfigError(f"{text!r} names no side; write kafka://host:port,host:port/topic or archive:DIRECTORY")
+
+
+def _chain(key: str | None, value: str | None, transform: str | None) -> Any:
+    steps = [decoder(key, value)] if key is not None or value is not None else []
+    steps += [load_transform(transform)] if transform is not None else []
+
+    def apply(rows: DataFrame) -> DataFrame:
+        for step in steps:
+            rows = step(rows)
+        return rows
+
+    return apply if steps else None
+
+
+# -- what is told ------------------------------------------------------------------------------------------------
+
+
+def _tell_extents(sides: list[Any], as_json: bool) -> None:
+    found: list[Mapping[str, Any]] = []
+    for side in sides:
+        reach = side.reach() if isinstance(side, Archive) else side.extent().chosen
+        found.append(
+            {
+                "side": str(side),
+                "offsets": sum(high - low for low, high in reach.values()),
+                "partitions": {str(p): {"from": low, "to": high} for p, (low, high) in sorted(reach.items())},
+            }
+        )
+    if as_json:
+        click.echo(json.dumps({"dry_run": True, "would_read": found}, indent=2))
+        return
+    for one in found:
+        click.echo(f"{one['side']}: {one['offsets']} offsets of {len(one['partitions'])} partitions would be read")
+
+
+def _check_writable(path: str | None) -> None:
+    """Before an hour's work, not after it."""
+    if path is not None and not (
+        Path(path).absolute().parent.is_dir() and os.access(Path(path).absolute().parent, os.W_OK)
+    ):
+        raise ConfigError(f"--html {path}: cannot be written; name a file in a directory that can be")
+
+
+def _write(path: str, text: str) -> None:
+    beside = Path(path).with_name(f".{uuid.uuid4().hex}")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+def _session(name: str, master: str | None) -> SparkSession:
+    from allocator.spark import session
+
+    return session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"})
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what tells how far it is, on a terminal."""
+    done, total = 0, 1
+
+    def progress(now: int, of: int) -> None:
+        nonlocal done, total
+        done, total = now, max(1, of)
+
+    with _live(lambda: (what, done, total)):
+        yield progress
+
+
+@contextlib.contextmanager
+def _stages(spark: SparkSession, what: str) -> Iterator[None]:
+    """A bar of Spark's tasks in the jobs that run now, on a terminal."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def look() -> tuple[str, int, int]:
+        infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        known = [info for info in infos if info is not None]
+        names = f"{what}, stage {', '.join(str(info.stageId) for info in known)}" if known else what
+        return names, sum(info.numCompletedTasks for info in known), max(1, sum(info.numTasks for info in known))
+
+    with _live(look):
+        yield
+
+
+@contextlib.contextmanager
+def _live(look: Callable[[], tuple[str, int, int]]) -> Iterator[None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+
+    def render() -> Table:
+        name, done, total = look()
+        line = Table.grid(padding=1)
+        line.add_row(name, ProgressBar(total=total, completed=done, width=40), f"{done:,} of {total:,}")
+        return line
+
+    with Live(console=console, refresh_per_second=4, get_renderable=render, transient=True):
+        yield

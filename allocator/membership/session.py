@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from allocator.errors import ZooKeeperUnavailable
@@ -20,6 +21,7 @@ from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.polls import Polls
 from allocator.membership.znodes import NONE, Parts
 from allocator.tasks import Scope, within
+from allocator.wire.watchdog import Watchdog
 from allocator.wire.zookeeper import ConnectionLost, SessionState, ZooKeeper, ZooKeeperError
 
 __all__ = ["SessionMembership"]
@@ -198,6 +200,10 @@ class SessionMembership:
                 scope.start(self._keeper.keep(*self._proof()), "lease")
                 scope.start(self._wait_for_loss(), "loss")
                 scope.start(self._wait_for_silence(), "silence")
+                if self._polls.limit_s is not None:
+                    # kazoo's own thread would keep the session of a loop that stands still for ever
+                    why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
+                    scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
                 await scope.run(self._keeper.granted(), "first lease")
                 if not joined.done():
                     joined.set_result(None)

@@ -186,6 +186,16 @@ class ZooKeeper:
         await asyncio.shield(asyncio.gather(*self._dead))
         self.state = SessionState.LOST
 
+    def abort(self, why: str) -> None:
+        """Ends the session at once, from any thread, though the loop may stand still; another is opened when it runs.
+
+        Listeners hear LOST then.
+        """
+        client = self._client
+        if client is not None:
+            log.error("ZooKeeper %s: this session is ended: %s", self.hosts, why)
+            _stop(client)
+
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
         """Calls `listener(state)` on the loop at each change; returns what un-registers it."""
         self._listeners.append(listener)
@@ -245,8 +255,8 @@ class ZooKeeper:
             self._auth_failed = True
             log.error("ZooKeeper %s refused our credentials", self.hosts)
         elif why == KeeperState.CLOSED:
-            # we did not close it: an unforeseen error ended kazoo's thread, and it would stay silent for ever
-            log.error("ZooKeeper %s: kazoo's connection ended by itself; opening another", self.hosts)
+            # `abort`, or an unforeseen error in kazoo's thread; it would stay silent for ever
+            log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
             self._dead.append(self._loop.run_in_executor(None, _stop, client))
             self._reopening = self._loop.call_later(REOPEN_S, self._open)
         if state is SessionState.CONNECTED and self._connected is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -103,6 +104,34 @@ async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_ne
         await consumer.commit({partition: 1})
         assert consumer.member_id == member, "its session was kept alive meanwhile"
         assert listener.heard == ["assigned"]
+
+
+async def test_one_that_blocks_the_loop_beyond_max_poll_interval_gives_way_while_it_blocks(service: Service) -> None:
+    partition = TopicPartition(service.topic, 0)
+    has_it, may_go_on = threading.Event(), threading.Event()
+    first, second = Listener(), Listener()
+    refused: list[CommitFailed] = []
+
+    async def stuck() -> None:
+        async with service.consumer(first, max_poll_interval_s=1.0) as consumer:
+            assert await consumer.getone(30) is not None
+            has_it.set()
+            assert may_go_on.wait(60), "nobody else got the partition"
+            assert not consumer.may_act()
+            with pytest.raises(CommitFailed) as caught:
+                await consumer.commit({partition: 1})
+            refused.append(caught.value)
+            await wait_until_async(lambda: first.heard[-1] == "lost", 30, "the loss to be told")
+            # who asks again is a member again: the other one goes, and leaves the partition to it
+            assert await consumer.getone(30) is not None
+
+    blocked = asyncio.get_running_loop().run_in_executor(None, asyncio.run, stuck())
+    await wait_until_async(has_it.is_set, 30, "the one that will block to have the partition")
+    async with service.consumer(second) as other:
+        await wait_until_async(lambda: other.assignment() == {partition}, 30, "the blocked one to give way")
+        may_go_on.set()
+        await wait_until_async(lambda: bool(refused), 30, "its commit to be refused")
+    await blocked
 
 
 async def committed(service: Service) -> int | None:

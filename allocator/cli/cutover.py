@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import click
 
-from allocator.cli.mirror import fail
-from allocator.errors import AllocatorError, ConfigError
+from allocator.cli.output import print_json
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
 from allocator.migrate.plan import load_plan
 
 __all__ = ["cutover"]
-
-FAILED, USAGE = 1, 2
 
 
 @click.command()
@@ -45,20 +41,17 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) 
       1  a step failed: mend what it says and run it again, or roll back
       2  the plan or its state file cannot be used
     """
-    try:
-        work = Cutover(load_plan(Path(plan)), lambda step, text: click.echo(f"{step:<10} {text}"))
-        done = work.load()
-        if status:
-            _show(done, as_json)
-        else:
-            asyncio.run(work.rollback() if rollback else work.run(until))
-    except AllocatorError as error:
-        fail(error, as_json, USAGE if isinstance(error, ConfigError) else FAILED)
+    work = Cutover(load_plan(Path(plan)), lambda step, text: click.echo(f"{step:<10} {text}"))
+    done = work.load()
+    if status:
+        _show(done, as_json)
+    else:
+        asyncio.run(work.rollback() if rollback else work.run(until))
 
 
 def _show(done: dict[str, object], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"done": done, "rollback": NO_RETURN not in done and "opened" not in done}, indent=2))
+        print_json({"done": done, "rollback": NO_RETURN not in done and "opened" not in done})
         return
     for step in STEPS:
         click.echo(f"{step:<10} {'done' if step in done else '-'}")

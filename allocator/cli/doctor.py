@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import click
-from rich.console import Console
 from rich.text import Text
 
+from allocator.cli.output import console, print_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.doctor_finding import COULD_NOT_LOOK, Finding, Severity
 
@@ -25,7 +24,7 @@ __all__ = ["doctor"]
 
 T = TypeVar("T")
 
-HEALTHY, NOT_SEEN, USAGE, ILL = 0, 1, 2, 3
+HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, as everywhere
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
@@ -80,21 +79,13 @@ def doctor(
       2   wrong usage or settings
       3   something is wrong
     """
-    try:
-        where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
-        group = group or default_group
-        findings = asyncio.run(_examine(where, group, interval, patience))
-    except AllocatorError as error:
-        if as_json:
-            kind = type(error).__name__
-            click.echo(json.dumps({"error": {"type": kind, "message": str(error), "retriable": error.retriable}}))
-        else:
-            click.echo(f"error: {error}", err=True)
-        sys.exit(USAGE if isinstance(error, ConfigError) else NOT_SEEN)
+    where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
+    group = group or default_group
+    findings = asyncio.run(_examine(where, group, interval, patience))
     if as_json:
         healthy = _exit_code(findings) == HEALTHY
         found = [finding.to_json() for finding in findings]
-        click.echo(json.dumps({"group": group, "healthy": healthy, "findings": found}, indent=2))
+        print_json({"group": group, "healthy": healthy, "findings": found})
     else:
         _print(findings, group)
     sys.exit(_exit_code(findings))
@@ -194,21 +185,17 @@ def _exit_code(findings: list[Finding]) -> int:
 
 
 def _print(findings: list[Finding], group: str | None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width; cut lines would be of no use to what reads them
-        console = Console(highlight=False, width=10_000)
+    out = console()
     what = "the cluster" if group is None else f"group {group}"
     if not findings:
-        console.print(Text(f"{what}: healthy"))
+        out.print(Text(f"{what}: healthy"))
     for finding in findings:
-        console.print(
-            Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {finding.what}")
-        )
+        out.print(Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {finding.what}"))
         for label, text in (("where", finding.place), ("why", finding.why), ("do", finding.do)):
-            console.print(Text(f"  {label + ':':6} {text}"))
+            out.print(Text(f"  {label + ':':6} {text}"))
         if finding.command:
-            console.print(Text(f"  {'run:':6} {finding.command}"))
-        console.print()
+            out.print(Text(f"  {'run:':6} {finding.command}"))
+        out.print()
     counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]
     if findings:
-        console.print(Text(f"{what}: {', '.join(counts)}"))
+        out.print(Text(f"{what}: {', '.join(counts)}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Optional, TypeVar
@@ -12,16 +11,16 @@ from typing import Any, Optional, TypeVar
 import click
 from rich.console import Console
 
+from allocator.cli.output import console, print_json
 from allocator.cli.report import GroupReport, members_table, offsets_table, parse_target, reset_table
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import ConfigError
 
-__all__ = ["group", "print_json", "with_clusters"]
+__all__ = ["group", "with_clusters"]
 
 T = TypeVar("T")
 Command = Callable[..., Any]
 
 ERROR = 1
-USAGE = 2
 
 
 @click.group()
@@ -54,11 +53,8 @@ def with_clusters(command: Command) -> Command:
         as_json: bool,
         **arguments: Any,
     ) -> None:
-        try:
-            access, default_group = _find(config, zookeeper, root, brokers, timeout)
-            command(access=access, default_group=default_group, as_json=as_json, **arguments)
-        except AllocatorError as error:
-            _fail(error, as_json)
+        access, default_group = _find(config, zookeeper, root, brokers, timeout)
+        command(access=access, default_group=default_group, as_json=as_json, **arguments)
 
     return with_access
 
@@ -138,13 +134,13 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
     if as_json:
         print_json(report.to_json())
     else:
-        console = _console()
-        console.print(report.headline(), markup=False)
+        out = console()
+        out.print(report.headline(), markup=False)
         for table in (members_table(report), offsets_table(report)):
             if table.row_count:
-                console.print()
-                console.print(table)
-        _print_problems(report, console)
+                out.print()
+                out.print(table)
+        _print_problems(report, out)
     if report.logs.problems:
         sys.exit(ERROR)
 
@@ -211,9 +207,9 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
         everything = report.to_json()
         print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
     else:
-        console = _console()
-        console.print(offsets_table(report))
-        _print_problems(report, console)
+        out = console()
+        out.print(offsets_table(report))
+        _print_problems(report, out)
     if report.logs.problems:
         sys.exit(ERROR)
 
@@ -241,14 +237,14 @@ def reset_command(
     if as_json:
         print_json(plan.to_json(executed=execute))
         return
-    console = _console()
-    console.print(reset_table(plan))
+    out = console()
+    out.print(reset_table(plan))
     if execute:
-        console.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)
+        out.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)
         return
-    console.print("\nnothing was changed; add --execute to do it", markup=False)
+    out.print("\nnothing was changed; add --execute to do it", markup=False)
     if plan.alive:
-        console.print(f"it would be refused now: the group has {len(plan.alive)} members", markup=False)
+        out.print(f"it would be refused now: the group has {len(plan.alive)} members", markup=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -258,29 +254,10 @@ def _run(reading: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(reading)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    # a pipe has no width; cut lines would be of no use to what reads them
-    return console if console.is_terminal else Console(highlight=False, width=10_000)
-
-
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def _print_problems(report: GroupReport, console: Console) -> None:
+def _print_problems(report: GroupReport, out: Console) -> None:
     for index, problem in enumerate(report.problems):
-        console.print(("\n" if index == 0 else "") + f"problem: {problem}", markup=False)
+        out.print(("\n" if index == 0 else "") + f"problem: {problem}", markup=False)
 
 
 def _count_problems(report: GroupReport) -> str:
     return f", {len(report.problems)} problems" if report.problems else ""
-
-
-def _fail(error: AllocatorError, as_json: bool) -> None:
-    if as_json:
-        kind, retriable = type(error).__name__, error.retriable
-        print_json({"error": {"type": kind, "message": str(error), "retriable": retriable}})
-    else:
-        click.echo(f"error: {error}", err=True)
-    sys.exit(USAGE if isinstance(error, ConfigError) else ERROR)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import time
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import click
 
-from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.tasks import Scope
 
-__all__ = ["fail", "mirror"]
-
-FAILED, USAGE = 1, 2
+__all__ = ["mirror"]
 
 
 @click.command()
@@ -62,24 +58,8 @@ def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool
       1  a cluster refuses, or topics differ
       2  wrong usage or settings
     """
-    try:
-        mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
-    except AllocatorError as error:
-        fail(error, as_json, USAGE)
-    try:
-        asyncio.run(_run(mirroring, once, status_s, as_json))
-    except AllocatorError as error:
-        fail(error, as_json, FAILED)
-
-
-def fail(error: AllocatorError, as_json: bool, code: int) -> NoReturn:
-    """Says what went wrong, as JSON if that was asked for, and ends the process."""
-    if as_json:
-        told = {"type": type(error).__name__, "message": str(error), "retriable": error.retriable}
-        click.echo(json.dumps({"error": told}, indent=2))
-    else:
-        click.echo(f"error: {error}", err=True)
-    sys.exit(code)
+    mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
+    asyncio.run(_run(mirroring, once, status_s, as_json))
 
 
 async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) -> None:

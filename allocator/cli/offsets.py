@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 from typing import Any, Optional
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from allocator.cli.mirror import fail
-from allocator.errors import AllocatorError
+from allocator.cli.output import console, print_json
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.places import Place
 from allocator.migrate.ways import WAYS
 
 __all__ = ["offsets"]
 
-FAILED = 1
 STORAGE = click.Choice(["kafka", "zookeeper"])
 
 
@@ -71,25 +67,20 @@ def copy_command(
     )
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
-    try:
-        plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
-    except AllocatorError as error:
-        fail(error, as_json, FAILED)
+    plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
     if as_json:
-        click.echo(
-            json.dumps({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None}, indent=2)
-        )
+        print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
         return
-    console = Console(highlight=False)
-    console.print(_table(plan))
+    out = console()
+    out.print(_table(plan))
     if execute:
-        console.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
+        out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
         return
-    console.print("\nnothing was changed; add --execute to do it", markup=False)
+    out.print("\nnothing was changed; add --execute to do it", markup=False)
     if plan.problems:
-        console.print(f"it would be refused: {'; '.join(plan.problems)}", markup=False)
+        out.print(f"it would be refused: {'; '.join(plan.problems)}", markup=False)
     if plan.alive:
-        console.print(f"it would be refused now: there are members: {', '.join(plan.alive)}", markup=False)
+        out.print(f"it would be refused now: there are members: {', '.join(plan.alive)}", markup=False)
 
 
 @offsets.command("restore")
@@ -97,13 +88,10 @@ def copy_command(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def restore_command(file: str, as_json: bool) -> None:
     """Commit what stood before the copy that wrote FILE."""
-    try:
-        done = asyncio.run(restore(Path(file)))
-    except AllocatorError as error:
-        fail(error, as_json, FAILED)
+    done = asyncio.run(restore(Path(file)))
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
-        click.echo(json.dumps({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()}))
+        print_json({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()})
         return
     click.echo(f"{done.target.group}: {len(done.offsets)} offsets restored, {len(done.forgotten)} taken back")
     if done.left:

@@ -180,7 +180,7 @@ def skew(
 @click.option("--ignore", multiple=True, type=click.Choice(FIELDS), help="A field that may differ; may be repeated.")
 @click.option("--samples", default=10, show_default=True, type=click.IntRange(min=0), help="Told of each kind.")
 @click.option("--left-option", "left_options", multiple=True, metavar="NAME=VALUE", help="As -o of `archive`.")
-@click.option("--right-option", "right_options", multiple=True, metavar="NAME=VALUE")
+@click.option("--right-option", "right_options", multiple=True, metavar="NAME=VALUE", help="Likewise.")
 @click.option("--html", help="Write the report as a page to this file.")
 @_run_options
 def audit(

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli.group import print_json, with_clusters
+from allocator.cli.group import with_clusters
+from allocator.cli.output import print_json
 from allocator.errors import AllocatorError
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def record_batch(columns: Columns | None, first: int, last: int) -> list[pa.Arra
 def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array:
     """One column by its name."""
     if columns is None:
-        return pyarrow().array([], schema().field(name).type)
+        return _none_of(schema().field(name).type)
     array = _MAKERS[name](columns)
     return array if first == 0 and last == len(columns) else array.slice(first, last - first)
 
@@ -133,7 +133,7 @@ def _headers(columns: Any) -> pa.Array:
     found = columns.header_columns()
     if found is None:
         ends = pa.py_buffer(bytes(4 * (rows + 1)))
-        return pa.Array.from_buffers(kind, rows, [None, ends], 0, children=[_no_headers()])
+        return pa.Array.from_buffers(kind, rows, [None, ends], 0, children=[_none_of(kind.value_type)])
     ends, count, name_views, value_views, value_bits, nulls = found
     data = [pa.py_buffer(buffer) for buffer in columns.buffers]
     names = pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(name_views), *data], 0)
@@ -152,9 +152,9 @@ def _headers(columns: Any) -> pa.Array:
 _MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers)))
 
 
-@cache
-def _no_headers() -> pa.Array:
-    return pyarrow().array([], schema().field("headers").type.value_type)
+def _none_of(kind: pa.DataType) -> pa.Array:
+    # not pa.array([]), which imports pandas if it is there, for half a second
+    return pyarrow().nulls(0, kind)
 
 
 def _text(name: str) -> str:

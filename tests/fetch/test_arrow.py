@@ -148,6 +148,24 @@ def test_a_frame_of_pandas(decoder: Any) -> None:
     assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
 
 
+@pytest.mark.skipif(len(DECODERS) < 2, reason="the plain decoder goes through Python lists")
+def test_arrow_columns_do_not_import_pandas() -> None:
+    """pyarrow does, at the first Python list that it is given; pandas takes longer than a million records."""
+    code = f"""
+        import sys
+        from allocator.fetch import Batch, decode
+        data = {batch([R(0, b"k", b"v", TIME), R(1, None, None)], 0)!r}
+        for records in (data, b""):
+            batch = Batch("t", 0, decode.scan(records, topic="t", partition=0, start=0))
+            batch.to_arrow().validate(full=True)
+        print("pandas" in sys.modules)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", "if 1:\n" + code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False", done.stdout
+
+
 def test_without_pyarrow_the_extra_is_named() -> None:
     code = """
         import sys

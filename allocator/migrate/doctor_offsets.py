@@ -12,6 +12,7 @@ from allocator.types import TopicPartition
 __all__ = ["offset_findings"]
 
 MARKERS = 10  # transactions leave some offsets at the end that no consumer sees
+NOISE = 0.1  # of what was written: lag goes up and down by so much as commits come a little sooner or later
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
@@ -150,7 +151,7 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
         done = report.logs.committed[partition].offset - earlier.logs.committed[partition].offset
         if lag > MARKERS and lag >= was and done == 0:
             still[partition] = lag
-        elif lag - was > MARKERS:
+        elif lag - was > max(MARKERS, NOISE * (report.logs.end[partition] - earlier.logs.end.get(partition, 0))):
             growing[partition] = lag - was
     seconds = (after.ended_ms - before.ended_ms) / 1000
     if still:

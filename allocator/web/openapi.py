@@ -51,7 +51,7 @@ SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_object(message=TEXT, retriable=YES)),
     "Health": _object(ok=YES, problems=_list(TEXT)),
     "Summary": _object(**FIGURES, members=COUNT),
-    "Overview": _object(groups=_list(_ref("Summary")), problems=_list(TEXT)),
+    "Overview": _object(ready=YES, groups=_list(_ref("Summary")), problems=_list(TEXT)),
     "Member": _object(
         *("rack", "weight", "topics", "pattern", "strategies", "refused", "releasing"),
         id=TEXT,

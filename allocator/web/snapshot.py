@@ -20,6 +20,7 @@ SUBSCRIBED = 20  # topics named of a member
 def overview(watcher: Watcher) -> dict[str, Any]:
     """All groups, in a line each."""
     return {
+        "ready": watcher.ready,
         "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
         "problems": [f"{what} does not answer: {why}" for what, why in sorted(watcher.problems.items())],
     }

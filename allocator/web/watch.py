@@ -17,9 +17,10 @@ from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
-from allocator.migrate.doctor import Finding, Look, Severity, judge, look
+from allocator.migrate.doctor import Finding, Severity, look
 from allocator.tasks import Scope, happens
 from allocator.web.history import History, Series
+from allocator.web.rounds import Rounds
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
@@ -141,16 +142,18 @@ class GroupWatch:
 
     async def _read(self) -> GroupState:
         problems: list[str] = []
-        names = await self._names.get()
-        ours = in_join_order(names)
-        problems += [f"znode {self._store.paths.member(name)} is not a member of ours" for name in set(names) - {*ours}]
-        # a member whose znode was deleted by hand still holds what its claim says
-        claiming = in_join_order({*ours, *await self._claim_names.get()})
         document = None
         try:
             document, _ = await self._document.get()
         except Rubbish as error:
             problems.append(str(error))
+        # after the document, which answers to them: else who has left seems to be there still, and his partitions
+        # to move for no reason
+        names = await self._names.get()
+        ours = in_join_order(names)
+        problems += [f"znode {self._store.paths.member(name)} is not a member of ours" for name in set(names) - {*ours}]
+        # a member whose znode was deleted by hand still holds what its claim says
+        claiming = in_join_order({*ours, *await self._claim_names.get()})
         await asyncio.gather(*(self._read_info(name, problems) for name in ours if name not in self._infos))
         await asyncio.gather(*(self._read_claim(name, document, problems) for name in claiming))
         self._infos = {name: self._infos[name] for name in ours if name in self._infos}
@@ -217,7 +220,7 @@ class Watcher:
         self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
         """Those it asks."""
         self._client: Optional[KafkaClient] = None
-        self._looks: dict[str, Look] = {}
+        self._rounds: dict[str, Rounds] = {}
 
     def subscribe(self) -> asyncio.Event:
         """Set at each change; `unsubscribe` it."""
@@ -352,15 +355,15 @@ class Watcher:
                     continue  # Kafka's silence is said elsewhere
                 version = group.version["state"]
                 now = await look(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
-                group.judge(judge(self._looks.get(group.name, now), now, root=self._access.root), version)
-                self._looks[group.name] = now
+                rounds = self._rounds.setdefault(group.name, Rounds(self._access.root))
+                group.judge(rounds.judge(now), version)
                 self._changed()
-            self._looks = {name: seen for name, seen in self._looks.items() if name in self.groups}
+            self._rounds = {name: rounds for name, rounds in self._rounds.items() if name in self.groups}
             await asyncio.sleep(max(DOCTOR_PAUSE_S, REST * (time.monotonic() - began)))
 
     def _is_due(self, group: Group) -> bool:
-        before = self._looks.get(group.name)
-        if before is None or 1000 * time.time() - before.ended_ms >= 1000 * DOCTOR_S:
+        last = self._rounds[group.name].last if group.name in self._rounds else None
+        if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True
         return group.examined != group.version["state"] and group.history.open is None
 

@@ -17,7 +17,7 @@ export const element = (name, attributes = {}, ...children) => {
 export const number = (value) => {
   if (value === null || value === undefined) return "–";
   if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(value) >= size) return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0)}${unit}`;
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(value) >= size) return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0).replace(/\.0$/, "")}${unit}`;
   return String(value);
 };
 export const clock = (at, seconds = true) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined, hour12: false });
@@ -26,7 +26,7 @@ export const span = (s) => (s === null || s === undefined ? "–" : s < 1 ? `${M
 const nice = (top) => {
   if (top <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(top));
-  return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= top);
+  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((each) => each * power).find((each) => each >= top);
 };
 
 // One chart; `lines` is [{key, label, kind}], kind being "a" or "b"

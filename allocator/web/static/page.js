@@ -38,7 +38,7 @@ addEventListener("hashchange", connect);
 
 // -- all groups --------------------------------------------------------------------------------------------------
 
-const showOverview = ({ groups, problems }) => {
+const showOverview = ({ ready, groups, problems }) => {
   get("groups").replaceChildren(...groups.map((each) => {
     const node = element("a", { href: `#${encodeURIComponent(each.group)}`, "aria-current": each.group === state.name ? "page" : undefined, title: `${each.phase}, ${each.members} members, ${each.partitions} partitions` }, each.group);
     if (each.phase !== "stable") node.append(element("span", { class: `badge ${each.phase === "rebalancing" ? "busy" : "quiet"}` }, each.phase));
@@ -51,7 +51,7 @@ const showOverview = ({ groups, problems }) => {
     if (groups.length) { history.replaceState(null, "", `#${encodeURIComponent(groups[0].group)}`); connect(); return; }
     get("group").hidden = true;
     get("empty").hidden = false;
-    get("empty").textContent = problems.length ? "Nothing is known yet." : "There is no group yet. One appears here when its first member joins.";
+    get("empty").textContent = ready ? "There is no group yet. One appears here when its first member joins." : problems.length ? "Nothing is known yet." : "Waiting for the first answer.";
   }
 };
 
@@ -68,8 +68,8 @@ const showGroup = () => {
   get("group").hidden = false;
   document.title = `${group.problems ? "(!) " : ""}${group.group} – allocator`;
   get("name").textContent = group.group;
-  get("phase").textContent = group.paused ? `${group.phase}, paused` : group.phase;
-  get("phase").className = `badge ${group.paused ? "busy" : { stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
+  get("phase").textContent = group.phase;
+  get("phase").className = `badge ${{ stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
   get("strategy").textContent = group.strategy ? `allocator function ${group.strategy}` : "";
   looks.keep(group.members.map((member) => member.id));
   const ids = group.members.map((member) => member.id);
@@ -96,9 +96,11 @@ const showGroup = () => {
 const showFigures = () => {
   const group = state.group, cells = state.topics.flatMap((topic) => topic.cells);
   const moving = cells.filter((cell) => cell.to !== null).length, none = cells.filter((cell) => cell.unowned && cell.to === null).length;
+  const now = state.points.at(-1), rate = (value) => (value === null || value === undefined ? "–" : `${number(value)}/s`);
   const figures = [
     ["generation", group.generation], ["members", group.members.length], ["partitions", group.partitions],
     ["on the move", moving], ["unowned", none, none > 0], ["lag", state.lag ? number(state.lag.lag) : number(group.lag)],
+    ["written", rate(now?.produced)], ["committed", rate(now?.consumed)],
   ];
   get("figures").replaceChildren(...figures.map(([what, value, bad]) => element("div", { class: bad ? "bad" : undefined }, element("dt", {}, what), element("dd", {}, typeof value === "number" ? value.toLocaleString("en").replaceAll(",", "\u202f") : value))));
 };
@@ -208,6 +210,15 @@ get("grids").addEventListener("keydown", (event) => {
 
 // -- what happened, and figures over time ------------------------------------------------------------------------
 
+// Most moves have one end in common, who came or who left: it is named once
+const ways = (between) => {
+  const all = (end) => between.length > 1 && between.every((one) => one[end] === between[0][end]);
+  const called = (name) => name ?? "nobody", some = between.slice(0, 6), more = between.length > 6 ? ", …" : "";
+  const each = (end) => some.map((one) => `${called(one[end])} ${one.partitions}`).join(", ") + more;
+  if (all("from")) return `${called(between[0].from)} → ${each("to")}`;
+  if (all("to")) return `${each("from")} → ${called(between[0].to)}`;
+  return some.map((one) => `${called(one.from)} → ${called(one.to)} ${one.partitions}`).join(", ") + more;
+};
 const opened = Date.now() / 1000;
 const showHistory = () => {
   const rows = state.history.map((each) => element("tr", {},
@@ -216,7 +227,7 @@ const showHistory = () => {
     element("td", { class: "n" }, each.ended === null ? "goes on" : span(each.took_s), ...(each.superseded ? [element("small", {}, " superseded")] : [])),
     element("td", { class: "n" }, `${each.moved} of ${each.total}`),
     element("td", {}, each.why.join("; ") + (each.waited_for.length ? ` (waited for ${each.waited_for.map((one) => `${one.member} ${span(one.s)}`).join(", ")})` : "")),
-    element("td", {}, each.between.slice(0, 4).map((one) => `${one.from ?? "nobody"} → ${one.to ?? "nobody"}: ${one.partitions}`).join(", ") + (each.between.length > 4 ? " …" : ""))));
+    element("td", {}, ways(each.between))));
   get("history").tBodies[0].replaceChildren(...rows);
   get("history").hidden = !rows.length;
   get("since").textContent = rows.length ? "since this server watches" : "none since this server watches";

@@ -1,0 +1,57 @@
+"""What the doctor says while somebody looks on: at once what is wrong, and only in time what time shows."""
+
+from __future__ import annotations
+
+from allocator.membership.describe import GroupState
+from allocator.membership.report import GroupReport, Logs
+from allocator.membership.znodes import Claim, Document, MemberInfo
+from allocator.migrate.doctor import Look
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.rounds import Rounds
+
+P = TopicPartition("t", 0)
+MEMBER = "m-0000000000000001-0000000001"
+
+
+def seen(at_s: float, committed: int, end: int, *, owned: bool = True) -> Look:
+    held = frozenset({P} if owned else ())
+    info = MemberInfo("alone", "host", frozenset({"t"}))
+    document = Document(generation=1, revision=1, strategy="naive", owners={MEMBER: held})
+    state = GroupState("g", {MEMBER: info}, {MEMBER: Claim(1, held, 1)}, document)
+    logs = Logs({P: OffsetAndMetadata(committed, "", -1)}, {P: 0}, {P: end})
+    return Look("g", 1000 * at_s, 1000 * at_s, report=GroupReport(state, logs, [P]))
+
+
+def ids(rounds: Rounds, look: Look) -> set[str]:
+    return {finding.id for finding in rounds.judge(look)}
+
+
+def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:
+    rounds = Rounds("/allocator")
+    assert ids(rounds, seen(0, 100, 150)) == set()
+    assert ids(rounds, seen(4, 100, 170)) == set()
+    assert ids(rounds, seen(34, 100, 300)) == set()
+    assert ids(rounds, seen(94, 100, 600)) == {"no-progress"}
+    assert ids(rounds, seen(100, 590, 600)) == set(), "it is over as soon as something is committed"
+
+
+def test_lag_that_goes_up_and_down_is_no_trend() -> None:
+    rounds = Rounds("/allocator")
+    ids(rounds, seen(0, 1000, 1010))
+    assert ids(rounds, seen(120, 3000, 3060)) == set(), "50 more of 2000 that were written"
+    assert ids(rounds, seen(240, 4000, 6000)) == {"lag-grows"}
+
+
+def test_the_trend_is_never_judged_over_less_however_often_one_looks() -> None:
+    rounds = Rounds("/allocator")
+    for at_s in range(0, 600, 3):
+        # ten records a second, and a commit every 5 s: nothing is wrong with that
+        assert ids(rounds, seen(at_s, 10 * (at_s - at_s % 5), 10 * at_s)) == set(), at_s
+
+
+def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
+    rounds = Rounds("/allocator")
+    ids(rounds, seen(0, 5, 5))
+    ids(rounds, seen(2, 5, 5, owned=False))
+    found = rounds.judge(seen(4, 5, 5, owned=False))
+    assert [finding.id for finding in found] == ["unowned-partitions"]

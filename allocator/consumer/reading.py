@@ -96,7 +96,7 @@ class Reading:
                 if records:
                     found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
                     count += len(records)
-                if end < batch.next_offset:
+                if end < batch.next_offset or count == max_records:
                     break
                 batch = await self._take(0)
         return found

@@ -163,6 +163,21 @@ async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
     assert sorted(values) == list(range(300))
 
 
+async def test_getmany_stops_where_the_last_record_that_it_may_give_ends_a_batch(setting: Setting) -> None:
+    await setting.produce(400)
+    async with setting.consumer() as consumer:
+        first = await consumer.getbatch(10)
+        assert first is not None
+        size = len(list(first))
+        await wait_until_async(lambda: sum(consumer.lag().values()) == 400 - size, 30, "all of it fetched")
+        values = []
+        while len(values) < 400 - size:
+            found = await consumer.getmany(10, max_records=size)
+            assert sum(map(len, found.values())) <= size
+            values += [int(record.value) for records in found.values() for record in records]
+    assert len(set(values)) == 400 - size
+
+
 async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as consumer:

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # one stamp per Python version, so that another PYTHON makes another environment
 STAMP := $(VENV)/.installed-$(VERSION)
 
-.PHONY: help demo test test-long lint format docs clean
+.PHONY: help demo test test-long test-versions lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -26,6 +26,9 @@ test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are star
 # the table is of a whole run: with ARGS, which may leave tests out, it stays as it is
 test-long: $(STAMP) ## The long tests too: every Kafka version (writes docs/compatibility.md), a fresh installation
 	$(BIN)/python -m pytest --long $(or $(ARGS),--compatibility=docs/compatibility.md)
+
+test-versions: $(STAMP) ## Only the tests of each Kafka version (writes docs/compatibility.md too)
+	$(BIN)/python -m pytest --long --versioned $(or $(ARGS),--compatibility=docs/compatibility.md)
 
 lint: $(STAMP) ## ruff and mypy (strict)
 	$(BIN)/python -m ruff check .

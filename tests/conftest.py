@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from allocator.testing.compatibility import versions_of
+
 DEADLINE_S = 60.0
-# the beginning of a test's id (the longest counts) -> its row in docs/compatibility.md; and the version of those tests
-# that are not parametrised by one
+# the beginning of a test's id (the longest counts) -> its row in docs/compatibility.md; and the versions of those tests
+# that are not parametrised by any
 FEATURES: dict[str, tuple[str, ...]] = {
     "wire/test_kafka_servers.py": ("Finding the version, topics, leaders and ends of logs",),
     "fetch/": ("Reading",),
@@ -32,8 +34,10 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "membership/test_kafka_next_servers.py": ("... the next generation of it (KIP-848)", "4.1.1"),
     "membership/test_kiel": ("Groups shared with kiel",),
     "membership/test_old": ("Groups shared with consumers of 0.8",),
-    "migrate/test_mirror": ("Mirror",),
-    "migrate/test_offsets": ("Offsets copied",),
+    "migrate/test_mirror.py": ("Mirror", "0.9.0.1", "3.9.1"),
+    "migrate/test_mirror_faults.py": ("Mirror", "0.9.0.1", "3.9.1"),
+    "migrate/test_moves.py::test_a_topic": ("Mirror",),
+    "migrate/test_moves.py::test_offsets": ("Offsets copied",),
     "migrate/test_cutover": ("Cutover",),
     "migrate/test_doctor": ("`allocator doctor`",),
     "spark/": ("Spark source and sink",),
@@ -45,6 +49,7 @@ _UNWIND_S = 10.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
+    parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,12 +62,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         prefix = max(filter(name.startswith, FEATURES), key=len, default=None)
         if prefix is not None:
             item.add_marker(pytest.mark.feature(*FEATURES[prefix]))
-    if config.getoption("--long"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    long, versioned = config.getoption("--long"), config.getoption("--versioned")
+
+    def wanted(item: pytest.Item) -> bool:
+        return (long or not item.get_closest_marker("long")) and (not versioned or bool(versions_of(item)))
+
+    left_out = [item for item in items if not wanted(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if wanted(item)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,9 +1,10 @@
 """`--compatibility=FILE`: what works on which version of Kafka, as the tests of this run found it.
 
-A test belongs to a version when it is parametrised by one, and to a row by `@pytest.mark.feature("name")`, on itself or
-on its module (`pytestmark`); without the mark its file is the row. `feature("name", "4.1.1")` gives the version of a
-test that has but one. Rows stand in the order of the tests. The table goes between two comment lines of FILE,
-so that what people wrote around it stays; a file that does not exist is made.
+A test belongs to the versions that it is parametrised by (a move from one to another, to both), and to a row by
+`@pytest.mark.feature("name")`, on itself or on its module (`pytestmark`); without the mark its file is the row.
+`feature("name", "4.1.1")` gives the versions of tests without such a parameter. Rows stand in the order of the tests.
+The table goes between two comment lines of FILE, so that what people wrote around it stays; a file that does not exist
+is made.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import time
 from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
 from .versions import KAFKA
 
-__all__ = ["BEGIN", "END", "CompatibilityTable", "version_of"]
+__all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]
 
 BEGIN = "<!-- compatibility: begin; written by the tests -->"
 END = "<!-- compatibility: end -->"
@@ -28,15 +28,13 @@ UNTESTED = "·"
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
-def version_of(item: pytest.Item) -> Optional[str]:
-    """The version of Kafka that a test is parametrised by, else that of its mark; None if it has none, or several."""
+def versions_of(item: pytest.Item) -> tuple[str, ...]:
+    """The versions of Kafka that a test is parametrised by, else those of its mark."""
     callspec = getattr(item, "callspec", None)
     values = callspec.params.values() if callspec is not None else ()
-    found = {value for value in values if isinstance(value, str) and value in KAFKA}
+    found = dict.fromkeys(value for value in values if isinstance(value, str) and value in KAFKA)
     mark = item.get_closest_marker("feature")
-    if not found and mark is not None and mark.args[1:]:
-        return str(mark.args[1])
-    return found.pop() if len(found) == 1 else None
+    return tuple(found) or (tuple(map(str, mark.args[1:])) if mark is not None else ())
 
 
 class CompatibilityTable:
@@ -44,28 +42,27 @@ class CompatibilityTable:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._place: dict[str, tuple[str, str]] = {}
+        self._places: dict[str, list[tuple[str, str]]] = {}
         self._outcomes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         """(feature, version) -> test -> passed, failed or skipped."""
         self._reasons: dict[str, None] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            version = version_of(item)
-            if version is not None:
-                mark = item.get_closest_marker("feature")
-                feature = str(mark.args[0]) if mark is not None and mark.args else item.nodeid.partition("::")[0]
-                self._place[item.nodeid] = feature, version
+            mark = item.get_closest_marker("feature")
+            feature = str(mark.args[0]) if mark is not None and mark.args else item.nodeid.partition("::")[0]
+            places = [(feature, version) for version in versions_of(item)]
+            if places:
+                self._places[item.nodeid] = places
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        place = self._place.get(report.nodeid)
-        if place is None or (report.passed and report.when != "call"):
+        if report.passed and report.when != "call":
             return
-        before = self._outcomes[place].get(report.nodeid)
-        if before != "failed":  # a teardown does not undo a failure
-            self._outcomes[place][report.nodeid] = report.outcome
-        if report.skipped and isinstance(report.longrepr, tuple):
-            self._reasons.setdefault(f"{place[0]} on {place[1]}: {report.longrepr[2]}")
+        for place in self._places.get(report.nodeid, ()):
+            if self._outcomes[place].get(report.nodeid) != "failed":  # a teardown does not undo a failure
+                self._outcomes[place][report.nodeid] = report.outcome
+            if report.skipped and isinstance(report.longrepr, tuple):
+                self._reasons.setdefault(f"{place[0]} on {place[1]}: {report.longrepr[2]}")
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         # a run that was broken off would leave rows out; so would one that ran nothing
@@ -80,13 +77,14 @@ class CompatibilityTable:
 
     def _table(self) -> str:
         versions = [version for version in KAFKA if any(v == version for _, v in self._outcomes)]
-        features = list(dict.fromkeys(feature for feature, _ in self._place.values()))
+        features = list(dict.fromkeys(feature for places in self._places.values() for feature, _ in places))
         lines = [f"| | {' | '.join(versions)} |", "|---" * (len(versions) + 1) + "|"]
         for feature in features:
             cells = [self._cell(self._outcomes.get((feature, version), {})) for version in versions]
             if set(cells) != {UNTESTED}:
                 lines.append(f"| {feature} | {' | '.join(cells)} |")
-        every = [outcome for outcomes in self._outcomes.values() for outcome in outcomes.values()]
+        tests = {name: outcome for outcomes in self._outcomes.values() for name, outcome in outcomes.items()}
+        every = list(tests.values())
         when = time.strftime("%Y-%m-%d", time.gmtime())
         made = (
             f"{every.count('passed')} tests passed, {every.count('failed')} failed and {every.count('skipped')} were "

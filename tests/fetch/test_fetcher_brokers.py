@@ -16,10 +16,12 @@ from allocator.testing.producing import ProducedRecord
 from allocator.types import TopicPartition
 
 OLD, NEW = "0.8.2.2", "3.9.1"
-LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")]
+OTHERS = ("0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")
+LONG = [pytest.param(v, marks=pytest.mark.long) for v in OTHERS]
 VERSIONS = [OLD, NEW, *LONG]
 # of each version, as it can take them
 CODECS: dict[str, tuple[str | None, ...]] = {
+    "0.8.1.1": (None, "gzip", "snappy"),
     "0.8.2.2": (None, "gzip", "snappy", "lz4"),
     "0.9.0.1": (None, "gzip", "snappy", "lz4"),
     "0.10.2.2": (None, "gzip", "snappy", "lz4"),

@@ -263,7 +263,7 @@ class OldGroup:
         wait_until(even, timeout_s, lambda: f"{members} to claim: {self.claims()}\n{self.shown()}", interval_s=0.2)
 
     def all_read(self, timeout_s: float = 60.0) -> None:
-        wait_until(lambda: not self.lost(), timeout_s, lambda: f"{len(self.lost())} records: {self.shown()}")
+        wait_until(lambda: not self.lost(), timeout_s, lambda: f"{self.around()}\n{self.shown()}")
 
     def shown(self) -> str:
         return "\n".join(
@@ -276,6 +276,21 @@ class OldGroup:
 
     def lost(self) -> set[int]:
         return set(range(self.produced)) - {value for member in self.members for value in member.values}
+
+    def around(self) -> str:
+        """Of each partition that lacks records: who read what just before and after, and when."""
+        lines = []
+        for number in sorted({value % self.partitions for value in self.lost()}):
+            lacking = sorted(value for value in self.lost() if value % self.partitions == number)
+            lines.append(f"partition {number} lacks {lacking[:10]}; {len(lacking)} in all")
+            near = range(lacking[0] - 10 * self.partitions, lacking[-1] + 10 * self.partitions)
+            for index, member in enumerate(self.members):
+                for line in tuple(member.told):
+                    values = [v for v in line.get("values", ()) if v % self.partitions == number and v in near]
+                    moved = "values" not in line and number in line.get("partitions", (number,))
+                    if values or moved:
+                        lines.append(f"  {line['t']:.3f} {member.kind} {index} {line['what']} {values or number}")
+        return "\n".join(lines)
 
     def repeated(self) -> int:
         """How many records more than once."""

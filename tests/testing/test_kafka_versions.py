@@ -259,6 +259,8 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None
         "def test_b(kafka_version): pass\n"
         '@pytest.mark.kafka_versions("3.9.1")\ndef test_c(kafka_version): pytest.skip("no time")\n'
         '@pytest.mark.feature("Always new", "4.1.1")\ndef test_d(): pass\n'
+        '@pytest.mark.feature("Moves")\n@pytest.mark.parametrize(("old", "new"), [("0.8.2.2", "4.1.1")])\n'
+        "def test_e(old, new): pass\n"
         "def test_of_no_version(): pass\n"
     )
     said = run_inner(tmp_path, source, f"--compatibility={table}")
@@ -268,6 +270,8 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None
     assert "| Orders | yes (2) | **1 of 2 fail** | · |" in lines
     assert "| test_inner.py | · | skipped | · |" in lines
     assert "| Always new | · | · | yes (1) |" in lines
+    assert "| Moves | yes (1) | · | yes (1) |" in lines
+    assert any(line.startswith("5 tests passed, 1 failed and 1 were skipped on ") for line in lines)
     assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
     table.write_text(table.read_text().replace("# Compatibility", "# Ours\n\nA word before."))
     run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d")

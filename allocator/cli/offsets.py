@@ -11,6 +11,8 @@ import click
 from rich.table import Table
 
 from allocator.cli.output import console, print_json
+from allocator.consumer.config import load
+from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.places import Place
 from allocator.migrate.ways import WAYS
@@ -18,6 +20,8 @@ from allocator.migrate.ways import WAYS
 __all__ = ["offsets"]
 
 STORAGE = click.Choice(["kafka", "zookeeper"])
+SETTINGS = click.Path(dir_okay=False)
+NOWHERE = "none"
 
 
 @click.group()
@@ -28,12 +32,20 @@ def offsets() -> None:
 @offsets.command("copy")
 @click.argument("source", metavar="FROM-GROUP")
 @click.argument("target", metavar="TO-GROUP")
-@click.option("--brokers", required=True, envvar="ALLOCATOR_KAFKA_BROKERS", help="Of the cluster to copy from.")
+@click.option("-c", "--config", type=SETTINGS, help="Settings of `allocator run`: servers to copy from, credentials.")
+@click.option("--to-config", type=SETTINGS, help="Likewise of the cluster to copy to.  [the same]")
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Of the cluster to copy from.")
 @click.option("--to-brokers", help="Of the cluster to copy to.  [the same]")
 @click.option("--storage", type=STORAGE, default="kafka", show_default=True, help="Where they are.")
 @click.option("--to-storage", type=STORAGE, default="kafka", show_default=True, help="Where they are to be.")
-@click.option("--zookeeper", "zookeepers", multiple=True, help="Where members may be registered; may be repeated.")
-@click.option("--root", default="/allocator", show_default=True, help="Where groups of this library stand there.")
+@click.option(
+    "--zookeeper",
+    "zookeepers",
+    multiple=True,
+    envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
+    help='host:port,host:port/chroot where members may be registered; may be repeated. "none": nowhere.',
+)
+@click.option("--root", help="Where groups of this library stand there.  [/allocator]")
 @click.option("--by", type=click.Choice(WAYS), default="offset", show_default=True, help="How the place is found.")
 @click.option("--mirror", default="allocator-mirror", show_default=True, help="By map: the group of the mirror.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
@@ -43,12 +55,14 @@ def offsets() -> None:
 def copy_command(
     source: str,
     target: str,
-    brokers: str,
+    config: Optional[str],
+    to_config: Optional[str],
+    brokers: Optional[str],
     to_brokers: Optional[str],
     storage: str,
     to_storage: str,
     zookeepers: tuple[str, ...],
-    root: str,
+    root: Optional[str],
     by: str,
     mirror: str,
     topics: tuple[str, ...],
@@ -58,12 +72,13 @@ def copy_command(
 ) -> None:
     """Commit for TO-GROUP what FROM-GROUP has committed. Shows what it would do, until --execute.
 
-    Refused while either group has members, of whatever kind; name every ZooKeeper in which some may be registered.
+    Refused while either group has members, of whatever kind: --zookeeper names every ensemble in which some may be.
     What stood before is written to a file first, and `allocator offsets restore` puts it back.
     """
+    same = to_config is None and to_brokers is None
     places = (
-        Place(brokers, source, storage, zookeepers, root),
-        Place(to_brokers or brokers, target, to_storage, zookeepers, root),
+        _place(source, config, brokers, storage, zookeepers, root),
+        _place(target, *((config, brokers) if same else (to_config, to_brokers)), to_storage, zookeepers, root),
     )
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
@@ -85,10 +100,15 @@ def copy_command(
 
 @offsets.command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("-c", "--config", type=SETTINGS, help="Settings of `allocator run`, for the credentials of that cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def restore_command(file: str, as_json: bool) -> None:
+def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
     """Commit what stood before the copy that wrote FILE."""
-    done = asyncio.run(restore(Path(file)))
+    security = options = None
+    if config is not None:
+        settings = load(config)
+        security, options = settings.kafka.security() or None, settings.zookeeper.options() or None
+    done = asyncio.run(restore(Path(file), security, options))
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
         print_json({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()})
@@ -99,6 +119,33 @@ def restore_command(file: str, as_json: bool) -> None:
             f"{len(done.left)} had no offset before and keep the copied one: brokers before 2.4, and ZooKeeper through "
             "brokers, cannot take one back"
         )
+
+
+def _place(
+    group: str,
+    config: Optional[str],
+    brokers: Optional[str],
+    storage: str,
+    zookeepers: tuple[str, ...],
+    root: Optional[str],
+) -> Place:
+    hosts = [each for each in zookeepers if each != NOWHERE]
+    security = options = None
+    if config is not None:
+        settings = load(config)
+        brokers = brokers or ",".join(settings.kafka.brokers)
+        security, options = settings.kafka.security() or None, settings.zookeeper.options() or None
+        hosts += [] if settings.zookeeper.hosts is None else [settings.zookeeper.hosts]
+        root = root or settings.zookeeper.root
+    if brokers is None:
+        raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+    if not hosts and (NOWHERE not in zookeepers or storage == "zookeeper"):
+        nowhere = "" if storage == "zookeeper" else f", or say --zookeeper {NOWHERE}"
+        raise ConfigError(
+            f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper (or --config){nowhere}: "
+            "members that are not looked for commit their own offsets over these"
+        )
+    return Place(brokers, group, storage, tuple(hosts), root or "/allocator", security, options)
 
 
 def _table(plan: CopyPlan) -> Table:

@@ -138,14 +138,22 @@ class Restored:
     """Nothing was committed of these before, and the cluster cannot take an offset back: they keep what was copied."""
 
 
-async def restore(path: Path, security: Mapping[str, Any] | None = None) -> Restored:
-    """Has stand what stood before the copy that wrote `path`. May be repeated. Raises GroupAlive."""
+async def restore(
+    path: Path,
+    security: Mapping[str, Any] | None = None,
+    zookeeper_options: Mapping[str, Any] | None = None,
+) -> Restored:
+    """Has stand what stood before the copy that wrote `path`. May be repeated. Raises GroupAlive.
+
+    Credentials do not stand in that file: `security` is for its brokers, `zookeeper_options` for its ensembles.
+    """
     told = read_json(path)
     try:
         if told["format"] != FORMAT:
             raise ValueError(f"its format is {told['format']!r}")
         to = told["to"]
-        place = Place(to["brokers"], to["group"], to["storage"], tuple(to["zookeepers"]), to["root"], security)
+        ensembles = tuple(to["zookeepers"])
+        place = Place(to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options)
         before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
     except (KeyError, TypeError, ValueError, LookupError) as error:
         raise ConfigError(f"{path} is no file of `allocator offsets copy`: {error}") from error
@@ -196,13 +204,12 @@ async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str]
 async def _found(
     old: OpenPlace, new: OpenPlace, by: str, committed: Mapping[TopicPartition, int], mirror: str
 ) -> dict[TopicPartition, Found]:
-    there, here = old.place.brokers, new.place.brokers
     if by == "timestamp":
-        return await ways.by_timestamp(old.client, there, new.client, committed, old.place.security)
+        return await ways.by_timestamp(old, new, committed)
     if by == "content":
-        return await ways.by_content(old.client, there, new.client, here, committed)
+        return await ways.by_content(old, new, committed)
     if by == "map":
-        return await ways.by_map(old.client, new.client, here, mirror, committed)
+        return await ways.by_map(old, new, mirror, committed)
     return ways.by_offset(committed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -15,9 +15,11 @@ from kafka.protocol.consumer.group import OffsetDeleteRequest
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.fetch.batch import Batch
 from allocator.membership.describe import describe
 from allocator.migrate import doctor_requests as requests
 from allocator.migrate.doctor_look import KIEL, OLD_CONSUMERS
+from allocator.migrate.spans import read_spans
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -39,7 +41,8 @@ class Place:
     """A group on a cluster. `storage` "zookeeper": where clients before 0.8.2, and kiel, keep offsets.
 
     `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
-    cluster's own and, if it is another, that of this library's groups (under `root`).
+    cluster's own and, if it is another, that of this library's groups (under `root`). `security` is for the brokers,
+    `zookeeper_options` for the ensembles.
     """
 
     brokers: str
@@ -48,6 +51,7 @@ class Place:
     zookeepers: tuple[str, ...] = ()
     root: str = "/allocator"
     security: Optional[Mapping[str, Any]] = None
+    zookeeper_options: Optional[Mapping[str, Any]] = None
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[OpenPlace]:
@@ -60,7 +64,7 @@ class Place:
             await client.refresh()
             ensembles = []
             for hosts in dict.fromkeys(self.zookeepers):
-                ensemble = ZooKeeper(hosts)
+                ensemble = ZooKeeper(hosts, options=self.zookeeper_options)
                 stack.push_async_callback(ensemble.close)
                 await ensemble.connect()
                 ensembles.append(ensemble)
@@ -96,8 +100,6 @@ class OpenPlace:
             group = await self._kafka_group()
             if group is not None:
                 found += [f"{member.client_id} on {member.host} (Kafka)" for member in group.members]
-                if group.alive and not group.members:
-                    found.append(f"members of a next-generation group, which is {group.state}")
         return list(dict.fromkeys(found))
 
     async def _kafka_group(self) -> requests.KafkaGroup | None:
@@ -110,6 +112,10 @@ class OpenPlace:
                 if not error.retriable or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(self.client.retry_backoff_s)
+
+    def read(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> AsyncGenerator[Batch, None]:
+        """The records from one offset to another of each partition, see `spans.read_spans`."""
+        return read_spans(self.place.brokers, spans, self.place.security)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive naming them."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, Optional
+from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
-from allocator.migrate.spans import read_spans
 from allocator.migrate.tails import digest
 from allocator.record import Record
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
+
+if TYPE_CHECKING:
+    from allocator.migrate.places import OpenPlace
 
 __all__ = ["WAYS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
 
@@ -52,14 +54,10 @@ def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, F
 
 
 async def by_timestamp(
-    old: KafkaClient,
-    old_brokers: str,
-    new: KafkaClient,
-    committed: Mapping[TopicPartition, int],
-    security: Mapping[str, Any] | None = None,
+    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """The first record that is not older than the next one to read; those of the same millisecond come again."""
-    ends = await ends_of(old, committed)
+    ends = await ends_of(old.client, committed)
     found: dict[TopicPartition, Found] = {}
     times: dict[TopicPartition, int] = {}
     # what was deleted or compacted away stands for the record after it
@@ -67,7 +65,7 @@ async def by_timestamp(
         each: (max(offset, ends[each].start), ends[each].end) for each, offset in committed.items() if each in ends
     }
     unread = {each for each, (start, stop) in spans.items() if start < stop}
-    batches = read_spans(old_brokers, spans, security)
+    batches = old.read(spans)
     try:
         while unread:
             batch = await batches.__anext__()
@@ -84,9 +82,9 @@ async def by_timestamp(
             found[each] = Found(None, "not on the old cluster")
         elif times.get(each) == -1:
             found[each] = Found(None, "its records have no timestamp (before 0.10); use map or content")
-    targets = await list_offsets(new, {each: when for each, when in times.items() if each not in found})
+    targets = await list_offsets(new.client, {each: when for each, when in times.items() if each not in found})
     rest = {each for each in committed if each not in found}
-    new_ends = await ends_of(new, rest)
+    new_ends = await ends_of(new.client, rest)
     for each in rest:
         target = targets.get(each)
         if each not in new_ends:
@@ -100,18 +98,18 @@ async def by_timestamp(
 
 
 async def by_map(
-    old: KafkaClient, new: KafkaClient, new_brokers: str, mirror: str, committed: Mapping[TopicPartition, int]
+    old: OpenPlace, new: OpenPlace, mirror: str, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """As the mirror of this group has noted. Raises ConfigError when there is no such map."""
-    known = OffsetMap(new, new_brokers, map_topic(mirror))
-    await new.refresh([known.topic])
-    if new.partitions(known.topic) is None:
+    known = OffsetMap(new.client, new.place.brokers, map_topic(mirror), new.place.security)
+    await new.client.refresh([known.topic])
+    if new.client.partitions(known.topic) is None:
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
     mirrored = {
-        each: offset.offset for each, offset in (await GroupOffsets(old, mirror).fetch(list(committed))).items()
+        each: offset.offset for each, offset in (await GroupOffsets(old.client, mirror).fetch(list(committed))).items()
     }
     await known.open()  # after the positions: what they say is in it then
-    ends = await ends_of(new, committed)
+    ends = await ends_of(new.client, committed)
     found = {}
     for each, offset in committed.items():
         target = known.positions(each).target(offset)
@@ -129,14 +127,10 @@ async def by_map(
 
 
 async def by_content(
-    old: KafkaClient,
-    old_brokers: str,
-    new: KafkaClient,
-    new_brokers: str,
-    committed: Mapping[TopicPartition, int],
+    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """Where the same records stand, those before it and those after it. Reads the new logs through."""
-    old_ends, new_ends = await ends_of(old, committed), await ends_of(new, committed)
+    old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
     found: dict[TopicPartition, Found] = {}
     for each, offset in sorted(committed.items()):
         if each not in old_ends or each not in new_ends:
@@ -144,21 +138,21 @@ async def by_content(
             continue
         low, high = old_ends[each]
         span = {each: (max(low, offset - SAMPLE), min(high, max(low, offset) + SAMPLE))}
-        sample = [record async for batch in read_spans(old_brokers, span) for record in batch]
+        sample = [record async for batch in old.read(span) for record in batch]
         if not sample:
             empty = Found(new_ends[each].start, "the old log is empty")
             found[each] = empty if low == high else Found(None, "there is no record left to compare at that offset")
             continue
         before = sum(record.offset < offset for record in sample)
-        found[each] = await _search(new_brokers, each, new_ends[each], list(map(_bare, sample)), before)
+        found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before)
     return found
 
 
-async def _search(brokers: str, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int) -> Found:
+async def _search(new: OpenPlace, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int) -> Found:
     """The first place in the log where `sample` stands in a row: the offset behind `before` records of it."""
     places: list[int] = []
     window: list[tuple[int, bytes]] = []
-    async for batch in read_spans(brokers, {partition: ends}):
+    async for batch in new.read({partition: ends}):
         for record in batch:
             window.append((record.offset, _bare(record)))
             del window[: -len(sample)]

@@ -179,6 +179,10 @@ def test_the_command_shows_first_and_then_does_it(
     file = tmp_path / "before.json"
     command = ["offsets", "copy", group, f"{group}-2", "--brokers", new.bootstrap, "--restore-file", str(file)]
     run = CliRunner()
+    for asked in (command, [*command, "--zookeeper", "none", "--storage", "zookeeper"]):
+        unseen = run.invoke(main, asked)
+        assert (unseen.exit_code, "in which ZooKeeper may members of" in unseen.stderr) == (2, True)
+    command += ["--zookeeper", new.zookeeper]
     shown = run.invoke(main, command)
     assert (shown.exit_code, "nothing was changed" in shown.output) == (0, True)
     assert not file.exists()

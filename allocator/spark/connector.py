@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-__all__ = ["JAVA", "NAMES", "WITHOUT_EFFECT"]
+__all__ = ["INSTEAD", "JAVA", "NAMES", "WITHOUT_EFFECT"]
 
 # where a name differs from ours by more than case, dots and underscores
 NAMES: Mapping[str, str] = {
@@ -44,21 +44,57 @@ WITHOUT_EFFECT = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "kafka.acks",
+    "kafka.allow.auto.create.topics",
     "kafka.batch.size",
+    "kafka.buffer.memory",
+    "kafka.check.crcs",
+    "kafka.client.dns.lookup",
     "kafka.client.id",
+    "kafka.connections.max.idle.ms",
     "kafka.default.api.timeout.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.enable.idempotence",
     "kafka.fetch.max.bytes",
     "kafka.fetch.max.wait.ms",
     "kafka.fetch.min.bytes",
+    "kafka.group.instance.id",
     "kafka.heartbeat.interval.ms",
     "kafka.linger.ms",
+    "kafka.max.block.ms",
+    "kafka.max.in.flight.requests.per.connection",
     "kafka.max.poll.interval.ms",
     "kafka.max.poll.records",
+    "kafka.max.request.size",
     "kafka.metadata.max.age.ms",
+    "kafka.metadata.max.idle.ms",
+    "kafka.metadata.recovery.strategy",
+    "kafka.partition.assignment.strategy",
     "kafka.receive.buffer.bytes",
+    "kafka.reconnect.backoff.max.ms",
+    "kafka.reconnect.backoff.ms",
     "kafka.request.timeout.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.max.ms",
+    "kafka.retry.backoff.ms",
+    "kafka.send.buffer.bytes",
     "kafka.session.timeout.ms",
+    "kafka.socket.connection.setup.timeout.max.ms",
+    "kafka.socket.connection.setup.timeout.ms",
+    "kafka.ssl.enabled.protocols",
+    "kafka.ssl.keystore.password",
+    "kafka.ssl.protocol",
+    "kafka.ssl.truststore.password",
 )
+
+# what the connector refuses too: it, not the Java client, decides that
+INSTEAD: Mapping[str, str] = {
+    "kafka.auto.offset.reset": "starting_offsets says where reading begins",
+    "kafka.enable.auto.commit": "commit = after_batch commits",
+    **dict.fromkeys(
+        ("kafka.key.deserializer", "kafka.value.deserializer", "kafka.key.serializer", "kafka.value.serializer"),
+        "keys and values are bytes; cast the columns",
+    ),
+}
 
 
 def _jaas(text: str) -> dict[str, str]:

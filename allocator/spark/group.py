@@ -91,8 +91,9 @@ async def commit(client: KafkaClient, options: Options, offsets: Mapping[TopicPa
     try:
         await group.commit(wanted)
     except CommitFailed as error:
-        if await _native_members(client, options.group, options.timeout_s):
-            raise GroupInUse(f"{error}; {REMEDY}") from error
+        members = await _native_members(client, options.group, options.timeout_s)
+        if members:
+            raise GroupInUse(f"{error}; it has live members by now ({members}): {REMEDY}") from error
         if not error.retriable:
             raise
         log.warning("%s; the next micro-batch commits them", error)

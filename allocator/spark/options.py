@@ -255,8 +255,9 @@ def _option(name: str, faults: Faults) -> str | None:
         log.warning("option %s has no effect here", name)
         return None
     shown = {known.lower(): known for known in _SHOWN}
-    near = difflib.get_close_matches(name.lower(), shown, 1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), shown, 1, cutoff=0.7)
     hint = f"did you mean {shown[near[0]]}?" if near else f"options are {', '.join(_FIELDS)}"
+    hint = connector.INSTEAD.get(name.lower(), hint)
     faults.add(name, f"{name} is not an option; {hint}")
     return None
 

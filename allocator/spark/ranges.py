@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import heapify, heapreplace
 from typing import NamedTuple, Optional
 
 from allocator.types import TopicPartition
@@ -31,23 +32,24 @@ class Range(NamedTuple):
 
 
 def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each: Optional[int] = None) -> list[Range]:
-    """The same offsets in about `at_least` ranges or more, none longer than `at_most_each`; empty ones are left out.
+    """The same offsets in `at_least` ranges or a few more, none longer than `at_most_each`; empty ones are left out.
 
-    Only as many as there are offsets. Parts of one range differ by one offset at most, and follow each other.
+    Only as many as there are offsets. Where there are fewer ranges than `at_least`, those whose parts would be the
+    largest are cut further, and no other. Parts of one range differ by one offset at most, and follow each other.
     """
     full = [found for found in ranges if found.size > 0]
-    total = sum(found.size for found in full)
+    parts = [1 if at_most_each is None else -(-found.size // at_most_each) for found in full]
+    if at_least is not None:
+        # the largest part first; what is cut down to single offsets stays
+        largest = [(-found.size / count, number) for number, (found, count) in enumerate(zip(full, parts))]
+        heapify(largest)
+        for _ in range(min(at_least, sum(found.size for found in full)) - sum(parts)):
+            _, number = largest[0]
+            parts[number] += 1
+            heapreplace(largest, (-full[number].size / parts[number], number))
     made = []
-    for found in full:
-        size = found.size
-        parts = 1
-        if at_least is not None and at_least > len(full):
-            # rounded up, so that there are never fewer in all than were asked for
-            parts = max(parts, -(-size * at_least // total))
-        if at_most_each is not None:
-            parts = max(parts, -(-size // at_most_each))
-        parts = min(parts, size)
-        edges = [found.start + size * number // parts for number in range(parts + 1)]
+    for found, count in zip(full, parts):
+        edges = [found.start + found.size * number // count for number in range(count + 1)]
         made += [found._replace(start=low, end=high) for low, high in zip(edges, edges[1:])]
     return made
 

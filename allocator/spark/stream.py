@@ -183,7 +183,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         start.update(begin)
         self._must_reach(start, upto)
         if most is not None:
-            upto = share_out(start, upto, most)
+            # what was made anew is read whole: beside a busy partition a share would never come
+            anew = {tp: end for tp, end in upto.items() if end < start[tp]}
+            upto = {**share_out(start, upto, most), **anew}
         # a topic that is gone keeps its place: should it come back, with fewer records, that is data loss, not news
         after = {**before.next, **upto}
         return before if after == before.next else Positions(after, begin)

@@ -60,6 +60,8 @@ def test_the_connectors_names_say_the_same_as_ours() -> None:
                 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p w";'
             ),
             "kafka.session.timeout.ms": "10000",  # of a client that is not there
+            "kafka.max.request.size": "5",
+            "kafka.retries": "3",
             "groupIdPrefix": "x",
         },
         STREAM,
@@ -107,6 +109,9 @@ def test_every_fault_is_told_at_once() -> None:
     ("options", "use", "said"),
     [
         ({"brokers": "a:1"}, READ, "what is to be read?"),
+        ({**OURS, "kafka.auto.offset.reset": "latest"}, READ, "is not an option; starting_offsets says where"),
+        ({**OURS, "kafka.value.deserializer": "x"}, READ, "cast the columns"),
+        ({**OURS, "kafka.transactional.id": "x"}, WRITE, "is not an option; options are brokers, topics"),
         ({**OURS, "topics_pattern": "o.*"}, READ, "exclude each other"),
         ({**OURS, "topics": "a", "subscribe": "b"}, READ, "are the same option and differ"),
         ({**OURS, "topics_pattern": "("}, READ, "missing )"),
@@ -190,8 +195,15 @@ def test_a_split_has_the_same_offsets_in_as_many_parts_as_asked(
         edges[1] = part.end
     assert rebuilt == {each.partition: [each.start, each.end] for each in ranges if each.size}
     total = sum(each.size for each in ranges)
-    if at_least is not None and all(each.size >= at_least for each in ranges if each.size):
-        assert len(parts) >= min(at_least, total)
+    fewest = sum(1 if at_most_each is None else -(-each.size // at_most_each) for each in ranges if each.size)
+    assert len(parts) == max(fewest, min(at_least or 0, total))
+
+
+def test_a_few_parts_more_than_partitions_do_not_halve_them_all() -> None:
+    ranges = [Range("t", number, 0, 100) for number in range(256)]
+    assert len(split(ranges, 300)) == 300
+    uneven = split([Range("t", 0, 0, 1000), Range("t", 1, 0, 10)], 6)
+    assert [part.size for part in uneven] == [200] * 5 + [10]
 
 
 @given(RANGES, st.integers(1, 10**7))

@@ -1,0 +1,257 @@
+"""What a stream plans, reads and commits, asked as Spark asks it, on real servers; without Spark around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql.streaming.datasource", reason="pyspark 4.2 tells a source where a batch starts")
+
+from allocator import Consumer
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
+from allocator.spark.options import STREAM, read_options
+from allocator.spark.rows import arrow_schema
+from allocator.spark.stream import METADATA_S, StreamReader
+from allocator.testing import LocalCluster, produce, wait_until
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+TopicFactory = Callable[..., str]
+COLUMNS = arrow_schema([("topic", True), ("partition", True), ("offset", True)])
+Place = tuple[str, int, int]
+
+
+class Query:
+    """A query over one checkpoint; `restart` is what a driver that died and came back does."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {name: str(value) for name, value in options.items()}
+        self.at: str | None = None
+        self.restart()
+
+    def restart(self, **options: Any) -> None:
+        self.options.update({name: str(value) for name, value in options.items()})
+        self.reader = StreamReader(read_options(self.options, STREAM), COLUMNS)
+
+    def plan(self) -> tuple[str, str]:
+        """The next batch: from and up to, as texts that a checkpoint holds."""
+        if self.at is None:
+            self.at = json.dumps(self.reader.initialOffset())
+        end = self.reader.latestOffset(json.loads(self.at), self.reader.getDefaultReadLimit())
+        return self.at, json.dumps(end)
+
+    def read(self, start: str, end: str) -> list[Place]:
+        pieces = self.reader.partitions(json.loads(start), json.loads(end))
+        batches = [batch for piece in pieces for batch in self.reader.read(piece)]
+        return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+    def batch(self) -> list[Place]:
+        start, end = self.plan()
+        found = self.read(start, end) if start != end else []
+        self.reader.commit(json.loads(end))
+        self.at = end
+        return found
+
+
+@pytest.fixture
+def make_query(kafka_cluster: LocalCluster) -> Iterator[Callable[..., Query]]:
+    made: list[Query] = []
+
+    def make(**options: Any) -> Query:
+        made.append(Query(**{"brokers": kafka_cluster.bootstrap, "starting_offsets": "earliest", **options}))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.reader.stop()
+
+
+def fill(cluster: LocalCluster, topic: str, counts: dict[int, int]) -> None:
+    produce(cluster.bootstrap, topic, [(None, b"x", number) for number, count in counts.items() for _ in range(count)])
+
+
+def records(topic: str, offsets: dict[int, range]) -> list[Place]:
+    return [(topic, number, offset) for number, found in offsets.items() for offset in found]
+
+
+def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:
+    async def ask() -> dict[int, int]:
+        async with KafkaClient(cluster.bootstrap) as client:
+            offsets = GroupOffsets(client, group)
+            found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
+            await offsets.close()
+            return {tp.partition: value.offset for tp, value in found.items()}
+
+    return asyncio.run(ask())
+
+
+def test_a_batch_that_is_repeated_by_another_driver_is_the_same_whatever_came_meanwhile(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory(partitions=24)
+    fill(kafka_cluster, topic, dict.fromkeys(range(24), 3))
+    query = make_query(topics=topic, max_offsets_per_trigger=30)
+    start, end = query.plan()
+    first = query.read(start, end)
+    assert len(first) == 30
+    fill(kafka_cluster, topic, dict.fromkeys(range(24), 3))
+    query.restart()
+    assert query.read(start, end) == first
+    query.at = end
+    rest = query.batch()
+    assert len(rest) == 30
+    query.restart(max_offsets_per_trigger=1000)
+    rest += query.batch()
+    assert sorted(first + rest) == records(topic, dict.fromkeys(range(24), range(6)))
+    assert query.batch() == []
+
+
+def test_partitions_that_appear_are_read_from_their_first_record_after_a_restart_too(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory(partitions=1)
+    fill(kafka_cluster, topic, {0: 2})
+    query = make_query(topics=topic, starting_offsets="latest")
+    assert query.batch() == []
+    kafka_cluster.add_partitions(topic, 12)
+    fill(kafka_cluster, topic, {0: 1, 10: 3, 9: 2})
+    planned: list[tuple[str, str]] = []
+
+    def seen() -> bool:
+        planned.append(query.plan())
+        return '"10": 3' in planned[-1][1] and '"9": 2' in planned[-1][1]
+
+    wait_until(seen, METADATA_S + 20, "the new partitions to be planned", interval_s=0.2)
+    query.restart()  # the batch was written to the checkpoint, and not read
+    wanted = records(topic, {0: range(2, 3), 9: range(2), 10: range(3)})
+    assert query.read(*planned[-1]) == wanted
+
+
+def test_a_group_is_told_how_far_finished_batches_are(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory(partitions=2)
+    fill(kafka_cluster, topic, {0: 4, 1: 4})
+    query = make_query(topics=topic, group=group, commit="after_batch", max_offsets_per_trigger=4)
+    start, end = query.plan()
+    query.read(start, end)
+    assert committed(kafka_cluster, group, topic, 2) == {}  # it may still fail
+    query.reader.commit(json.loads(end))
+    assert committed(kafka_cluster, group, topic, 2) == {0: 2, 1: 2}
+    # a query without the checkpoint goes on where the group stands
+    heir = make_query(topics=topic, group=group, commit="after_batch", starting_offsets="committed")
+    assert heir.batch() == records(topic, {0: range(2, 4), 1: range(2, 4)})
+    assert committed(kafka_cluster, group, topic, 2) == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize("membership", ["kafka", "zookeeper"])
+async def test_a_group_with_live_members_is_refused(
+    kafka_cluster: LocalCluster,
+    topic_factory: TopicFactory,
+    group: str,
+    make_query: Callable[..., Query],
+    membership: Any,
+) -> None:
+    topic = topic_factory(partitions=1)
+    fill(kafka_cluster, topic, {0: 4})
+    names = {"group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    query = make_query(topics=topic, commit="after_batch", max_offsets_per_trigger=1, **names)
+    await asyncio.to_thread(query.batch)
+    zookeeper = {} if membership == "kafka" else {"zookeeper": names["zookeeper"]}
+    settings: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "client_id": "the-other-one"}
+    async with Consumer(topic, membership=membership, **settings, **zookeeper):
+        late = make_query(topics=topic, commit="after_batch", **names)
+        with pytest.raises(GroupInUse, match="the-other-one"):
+            await asyncio.to_thread(late.plan)
+        if membership == "kafka":  # what the coordinator refuses; it knows nothing of members in ZooKeeper
+            with pytest.raises(GroupInUse, match="the-other-one"):
+                await asyncio.to_thread(query.batch)
+        idle = make_query(topics=topic, **names)
+        assert await asyncio.to_thread(idle.batch) == records(topic, {0: range(4)})
+
+
+def test_a_checkpoint_of_another_topic_is_refused(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    one, other = topic_factory(), topic_factory()
+    fill(kafka_cluster, one, {0: 1})
+    query = make_query(topics=one)
+    query.batch()
+    query.restart(topics=other)
+    with pytest.raises(CheckpointMismatch, match=f"read {one}, which this one does not"):
+        query.batch()
+    query.at = json.dumps({"path": "/files"})
+    with pytest.raises(CheckpointMismatch, match="another source's"):
+        query.batch()
+
+
+def test_a_topic_that_is_deleted_is_told_or_left_out(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    stays, goes = topic_factory(), topic_factory()
+    for topic in (stays, goes):
+        fill(kafka_cluster, topic, {0: 2})
+    strict = make_query(topics=f"{stays},{goes}")
+    lenient = make_query(topics=f"{stays},{goes}", fail_on_data_loss="false")
+    both = sorted(records(stays, {0: range(2)}) + records(goes, {0: range(2)}))
+    assert strict.batch() == lenient.batch() == both
+    kafka_cluster.delete_topic(goes)
+    fill(kafka_cluster, stays, {0: 1})
+
+    def told() -> str:
+        try:
+            strict.plan()
+        except DataLoss as error:
+            return str(error)
+        return ""
+
+    wait_until(told, METADATA_S + 20, "the deletion to be seen", interval_s=0.2)
+    assert f"'{goes}' was deleted" in told()
+    assert lenient.batch() == records(stays, {0: range(2, 3)})
+
+
+def test_a_topic_made_anew_is_told_or_read_from_its_first_record_under_a_cap_too(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    busy, anew = topic_factory(), topic_factory()
+    fill(kafka_cluster, anew, {0: 50})
+    strict = make_query(topics=f"{busy},{anew}")
+    lenient = make_query(topics=f"{busy},{anew}", fail_on_data_loss="false", max_offsets_per_trigger=60)
+    assert len(strict.batch()) == len(lenient.batch()) == 50
+    kafka_cluster.delete_topic(anew)
+    kafka_cluster.create_topic(anew, 1, 1)
+    fill(kafka_cluster, anew, {0: 5})
+    fill(kafka_cluster, busy, {0: 1000})
+
+    def told() -> str:
+        try:
+            strict.plan()
+        except DataLoss as error:
+            return str(error)
+        return ""
+
+    wait_until(told, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told()
+    assert lenient.batch() == sorted(records(anew, {0: range(5)}) + records(busy, {0: range(60)}))
+    assert lenient.batch() == records(busy, {0: range(60, 120)})
+
+
+def test_available_now_ends_where_topics_ended_when_it_began(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory(partitions=2)
+    fill(kafka_cluster, topic, {0: 10, 1: 3})
+    query = make_query(topics=topic, max_offsets_per_trigger=5)
+    query.reader.prepareForTriggerAvailableNow()
+    fill(kafka_cluster, topic, {0: 10, 1: 10})
+    found, sizes = [], []
+    while batch := query.batch():
+        found += batch
+        sizes.append(len(batch))
+    assert sizes == [5, 5, 3]
+    assert sorted(found) == records(topic, {0: range(10), 1: range(3)})

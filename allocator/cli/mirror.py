@@ -83,11 +83,12 @@ async def _tell(mirroring: Mirror, status_s: float, as_json: bool) -> None:
 
 def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) -> None:
     progress = mirroring.progress()
-    lag = sum(each.lag for each in progress)
+    lag = sum(each.lag or 0 for each in progress)
+    unknown = sum(each.lag is None for each in progress)
     if as_json:
         told = {
             "partitions": len(progress),
-            "lag": lag,
+            "lag": None if unknown else lag,
             "records": mirroring.records,
             "found": mirroring.found,
             "repeated": mirroring.repeated,
@@ -100,12 +101,13 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         return
     behind = ", ".join(
         f"{each.partition.topic}:{each.partition.partition} {each.lag:,}"
-        for each in sorted(progress, key=lambda each: -each.lag)[:5]
+        for each in sorted(progress, key=lambda each: -(each.lag or 0))[:5]
         if each.lag
     )
+    lags = f"lag {lag:,}" + (f" ({behind})" if behind else "") + (f", of {unknown} not known yet" if unknown else "")
     click.echo(
-        f"{len(progress)} partitions, lag {lag:,}{f' ({behind})' if behind else ''}; {mirroring.records:,} records "
-        f"mirrored, {records_s:,.0f}/s, {bytes_s / 1e6:.1f} MB/s"
+        f"{len(progress)} partitions, {lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
+        f"{bytes_s / 1e6:.1f} MB/s"
         + (f"; {mirroring.found:,} found there after a crash" if mirroring.found else "")
         + (f"; {mirroring.repeated:,} there are not the mirror's, or repeated" if mirroring.repeated else "")
         + (f"; {mirroring.gone:,} deleted before they were mirrored" if mirroring.gone else "")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Final, NamedTuple, Optional
 
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.listener import RebalanceListener
@@ -15,20 +14,21 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
 from allocator.membership.base import compiled
+from allocator.migrate.alike import Alike, refuse_one_cluster
 from allocator.migrate.encode import Encoded, encode
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Run
 from allocator.migrate.sender import Sender
-from allocator.migrate.tails import Tail, read_tails
-from allocator.migrate.topics import grow, make_alike, settings_of
-from allocator.tasks import Scope
+from allocator.migrate.tails import Tail
+from allocator.migrate.takeover import take_over
+from allocator.migrate.throttle import Throttle
+from allocator.tasks import Scope, happens, within
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.wire.list_offsets import LATEST, list_offsets
 
-__all__ = ["Mirror", "MirrorSettings", "NotEmpty", "Progress"]
+__all__ = ["Mirror", "MirrorSettings", "Progress"]
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +36,22 @@ Parts = frozenset[TopicPartition]
 
 RESTART_S: Final = 1.0  # after a failure that may pass
 LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it is to stop
-
-
-class NotEmpty(AllocatorError):
-    """A partition of the new cluster holds records, and nothing says that they are this mirror's."""
+STOP_S: Final = 10.0  # how long the end waits for what is under way to be acknowledged
 
 
 class Progress(NamedTuple):
-    """How far one partition is: `next` is the old position after what is acknowledged on the new cluster."""
+    """How far one partition is: `next` is the old position after what is acknowledged on the new cluster.
+
+    `end` of the old log is None before the first answer of its leader.
+    """
 
     partition: TopicPartition
     next: int
-    end: int
+    end: Optional[int]
 
     @property
-    def lag(self) -> int:
-        return max(0, self.end - self.next)
+    def lag(self) -> int | None:
+        return None if self.end is None else max(0, self.end - self.next)
 
 
 class Mirror(RebalanceListener):
@@ -78,27 +78,28 @@ class Mirror(RebalanceListener):
         self.bytes = 0
         """Of them, as they went over the wire."""
         self.repeated = 0
-        """Records of the new cluster, found at taking over, that are not what the mirror was to write there."""
+        """Records of the new cluster that are not what the mirror was to write there: somebody else's, or repeated."""
         self.found = 0
         """Records that were found there already after a crash, and not sent again."""
         self.gone = 0
         """Old offsets that the old cluster deleted before they were mirrored."""
         self._stopping: asyncio.Event | None = None
+        self._throttle = Throttle(settings.throttle_bytes_s)
+        self._last: list[Progress] = []
         self._acked: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}  # where the new log is to end, if nobody else writes
         self._tails: dict[TopicPartition, Tail] = {}
-        self._error: AllocatorError | None = None
-        self._alike: set[str] = set()
-        self._in_hand: TopicPartition | None = None
+        self._error: Exception | None = None
+        self._in_hand: TopicPartition | None = None  # not all of what was read of it is with the sender
         # of a start: made by `_run`
         self._old: KafkaClient
         self._new: KafkaClient
         self._offsets: GroupOffsets
+        self._alike: Alike
         self._map: OffsetMap
         self._sender: Sender
         self._consumer: Consumer
         self._commit_lock: asyncio.Lock
-        self._budget = 0.0
-        self._budget_at = 0.0
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -109,19 +110,20 @@ class Mirror(RebalanceListener):
         """
         self._stopping = asyncio.Event()
         goal: dict[TopicPartition, int] | None = None
-        while True:
+        while not self._stopping.is_set():
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    await self._open(stack)
+                    if not await self._unless_stopped(self._open(stack)):
+                        return
                     if until_caught_up and goal is None:
-                        goal = await self._ends()
+                        goal = await self._goal()
                     await self._mirror(goal)
                     return
             except AllocatorError as error:
                 if not error.retriable:
                     raise
                 log.warning("%s: %s; goes on in %g s", self.settings.group, error, RESTART_S)
-                await asyncio.sleep(RESTART_S)
+                await happens(self._stopping, RESTART_S)
 
     def stop(self) -> None:
         """`run` finishes what is under way, commits and returns."""
@@ -129,14 +131,13 @@ class Mirror(RebalanceListener):
             self._stopping.set()
 
     def progress(self) -> list[Progress]:
-        """Of the partitions that this process has, as far as it knows their ends."""
+        """Of the partitions that this process has; after `run`, of those that it had last."""
+        if not self._acked:
+            return self._last
         found = []
         for partition in sorted(self._acked):
             with contextlib.suppress(AllocatorError):  # it moved this instant
-                end = self._consumer.high_watermark(partition)
-                found.append(
-                    Progress(partition, self._acked[partition], self._acked[partition] if end is None else end)
-                )
+                found.append(Progress(partition, self._acked[partition], self._consumer.high_watermark(partition)))
         return found
 
     @property
@@ -148,19 +149,37 @@ class Mirror(RebalanceListener):
         settings = self.settings
         self._old = await stack.enter_async_context(KafkaClient(settings.old, security=settings.old_security))
         self._new = await stack.enter_async_context(KafkaClient(settings.new, security=settings.new_security))
+        await refuse_one_cluster(self._old, self._new)
         self._offsets = GroupOffsets(self._old, settings.group)
         stack.push_async_callback(self._offsets.close)
-        self._sender = Sender(self._new, self._note, buffer_bytes=settings.buffer_bytes)
-        self._sender.open()
+        self._alike = Alike(settings, self._old, self._new, self._offsets)
         self._map = OffsetMap(self._new, settings.new, map_topic(settings.group), settings.new_security)
+        self._sender = Sender(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
+        self._sender.open()
         self._commit_lock = asyncio.Lock()
-        self._error = None
-        self._acked, self._tails, self._alike = {}, {}, set()
+        self._error = self._in_hand = None
+        self._acked, self._ends, self._tails = {}, {}, {}
         if settings.pattern is not None:
             self._old.follow_all()
         else:
-            await self._make_alike(settings.topics)
+            await self._alike.keep(settings.topics)
         await self._map.open(settings.replication)
+
+    async def _unless_stopped(self, work: Awaitable[None]) -> bool:
+        """Whether it was done before `stop` was called; it is ended then."""
+        assert self._stopping is not None
+        doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not doing.done():
+                doing.cancel()
+                await asyncio.wait({doing})
+        if doing.cancelled():
+            return False
+        doing.result()
+        return True
 
     async def _mirror(self, goal: Mapping[TopicPartition, int] | None) -> None:
         settings = self.settings
@@ -186,35 +205,49 @@ class Mirror(RebalanceListener):
 
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
         assert self._stopping is not None
-        async with self._consumer as consumer:
+        consumer = self._consumer
+        if not await self._unless_stopped(consumer.start()):
+            return
+        try:
             while not self._stopping.is_set():
                 batch = await consumer.getbatch(LOOK_S)
                 if self._error is not None:
                     raise self._error
                 if batch is not None:
                     self._in_hand = TopicPartition(batch.topic, batch.partition)
-                    try:
-                        await self._send(batch)
-                    finally:
+                    if await self._send(batch):
                         self._in_hand = None
                 elif goal is not None and await self._reached(goal):
                     break
-            await self._sender.drained(consumer.assignment())
+            # not for ever: the new cluster may be gone, and what is not acknowledged is read again
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._sender.drained(consumer.assignment()), STOP_S)
             await self._commit(consumer.assignment())
+            self._last = self.progress()
+        finally:
+            await consumer.close()
 
     # -- records --------------------------------------------------------------------------------------------------
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: Batch) -> bool:
+        """Whether all of it is with the sender: not when it was lost meanwhile, or when `stop` was called."""
+        assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
         tail = self._tails.get(partition)
         if tail is not None:
             batch = self._skip_found(partition, tail, batch)
         for encoded in encode(batch):
-            await self._throttle(encoded.size)
+            await self._throttle.take(encoded.size, self._stopping)
+            if self._stopping.is_set():
+                return False
             await self._sender.room(encoded.size)
             if not self._sender.put(partition, encoded):
-                return  # lost meanwhile
+                return False
             await asyncio.sleep(0)
+        return True
+
+    def _may_send(self) -> bool:
+        return self._consumer.may_act()
 
     def _skip_found(self, partition: TopicPartition, tail: Tail, batch: Batch) -> Batch:
         """What of `batch` does not stand on the new cluster already; notes where the rest does."""
@@ -238,22 +271,14 @@ class Mirror(RebalanceListener):
         """Caller: the sender, in the order of each partition."""
         for source, before in encoded.runs:
             self._map.note(partition, Run(source, target + before, encoded.exact))
-        if partition in self._acked:
-            self._acked[partition] = encoded.next
+        others = target - self._ends[partition]
+        if others:
+            self.repeated += others
+            log.warning("%s:%d: %d records from %d on are somebody else's, or repeated", *partition, others, target)
+        self._ends[partition] = target + encoded.records
+        self._acked[partition] = encoded.next
         self.records += encoded.records
         self.bytes += encoded.size
-
-    async def _throttle(self, size: int) -> None:
-        rate = self.settings.throttle_bytes_s
-        if rate is None:
-            return
-        now = time.monotonic()
-        # what was not used of a second is not saved up
-        self._budget = min(rate, self._budget + (now - self._budget_at) * rate)
-        self._budget_at = now
-        self._budget -= size
-        if self._budget < 0:
-            await asyncio.sleep(-self._budget / rate)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -283,7 +308,7 @@ class Mirror(RebalanceListener):
         if self._in_hand != partition and self._sender.idle(partition) and partition in self._acked:
             self._acked[partition] = max(self._acked[partition], position)
 
-    async def _ends(self) -> dict[TopicPartition, int]:
+    async def _goal(self) -> dict[TopicPartition, int]:
         await self._old.refresh(self.settings.topics)
         topics = self.settings.topics or [t for t in self._old.topics() if self._matches(t)]
         wanted = [TopicPartition(topic, n) for topic in topics for n in self._old.partitions(topic) or ()]
@@ -291,10 +316,10 @@ class Mirror(RebalanceListener):
         return {partition: end.offset for partition, end in found.items() if end is not None}
 
     async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
-        if not all(self._acked.get(each, 0) >= goal[each] for each in goal if each in self._acked):
-            await self._commit(self._consumer.assignment())
+        mine = self._consumer.assignment()
+        await self._commit(mine)
+        if any(self._acked.get(each, 0) < end for each, end in goal.items() if each in mine):
             return False
-        await self._commit(self._consumer.assignment())
         committed = await self._offsets.fetch(list(goal))
         return all(goal[each] == 0 or (each in committed and committed[each].offset >= goal[each]) for each in goal)
 
@@ -304,7 +329,7 @@ class Mirror(RebalanceListener):
         """Nothing of them is read before this returns."""
         try:
             await self._begin(partitions)
-        except AllocatorError as error:
+        except Exception as error:  # noqa: BLE001 - the reader raises it: the group would log it and go on without them
             self._error = error
 
     async def on_partitions_revoked(self, partitions: Parts) -> None:
@@ -327,72 +352,26 @@ class Mirror(RebalanceListener):
             self._tails.pop(partition, None)
 
     async def _begin(self, partitions: Parts) -> None:
-        await self._make_alike({partition.topic for partition in partitions})
-        await self._map.refresh()
+        await self._alike.keep({partition.topic for partition in partitions})
+        taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map)
         await self._sender.add(partitions)
-        wanted = list(partitions)
-        committed = await self._offsets.fetch(wanted)
-        starts = await list_offsets(self._old, dict.fromkeys(wanted, EARLIEST))
-        ends = await list_offsets(self._new, dict.fromkeys(wanted, LATEST))
-        spans: dict[TopicPartition, tuple[int, int]] = {}
-        first: dict[TopicPartition, int] = {}
-        for partition in wanted:
-            start, end = starts[partition], ends[partition]
-            lowest, there = 0 if start is None else start.offset, 0 if end is None else end.offset
-            before = committed.get(partition)
-            target = None if before is None else self._map.positions(partition).target(before.offset)
-            if before is None or target is None:
-                if there and not self.settings.append:
-                    raise NotEmpty(
-                        f"{partition.topic}:{partition.partition} of the new cluster holds {there} records that no "
-                        "mirror of this group wrote; empty it, or say that they may stay (--append)"
-                    )
-                first[partition] = lowest if before is None else before.offset
-                self._map.note(partition, Run(first[partition], there))
-                target = there
-            position = first[partition] if before is None else before.offset
-            if position < lowest:
-                self.gone += lowest - position
+        fresh = {partition: each.position for partition, each in taken.items() if each.fresh}
+        if fresh:
+            await self._consumer.commit(fresh)
+            for partition, offset in fresh.items():
+                self._consumer.seek(partition, offset)
+        for partition, (position, end, tail, _, gone) in taken.items():
+            if gone:
+                self.gone += gone
                 log.error(
                     "%s:%d: the old cluster has deleted offsets %d to %d, which were not mirrored",
                     *partition,
                     position,
-                    lowest - 1,
+                    position + gone - 1,
                 )
-            self._acked[partition] = position
-            spans[partition] = (target, there)
-        # before anything is sent: whoever takes over compares from there
-        await self._map.flush()
-        if first:
-            await self._consumer.commit(first)
-            for partition, offset in first.items():
-                self._consumer.seek(partition, offset)
-        tails = await read_tails(self.settings.new, spans, self.settings.new_security)
-        self._tails.update(tails)
-
-    async def _make_alike(self, topics: Iterable[str]) -> None:
-        unknown = {topic for topic in topics if topic not in self._alike}
-        await self._old.refresh(topics)
-        for topic in set(topics) - unknown:  # partitions may have been added to the old one
-            count = len(self._old.partitions(topic) or ())
-            if count > len(self._new.partitions(topic) or ()):
-                await grow(self._new, topic, count)
-        if unknown:
-            settings = await self._settings_of(unknown)
-            await make_alike(self._old, self._new, unknown, settings, replication=self.settings.replication)
-            self._alike |= unknown
-        self._new.follow({*self._alike, map_topic(self.settings.group)})
-        await self._new.refresh()
-
-    async def _settings_of(self, topics: set[str]) -> dict[str, dict[str, str]] | None:
-        if self.settings.old_zookeeper is None:
-            return await settings_of(self._old, topics)
-        ensemble = ZooKeeper(self.settings.old_zookeeper)
-        await ensemble.connect()
-        try:
-            return await settings_of(self._old, topics, ensemble)
-        finally:
-            await ensemble.close()
+            self._acked[partition], self._ends[partition] = position, end
+            if tail is not None:
+                self._tails[partition] = tail
 
     def _matches(self, topic: str) -> bool:
         pattern = compiled(self.settings.pattern)

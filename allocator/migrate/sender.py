@@ -34,6 +34,8 @@ OLDEST: Final = 3  # the first that takes record batches of v2
 UNDER_WAY: Final = 5
 # of one request. More: fewer of them; less: the other partitions of the leader wait for less
 REQUEST_BYTES: Final = 4 << 20
+# whether sending is allowed again
+ASK_AGAIN_S: Final = 0.1
 
 OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER = 45, 46, 47, 59
 NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
@@ -74,17 +76,25 @@ class Sender:
     """The producing half of a mirror.
 
     Guarantee: `acked` is called for the batches of a partition in their order, once each, with the offset that the
-    first record has on all replicas in sync; a batch that was not acknowledged is sent until it is. Memory is bounded
-    by `room`, which the caller awaits before each `put`.
+    first record has on all replicas in sync; a batch that was not acknowledged is sent until it is. Nothing is sent
+    while `may_send` says no: who was frozen, and wakes up replaced, writes nothing behind its successor. Memory is
+    bounded by `room`, which the caller awaits before each `put`.
 
     Use it within `async with`; what cannot be mended (a batch too large, no permission) ends the scope with its error.
     """
 
     def __init__(
-        self, client: KafkaClient, acked: Acked, *, buffer_bytes: int = 64 << 20, timeout_s: float = 30.0
+        self,
+        client: KafkaClient,
+        acked: Acked,
+        may_send: Callable[[], bool],
+        *,
+        buffer_bytes: int = 64 << 20,
+        timeout_s: float = 30.0,
     ) -> None:
         self._client = client
         self._acked = acked
+        self._may_send = may_send
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
         self._lanes: dict[TopicPartition, _Lane] = {}
@@ -180,6 +190,9 @@ class Sender:
 
     def _send(self, scope: Scope) -> bool:
         """One request to each leader that may get one; False if none may, and in `_wait_s` when to look again."""
+        if self._ready and not self._may_send():
+            self._wait_s = ASK_AGAIN_S
+            return False
         now = asyncio.get_running_loop().time()
         chosen: dict[int, dict[TopicPartition, _Item]] = defaultdict(dict)
         sizes: dict[int, int] = defaultdict(int)

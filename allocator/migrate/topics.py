@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
@@ -19,13 +19,13 @@ from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
-__all__ = ["TopicsDiffer", "carried", "create", "grow", "make_alike", "settings_of"]
+__all__ = ["TopicsDiffer", "carried", "create", "make_alike", "settings_of"]
 
 log = logging.getLogger(__name__)
 
 TOPIC: Final = 2  # kind of resource
 SET_ON_TOPIC: Final = 1  # source of a setting
-TOPIC_EXISTS, NOT_CONTROLLER = 36, 41
+TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
 
 # settings that mean nothing on another cluster, or stand in the way of what a mirror is to keep
 LEFT_OUT: Final = frozenset(
@@ -46,6 +46,9 @@ LEFT_OUT: Final = frozenset(
     }
 )
 
+# settings that say which records stay: the new topic may not have one of its own that the old one does not have
+KEEPING: Final = ("cleanup.policy", "retention.bytes", "retention.ms")
+
 
 class TopicsDiffer(AllocatorError):
     """A topic exists on the new cluster and is not as the old one: says in what, and what to do."""
@@ -62,8 +65,7 @@ async def settings_of(
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
     if client.api_version(DescribeConfigsRequest) is None:
         raise ConfigError(
-            "brokers before 0.11 do not tell how their topics are set: name their ZooKeeper (--old-zookeeper), or "
-            "create the topics on the new cluster yourself"
+            "brokers before 0.11 do not tell how their topics are set: name their ZooKeeper (--old-zookeeper)"
         )
     resources = [
         DescribeConfigsRequest.DescribeConfigsResource(
@@ -110,50 +112,63 @@ async def make_alike(
     old: KafkaClient,
     new: KafkaClient,
     topics: Iterable[str],
-    settings: Mapping[str, Mapping[str, str]] | None,
     *,
+    ensemble: ZooKeeper | None = None,
+    mirrored: Collection[str] = (),
     replication: int,
 ) -> list[str]:
     """Creates what is missing on the new cluster and compares the rest. Returns what was created.
 
-    `settings` None: they are not compared, and no topic is created. Raises TopicsDiffer naming every difference,
-    before anything is created.
+    `ensemble` is the old cluster's ZooKeeper. `mirrored` are topics that were alike before: they get the partitions
+    that were added to the old ones. Raises TopicsDiffer naming every difference, before anything is changed, and as
+    `settings_of` does.
     """
     names = sorted(topics)
     await old.refresh(names)
     await new.refresh(names)
-    missing, existing, differences = [], [], []
-    for name in names:
-        count, there = len(old.partitions(name) or ()), new.partitions(name)
-        if not count:
-            differences.append(f"the old cluster has no topic {name!r}")
-        elif there is None:
-            missing.append(name)
-        elif len(there) != count:
-            differences.append(
-                f"{name!r} has {count} partitions on the old cluster and {len(there)} on the new one: a key would "
-                "change its partition; add what is missing, or delete the new topic and have it made"
-            )
-        else:
-            existing.append(name)
-    here = await settings_of(new, existing) if existing else {}
+    counts = {name: len(old.partitions(name) or ()) for name in names}
+    here = {name: len(new.partitions(name) or ()) for name in names}
+    differences = [f"the old cluster has no topic {name!r}" for name in names if not counts[name]]
+    grown = [name for name in names if name in mirrored and 0 < here[name] < counts[name]]
+    differences += [
+        f"{name!r} has {counts[name]} partitions on the old cluster and {here[name]} on the new one: a key would "
+        "change its partition; add what is missing, or delete the new topic and have it made"
+        for name in names
+        if counts[name] and here[name] and here[name] != counts[name] and name not in grown
+    ]
+    there = [name for name in names if counts[name]]
+    wanted = await settings_of(old, there, ensemble) if there else {}
+    existing = [name for name in there if here[name]]
+    settings = await settings_of(new, existing) if existing else {}
     for name in existing:
-        for key, value in sorted(carried((settings or {}).get(name, {})).items()):
-            if here[name].get(key) != value:
-                differences.append(
-                    f"{key} of {name!r} is {value!r}, on the new cluster {here[name].get(key)!r}; set it"
-                )
-        if here[name].get("message.timestamp.type") == "LogAppendTime":
-            differences.append(f"{name!r} has message.timestamp.type=LogAppendTime: times would be lost; unset it")
-    if missing and settings is None:
-        differences.append(f"the new cluster has no topic {', '.join(missing)}; create it")
+        differences += _unlike(name, carried(wanted[name]), settings[name])
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
+    for name in grown:
+        await _grow(new, name, counts[name])
+        log.info("%s has %d partitions now, as on the old cluster", name, counts[name])
+    missing = [name for name in there if not here[name]]
     for name in missing:
-        count = len(old.partitions(name) or ())
-        await create(new, name, count, replication, carried((settings or {}).get(name, {})))
-        log.info("created %s with %d partitions", name, count)
+        await create(new, name, counts[name], replication, carried(wanted[name]))
+        log.info("created %s with %d partitions", name, counts[name])
     return missing
+
+
+def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """How the settings of a topic that exists differ from those that it is to have."""
+    found = [
+        f"{key} of {topic!r} is {value!r}, on the new cluster {here.get(key)!r}; set it"
+        for key, value in sorted(wanted.items())
+        if here.get(key) != value
+    ]
+    found += [
+        f"{key} of {topic!r} is {here[key]!r} on the new cluster alone, and would remove other records; unset it"
+        for key in KEEPING
+        if key in here and key not in wanted
+    ]
+    if here.get("message.timestamp.type") == "LogAppendTime":
+        found.append(f"{topic!r} has message.timestamp.type=LogAppendTime: times would be lost; unset it")
+    return found
 
 
 async def create(
@@ -179,8 +194,8 @@ async def create(
     await _led(client, topic, partitions)
 
 
-async def grow(client: KafkaClient, topic: str, partitions: int) -> None:
-    """Has the topic this number of partitions. Raises BrokerError."""
+async def _grow(client: KafkaClient, topic: str, partitions: int) -> None:
+    """Has the topic at least this number of partitions. Raises BrokerError."""
     kind = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[kind(name=topic, count=partitions, assignments=None)],
@@ -188,11 +203,12 @@ async def grow(client: KafkaClient, topic: str, partitions: int) -> None:
         validate_only=False,
         max_version=3,
     )
-    await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions")
+    # fine: another process was faster; whether it is that is seen next
+    await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
     await _led(client, topic, partitions)
 
 
-async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tuple[int, ...] = (0,)) -> None:
+async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tuple[int, ...]) -> None:
     for attempt in range(10):
         await client.refresh()
         controller = client.metadata.controller

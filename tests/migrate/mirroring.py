@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from allocator.migrate.mirror import Mirror
@@ -19,7 +19,7 @@ from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import LATEST, list_offsets
 
-__all__ = ["Row", "contents", "killed", "mirroring", "settings", "started"]
+__all__ = ["Row", "bare", "contents", "killed", "mirroring", "more", "settings", "started"]
 
 # offset, timestamp, key, value, headers
 Row = tuple[int, int, Any, Any, list[Any]]
@@ -52,6 +52,16 @@ async def contents(cluster: LocalCluster, topic: str) -> dict[int, list[Row]]:
         for record in batch:
             found[batch.partition].append((record.offset, record.timestamp, record.key, record.value, record.headers))
     return found
+
+
+def bare(rows: Mapping[int, list[Row]]) -> dict[int, list[Any]]:
+    """Without their offsets."""
+    return {partition: [row[1:] for row in some] for partition, some in rows.items()}
+
+
+async def more(count: Callable[[], Any], than: int) -> bool:
+    """Whether what `count` finds has grown."""
+    return bool(await count() > than)
 
 
 @contextlib.asynccontextmanager

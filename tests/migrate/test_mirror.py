@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from mirroring import contents, killed, mirroring, settings, started
+from mirroring import bare, contents, killed, mirroring, more, settings, started
 
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import BrokerError
-from allocator.migrate.mirror import Mirror, NotEmpty
+from allocator.errors import BrokerError, ConfigError
+from allocator.migrate.encode import written
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.sender import Sender
+from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
+from allocator.record import Record
+from allocator.tasks import Scope, within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -74,22 +80,15 @@ async def test_processes_share_the_partitions_and_may_be_killed_at_any_point(
     for round in range(rounds):
         with started(chosen, "--throttle", "0.3") as one, started(chosen, "--throttle", "0.3") as two:
             reached = await mirrored()
-            await wait_until_async(lambda goal=reached: _more(mirrored, goal), 60, "records to come over")
+            await wait_until_async(lambda goal=reached: more(mirrored, goal), 60, "records to come over")
             await asyncio.sleep(rng.random())
             killed(one)
             killed(two)
         await fill(old, topic, 500, first=20_000 + 500 * round)
     mirror = Mirror(settings(old, new, group, topics=[topic]))
     await mirror.run(until_caught_up=True)
-    before, after = await contents(old, topic), await contents(new, topic)
-    assert {n: [row[1:] for row in rows] for n, rows in after.items()} == {
-        n: [row[1:] for row in rows] for n, rows in before.items()
-    }
+    assert bare(await contents(new, topic)) == bare(await contents(old, topic))
     assert mirror.repeated == 0
-
-
-async def _more(count: Callable[[], Any], than: int) -> bool:
-    return bool(await count() > than)
 
 
 async def test_headers_times_and_transactions_of_a_newer_cluster(
@@ -146,9 +145,96 @@ async def test_topics_that_differ_are_refused_before_anything_is_made(
     await asyncio.to_thread(new.add_partitions, topic, 3)
     with pytest.raises(TopicsDiffer, match=r"retention.ms of .* is '1000000', on the new cluster None"):
         await Mirror(settings(old, new, group, topics=[topic, missing])).run(until_caught_up=True)
+    with pytest.raises(TopicsDiffer, match=r"the old cluster has no topic 'there-is-none'"):
+        await Mirror(settings(old, new, group, topics=[missing, "there-is-none"])).run(until_caught_up=True)
     async with KafkaClient(new.bootstrap) as client:
         await client.refresh([missing])
         assert client.partitions(missing) is None
+
+
+async def test_a_new_topic_that_would_keep_less_than_the_old_one_is_refused(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 1, 1, {"cleanup.policy": "compact"})
+    with pytest.raises(TopicsDiffer, match=r"cleanup.policy of .* is 'compact' on the new cluster alone"):
+        await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
+
+
+async def test_partitions_that_are_added_come_over_whoever_runs_meanwhile(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Two processes that find them at once, and one that starts later."""
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic])
+    async with mirroring(Mirror(chosen)) as one, mirroring(Mirror(chosen)) as two:
+        await wait_until_async(lambda: len(one.progress()) == len(two.progress()) == 1, 60, "both to have begun")
+        await asyncio.to_thread(old.add_partitions, topic, 6)
+        await wait_until_async(lambda: len(one.progress()) == len(two.progress()) == 3, 90, "the new partitions")
+        await fill(old, topic, 600)
+        await wait_until_async(lambda: one.records + two.records == 600, 60, "what was written to them")
+    await asyncio.to_thread(old.add_partitions, topic, 7)
+    await asyncio.to_thread(produce, old.bootstrap, topic, [(b"k", b"v", 6)], version=old.version)
+    await Mirror(chosen).run(until_caught_up=True)
+    assert await contents(new, topic) == await contents(old, topic)
+
+
+async def test_one_cluster_under_two_names_is_refused(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """A mirror would read what it writes, for ever."""
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
+    chosen = replace(settings(new, new, group, topics=[topic]), old=new.bootstrap.replace("127.0.0.1", "localhost"))
+    with pytest.raises(ConfigError, match=r"the old and the new cluster are one: broker 127\.0\.0\.1:"):
+        await Mirror(chosen).run(until_caught_up=True)
+
+
+async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: Callable[..., str]) -> None:
+    """A process that was frozen wakes up with batches to send, which its successor has sent."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
+    row = Record(partition.topic, 0, 0, 1, 0, b"k", b"v", [])
+    encoded, _ = written(iter([row]), 0, 1)
+    assert encoded is not None
+    allowed, asked, acked = False, 0, []
+
+    def may_send() -> bool:
+        nonlocal asked
+        asked += 1
+        return allowed
+
+    async with KafkaClient(new.bootstrap) as client, Scope() as scope:
+        await client.refresh([partition.topic])
+        sender = Sender(client, lambda *told: acked.append(told), may_send)
+        sender.open()
+        scope.start(sender.run(scope))
+        await sender.add([partition])
+        assert sender.put(partition, encoded)
+        await wait_until_async(lambda: asked > 5, 30, "it to ask")
+        assert not acked
+        assert (await contents(new, partition.topic))[0] == []
+        allowed = True
+        await within(sender.drained([partition]), 30)
+        assert acked == [(partition, encoded, 0)]
+
+
+async def test_it_ends_soon_when_it_is_told_to(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Though a large batch waits for its turn, or no broker answers; and goes on behind what was sent."""
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(produce, old.bootstrap, topic, [(b"k", bytes(100_000), 0)] * 20, version=old.version)
+    slow = Mirror(settings(old, new, group, topics=[topic], throttle_bytes_s=2_000.0))
+    async with mirroring(slow):
+        await wait_until_async(lambda: slow.progress(), 60, "it to begin")
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 20
+    await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
+    assert await contents(new, topic) == await contents(old, topic)
+    nobody = Mirror(replace(settings(old, new, group, topics=[topic]), old="127.0.0.1:1"))
+    async with mirroring(nobody):
+        await asyncio.sleep(0)  # its first step: to connect
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 20
 
 
 async def test_records_of_others_are_not_written_behind_unless_one_says_so(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from mirroring import contents, mirroring, settings
+from mirroring import bare, contents, mirroring, more, settings, started
 
 from allocator.migrate.mirror import Mirror
 from allocator.testing import LocalCluster, produce, wait_until_async
@@ -44,6 +46,33 @@ async def test_a_new_broker_that_is_killed_and_comes_back(
     mirror = await mirrored(old, new, topic, group, fault)
     assert await contents(new, topic) == await contents(old, topic)
     assert mirror.repeated == 0
+
+
+async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_successor(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """What was in a socket when it froze may come over twice; what was to be sent may not."""
+    old = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")
+    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 4, 1, None, old)
+    rows = [(b"k%d" % n, b"value %d" % n + bytes(200)) for n in range(COUNT)]
+    await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version, batch_records=20)
+    chosen = settings(old, new, group, topics=[topic])
+
+    async def stands() -> int:
+        return sum(map(len, (await contents(new, topic)).values()))
+
+    async with mirroring(Mirror(replace(chosen, throttle_bytes_s=10_000.0))) as first:
+        await wait_until_async(lambda: first.records, 60, "it to begin")
+    with started(chosen, "--throttle", "0.4") as one, started(chosen, "--throttle", "0.4") as two:
+        for process in (one, two, one):
+            before = await stands()
+            await wait_until_async(lambda than=before: more(stands, than), 60, "records to come over")
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(10)  # its session ends meanwhile, and the other one takes over
+            process.send_signal(signal.SIGCONT)
+    await Mirror(chosen).run(until_caught_up=True)
+    assert bare(await contents(new, topic)) == bare(await contents(old, topic))
 
 
 async def test_connections_that_break_in_the_middle_of_requests(

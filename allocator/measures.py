@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional
 
 __all__ = ["Measure", "Measures"]
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 SAMPLE_S = 30.0  # as in Kafka's own clients: averages and rates are those of the last two samples
 
@@ -71,6 +75,12 @@ class Measures:
         """By `clock`: when the last one was sent."""
         self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
         """How many, of all time."""
+        self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
+        """Begins the span of a "fetch", "commit" or "rebalance"; None: nobody wants to see them."""
+
+    def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
+        """Around each request or rebalance, never around a record."""
+        return _NOTHING if self.spans is None else self.spans(what, about)
 
     @property
     def last_heartbeat_age_s(self) -> float | None:

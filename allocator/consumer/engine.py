@@ -27,6 +27,7 @@ from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import Scope
+from allocator.tracing import spans_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
@@ -102,6 +103,7 @@ class Engine:
         """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
         self._one_commit = asyncio.Lock()
         joining, topics = self._joining, self.state.group_subscription()
+        self.client.measures.spans = spans_of(self.group, joining.client_id)
         try:
             self._exits.push_async_callback(self.client.close)
             # before the first answer, so that it tells of them

@@ -15,6 +15,7 @@ from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.znodes import Paths
 from allocator.subscription.topics import check_topic
+from allocator.tracing import spans_of
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST
 from allocator.wire.zookeeper import ZooKeeper
@@ -96,7 +97,9 @@ class ConsumerGroupConfig:
             return self.client(self)
         # brokers of 0.9 make a JMX name of the client's, which has no colon
         name = re.sub(r"[^A-Za-z0-9._-]", "-", self.client_id)
-        return KafkaClient(self.brokers, client_id=name, security=self.security, request_timeout_s=self.timeout_s)
+        client = KafkaClient(self.brokers, client_id=name, security=self.security, request_timeout_s=self.timeout_s)
+        client.measures.spans = spans_of(self.group, self.client_id)
+        return client
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""

@@ -85,41 +85,16 @@ class Ownership:
     # -- called by the membership --------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Parts) -> None:
-        assert self._scope is not None
-        before = self._state.assigned_partitions()
-        self._measures.partitions_assigned += len(partitions)
-        self._assign(before | partitions)
-        # begun before the listener is called: it may ask for positions
-        self._scope.start(self._find_positions(partitions), "positions")
-        self._opening += 1
-        try:
-            await tell(self._listener.on_partitions_assigned, partitions)
-        finally:
-            self._opening -= 1
-            self._fetcher.wake()
+        with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
+            await self._assigned(partitions)
 
     async def revoked(self, partitions: Parts) -> None:
-        self._stop(partitions)
-        while True:
-            try:
-                await within(self._progress.finished(partitions), PATIENCE_S)
-                break
-            except asyncio.TimeoutError:
-                log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
-        if self._auto_commit:
-            try:
-                await self._commit(partitions)
-            except AllocatorError as error:
-                log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        await tell(self._listener.on_partitions_revoked, partitions)
-        self._measures.partitions_revoked += len(partitions)
-        self._drop(partitions)
+        with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
+            await self._revoked(partitions)
 
     async def lost(self, partitions: Parts) -> None:
-        self._measures.partitions_lost += len(partitions)
-        self._stop(partitions)
-        self._drop(partitions)
-        await tell(self._listener.on_partitions_lost, partitions)
+        with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
+            await self._lost(partitions)
 
     def suspended(self, why: str) -> None:
         self._suspended = True
@@ -140,6 +115,43 @@ class Ownership:
         return error
 
     # ------------------------------------------------------------------------------------------------------------
+
+    async def _assigned(self, partitions: Parts) -> None:
+        assert self._scope is not None
+        before = self._state.assigned_partitions()
+        self._measures.partitions_assigned += len(partitions)
+        self._assign(before | partitions)
+        # begun before the listener is called: it may ask for positions
+        self._scope.start(self._find_positions(partitions), "positions")
+        self._opening += 1
+        try:
+            await tell(self._listener.on_partitions_assigned, partitions)
+        finally:
+            self._opening -= 1
+            self._fetcher.wake()
+
+    async def _revoked(self, partitions: Parts) -> None:
+        self._stop(partitions)
+        while True:
+            try:
+                await within(self._progress.finished(partitions), PATIENCE_S)
+                break
+            except asyncio.TimeoutError:
+                log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
+        if self._auto_commit:
+            try:
+                await self._commit(partitions)
+            except AllocatorError as error:
+                log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
+        await tell(self._listener.on_partitions_revoked, partitions)
+        self._measures.partitions_revoked += len(partitions)
+        self._drop(partitions)
+
+    async def _lost(self, partitions: Parts) -> None:
+        self._measures.partitions_lost += len(partitions)
+        self._stop(partitions)
+        self._drop(partitions)
+        await tell(self._listener.on_partitions_lost, partitions)
 
     def _stop(self, partitions: Parts) -> None:
         self._draining |= partitions

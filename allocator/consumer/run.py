@@ -17,7 +17,7 @@ from allocator.consumer.config import Config
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.daemon import Daemon, DaemonSettings
 from allocator.consumer.dead_letter import DeadLetterTopic
-from allocator.consumer.handlers import Handler, load_handler
+from allocator.consumer.handlers import Handler, load_handler, traced
 from allocator.consumer.lanes import Retries
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.notify import Notifier
@@ -84,7 +84,7 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer]) -> Daem
 
     return Daemon(
         consumer,
-        handler,
+        traced(handler, config.group.name),
         DaemonSettings(
             concurrency=settings.concurrency,
             queue_batches=settings.queue_batches,

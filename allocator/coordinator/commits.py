@@ -85,6 +85,10 @@ class Commits:
 
     async def finish(self, call: Call, timeout_s: float) -> None:
         """Until all of it is committed. Raises `CommitFailed`."""
+        with self._coordinator.measures.span("commit", partitions=len(call.left)):
+            await self._finish(call, timeout_s)
+
+    async def _finish(self, call: Call, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         if self._turn is None:
             self._turn = asyncio.Lock()

@@ -54,6 +54,11 @@ class Coordinator:
         """Node id, if it is known."""
         return self._node
 
+    @property
+    def measures(self) -> Measures:
+        """Of the consumer that asks."""
+        return self._client.measures
+
     async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
         """The coordinator's answer to `request`; it has `patience_s` for it, if given, from when it is known.
 

@@ -84,7 +84,8 @@ class Leader:
                 rack=what.rack,
             )
             try:
-                answer: FetchAnswer = await client.send(where, request, client.request_timeout_s + wait_s)
+                with client.measures.span("fetch", broker=self.node_id, partitions=len(wanted)):
+                    answer: FetchAnswer = await client.send(where, request, client.request_timeout_s + wait_s)
             except BrokerError:
                 session.lost()
                 raise

@@ -162,6 +162,19 @@ async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_s
     assert {"time", "level", "logger", "message"} <= set(logs[0])
 
 
+async def test_a_daemon_whose_process_has_a_tracer_provider_makes_spans(make: Callable[..., Setup]) -> None:
+    it = make(partitions=1)
+    it.fill(3)
+    process = it.run(it.config("plain"), SPANS_FILE=str(it.directory / "spans"))
+    it.wait_done(3)
+    assert stopped(process) == 0
+    spans = [json.loads(line) for line in (it.directory / "spans").read_text().splitlines()]
+    handled = [span["attributes"] for span in spans if span["name"] == f"process {it.topic}"]
+    assert [attributes["messaging.kafka.offset"] for attributes in handled] == [0, 1, 2]
+    assert {attributes["messaging.consumer.group.name"] for attributes in handled} == {it.group}
+    assert {"fetch", "commit", "rebalance"} <= {span["name"] for span in spans}
+
+
 @through_either
 async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
     make: Callable[..., Setup], more: dict[str, Any]

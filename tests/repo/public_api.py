@@ -10,7 +10,7 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 # what a minor version keeps: the names these modules list in `__all__`, with these signatures
-MODULES = ("allocator", "allocator.assign", "allocator.errors", "allocator.testing")
+MODULES = ("allocator", "allocator.assign", "allocator.errors", "allocator.testing", "allocator.tracing")
 BEGIN, END = "<!-- begin of what the code says -->\n", "<!-- end of what the code says -->\n"
 
 

@@ -1,0 +1,189 @@
+"""Spans for OpenTelemetry, as the SDK's in-memory exporter gets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tornado import gen
+
+from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig
+from allocator.consumer.handlers import Handler, traced
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import CommitFailed
+from allocator.measures import Measures
+from allocator.record import Record
+from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.tracing import handling, spans_of
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+TRACE, WRITER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Kept:
+    """What was made until now."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """The process has a provider; a real one can be set only once."""
+    kept = Kept()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: kept.provider)
+    return kept
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def record(*headers: tuple[str, bytes]) -> Record:
+    return Record("orders", 3, 17, 0, None, b"key", b"value", list(headers))
+
+
+async def test_a_consumer_makes_spans_of_fetches_commits_and_rebalances(
+    spans: Kept, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(2)
+    written = f"00-{TRACE}-{WRITER}-01".encode()
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"one", 0, headers=[("traceparent", written)])])
+    where = {"brokers": kafka_cluster.bootstrap, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    async with Consumer(topic, **where, group=group, client_id="it", max_wait_s=0.1) as consumer:
+        with spans.provider.get_tracer("test").start_as_current_span("work") as work:
+            batch = await consumer.getbatch(30)
+            assert batch is not None
+            for each in batch:
+                with handling(each, group):
+                    pass
+            await consumer.commit()
+
+    own = {"messaging.system": "kafka", "messaging.consumer.group.name": group, "messaging.client.id": "it"}
+    steps = {about(span)["allocator.step"]: about(span) for span in spans.named("rebalance")}
+    assert steps == {
+        step: {**own, "allocator.step": step, "allocator.partitions": 2} for step in ("assigned", "revoked")
+    }
+    fetch = spans.named("fetch")[0]
+    assert {**own, "messaging.operation.type": "receive"}.items() <= about(fetch).items()
+    assert (fetch.kind, fetch.parent) == (trace.SpanKind.CLIENT, None)
+    commit = spans.named("commit")[0]
+    assert {**own, "messaging.operation.type": "settle", "allocator.partitions": 1}.items() <= about(commit).items()
+    assert commit.parent is not None
+    assert commit.parent.span_id == work.get_span_context().span_id, "who commits is told"
+    process = spans.one(f"process {topic}")
+    assert process.parent is not None
+    assert (f"{process.context.trace_id:032x}", f"{process.parent.span_id:016x}") == (TRACE, WRITER)
+
+
+async def test_a_consumer_group_makes_spans_too(
+    spans: Kept, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(1)
+    where = {"brokers": kafka_cluster.bootstrap, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    async with ConsumerGroup(ConsumerGroupConfig(group=group, topics=[topic], **where)) as members:
+        generation = await members.next()
+        await generation.commit({topic: {0: 0}})
+    assert about(spans.one("commit"))["messaging.consumer.group.name"] == group
+
+
+async def test_a_commit_that_fails_is_an_error_in_its_span(
+    spans: Kept, kafka_cluster: LocalCluster, group: str
+) -> None:
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        client.measures.spans = spans_of(group, "it")
+        nowhere = TopicPartition("no-such-topic", 0)
+        with pytest.raises(CommitFailed):
+            await GroupOffsets(client, group, timeout_s=1.0).commit({nowhere: OffsetAndMetadata(0, "", -1)})
+    assert spans.one("commit").status.status_code is trace.StatusCode.ERROR
+
+
+async def test_a_handler_runs_in_a_span_and_what_it_makes_are_children(spans: Kept) -> None:
+    def plain(each: Any) -> None:
+        with spans.provider.get_tracer("test").start_as_current_span("query"):
+            pass
+
+    traced(Handler("plain", plain), "billing").call_plain(record())
+    process, query = spans.one("process orders"), spans.one("query")
+    assert query.parent is not None
+    assert query.parent.span_id == process.context.span_id
+    assert about(process) == {
+        "messaging.system": "kafka",
+        "messaging.consumer.group.name": "billing",
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "process",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "3",
+        "messaging.kafka.offset": 17,
+    }
+    assert (process.kind, process.parent) == (trace.SpanKind.CONSUMER, None)
+
+
+async def test_a_span_lasts_as_long_as_a_coroutine_of_either_kind(spans: Kept) -> None:
+    async def modern(each: Any) -> None:
+        await gen.sleep(0.05)
+
+    @gen.coroutine
+    def of_tornado(each: Any) -> Any:
+        yield gen.sleep(0.05)
+
+    for function in (modern, of_tornado):
+        handler = traced(Handler("it", function), "billing")
+        assert handler.on_loop
+        await handler.call(record())
+    for span in spans.named("process orders"):
+        assert span.end_time - span.start_time >= 45_000_000  # type: ignore[operator]
+
+
+def test_what_a_handler_raises_is_noted_and_goes_on(spans: Kept) -> None:
+    def broken(each: Any) -> None:
+        raise ValueError("no such customer")
+
+    with pytest.raises(ValueError, match="no such customer"):
+        traced(Handler("broken", broken), "billing").call_plain(record())
+    span = spans.one("process orders")
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert [event.name for event in span.events] == ["exception"]
+
+
+def test_headers_that_are_no_context_begin_a_trace_of_their_own(spans: Kept) -> None:
+    with handling(record(("traceparent", b"\xff\x00rubbish"), ("other", b"x"))):
+        pass
+    assert spans.one("process orders").parent is None
+
+
+def test_without_a_provider_there_is_nothing_between() -> None:
+    def plain(each: Any) -> None:
+        """Nothing."""
+
+    handler = Handler("plain", plain)
+    assert traced(handler, "billing") is handler
+    assert spans_of("billing", "it") is None
+    measures = Measures()
+    assert measures.span("fetch", partitions=1) is measures.span("commit")
+    with handling(record()):
+        pass
+
+
+def test_nobody_who_does_not_want_it_loads_it() -> None:
+    code = "import sys, allocator.cli, allocator, allocator.consumer.run; from allocator import Consumer; "
+    code += "from allocator.tracing import handling; handling(None); "
+    code += "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)

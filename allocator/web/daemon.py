@@ -32,7 +32,7 @@ class DaemonHealth:
     live: it answers, which shows that its loop runs, and no handler hangs that was given up. A lost session or a
     silent ZooKeeper is nothing that a restart would mend: the membership is rejoining.
     ready: it is a member whose lease is valid, and what it owns is being read, or it owns nothing because the
-    assignment gives it nothing. Partitions that come or go in a rebalance do not change that.
+    assignment gives it nothing. Partitions that come or go in a rebalance do not change that, all of them included.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class DaemonHealth:
         self._stuck = stuck
         self._clock = clock
         self._unread: dict[TopicPartition, float] = {}
+        self._begun = False
+        """Whether it has done its work since it joined last."""
 
     def live(self) -> list[str]:
         return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
@@ -54,6 +56,7 @@ class DaemonHealth:
             return ["it has not begun yet"]
         consumer = self._consumers[-1]
         if not consumer.may_act():
+            self._begun = False
             return ["its lease is not valid: it is joining, or ZooKeeper (or Kafka's coordinator) does not answer"]
         owned = consumer.assignment()
         if consumer.generation == 0 and not owned:
@@ -66,8 +69,9 @@ class DaemonHealth:
         if late:
             first = f"{late[0].topic}:{late[0].partition}"
             return [f"{len(late)} of its partitions are not being read since {READ_WITHIN_S:g} s, such as {first}"]
-        if owned and len(unread) == len(owned):
+        if not self._begun and owned and len(unread) == len(owned):
             return ["none of its partitions has been read yet"]
+        self._begun = True
         return []
 
 

@@ -75,9 +75,18 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     assert health.ready() == []
     it.held_back = set()
     assert health.ready() == [], "the time begins anew"
+    it.owned, it.read = {P[1]}, {P[1]}
+    assert health.ready() == []
+    it.owned = {P[2]}  # a rebalance takes all that it had and gives it something else
+    assert health.ready() == [], "it goes on with its work"
+    now[0] += READ_WITHIN_S + 1
+    assert "1 of its partitions are not being read" in health.ready()[0]
     it.lease = False  # ZooKeeper is silent
     assert "lease is not valid" in health.ready()[0]
     assert health.live() == [], "nothing that a restart would mend"
+    it.lease = True
+    it.owned, it.read = {P[0]}, set()
+    assert health.ready() == ["none of its partitions has been read yet"], "it has joined anew"
 
 
 def test_a_handler_that_hangs_is_what_a_restart_mends() -> None:

@@ -46,7 +46,7 @@ class DaemonHealth:
         self._clock = clock
         self._unread: dict[TopicPartition, float] = {}
         self._begun = False
-        """Whether it has done its work since it joined last."""
+        """Whether it has read something since it joined last."""
 
     def live(self) -> list[str]:
         return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
@@ -71,7 +71,7 @@ class DaemonHealth:
             return [f"{len(late)} of its partitions are not being read since {READ_WITHIN_S:g} s, such as {first}"]
         if not self._begun and owned and len(unread) == len(owned):
             return ["none of its partitions has been read yet"]
-        self._begun = True
+        self._begun |= bool(owned - unread)
         return []
 
 

@@ -33,6 +33,7 @@ FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers begin to write to the new cluster: from then on only it has their records."""
+BY_PARTITION: Final = ("ends", "empty")  # details that are for later steps
 LOOK_S: Final = 0.2
 
 
@@ -106,24 +107,25 @@ class Cutover:
                     continue
                 details = await steps[step](clusters)
                 self._note(step, **details)
-                self._told(
-                    step, ", ".join(f"{key} {value}" for key, value in details.items() if key != "ends") or "done"
-                )
+                shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in BY_PARTITION)
+                self._told(step, shown or "done")
 
     async def rollback(self) -> None:
         """Has the groups read the old cluster again. Raises CutoverFailed when it is too late."""
         done = self.load()
+        if not done:
+            raise CutoverFailed(f"nothing was done by {self.plan.path}: there is no {self.plan.state}, nothing to undo")
         if "opened" in done or NO_RETURN in done:
             raise CutoverFailed(
                 f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. "
                 "There is no way back without losing them; go on"
             )
         async with self._opened() as clusters:
-            if "start" in done:
+            if "offsets" in done:  # a run that was killed in step "start" has told some groups already
                 await self._freeze(clusters)
                 for group in self.plan.groups:
                     await self._back(clusters, group)
-            elif "freeze" in done or done:
+            else:
                 for group in self.plan.groups:
                     file = self._restore_file(group)
                     if file.exists():
@@ -172,20 +174,32 @@ class Cutover:
             some = ", ".join(f"{each.topic}:{each.partition}" for each in behind[:5])
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {len(behind)} partitions: {some}")
         members: dict[str, int] = {}
+        empty: dict[str, list[list[Any]]] = {}
+        ends = await ends_of(on.old, self._partitions(on.old))
         for group in self.plan.groups:
-            committed = await self._committed(self.plan.old(group))
+            async with self.plan.old(group).opened() as place:
+                committed = await place.committed(self._partitions(on.old))
+                members[group] = len(await place.members())
             if not committed:
                 faults.append(f"group {group!r} has committed nothing of these topics on the old cluster")
+            topics = {each.topic for each in committed}
+            rest = [each for each in ends if each.topic in topics and each not in committed]
+            empty[group] = [[*each, ends[each].end] for each in rest if ends[each].start == ends[each].end]
+            unread = [f"{each.topic}:{each.partition}" for each in rest if ends[each].start < ends[each].end]
+            if unread:
+                faults.append(
+                    f"group {group!r} has committed nothing of {', '.join(unread[:5])}, which hold records: where it "
+                    "is to begin on the new cluster is not known; have it read some, or stop it and say where to begin "
+                    "(`allocator group offsets reset`)"
+                )
             choice = await read_choice(on.ensemble, path_of(self.plan.root, group))
             if choice != ClusterChoice():
                 faults.append(
                     f"group {group!r} was told already to read something: {choice}; is there another cutover?"
                 )
-            state = await describe(on.ensemble, group, self.plan.root)
-            members[group] = 0 if state is None else len(state.members)
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
-        return {"members": members, "lag": await self._mirror_lag(on)}
+        return {"members": members, "lag": await self._mirror_lag(on), "empty": empty}
 
     async def _freeze(self, on: _Clusters) -> dict[str, Any]:
         for group in self.plan.groups:
@@ -202,7 +216,20 @@ class Cutover:
                             f"group {group!r} was told to stop and has members still: {', '.join(left)}; those that "
                             "do not watch the setting (SwitchingConsumer) have to be stopped by hand"
                         )
+            await self._settle(on, group)
         return {"seconds": round(time.monotonic() - began, 1)}
+
+    async def _settle(self, on: _Clusters, group: str) -> None:
+        """Partitions in which the group found nothing to commit: it is to read all that came since.
+
+        Or a group that begins at the end, where nothing is committed, would begin behind it on the new cluster.
+        """
+        told = self._state["steps"].get("check", {}).get("empty", {}).get(group, [])
+        empty = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in told}
+        if empty:
+            async with self.plan.old(group).opened() as old:
+                committed = await old.committed(empty)
+                await old.commit({each: end for each, end in empty.items() if each not in committed}, "was empty")
 
     async def _drain(self, on: _Clusters) -> dict[str, Any]:
         wanted: dict[TopicPartition, int] = {}
@@ -247,11 +274,14 @@ class Cutover:
             began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
 
             async def stuck(group: str = group, began: Mapping[TopicPartition, int] = began) -> list[str]:
+                async with self.plan.new(group).opened() as place:
+                    if not await place.members():
+                        return ["it has no members"]
                 state = await describe(on.ensemble, group, self.plan.root)
-                owners = {} if state is None else state.owners
-                unowned = [f"{p.topic}:{p.partition} has no owner" for p in self._partitions(on.new) if p not in owners]
-                if unowned:
-                    return unowned
+                if state is not None and state.members:  # Kafka's own groups do not tell their owners to others
+                    unowned = [f"{p.topic}:{p.partition} has no owner" for p in began if p not in state.owners]
+                    if unowned:
+                        return unowned
                 committed = await self._committed(self.plan.new(group))
                 ends = await ends_of(on.new, began)
                 return [
@@ -266,15 +296,18 @@ class Cutover:
         return {"lag": await self._mirror_lag(on)}
 
     async def _producers(self, on: _Clusters) -> dict[str, Any]:
-        if self.plan.producers is not None:
-            await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
-        ends = await self._quiet(on)
-        # from here on there is no way back
-        new = await ends_of(on.new, self._partitions(on.new))
-        self._note("opened", ends=[[*p, ends[p], new[p].end] for p in sorted(ends)])
+        if "opened" not in self._state["steps"]:  # of a run that was killed: producers may write there already
+            if self.plan.producers is not None:
+                await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
+            ends = await self._quiet(on)
+            await on.map.refresh()
+            # up to the last record that was mirrored: producers that were moved by hand may have written behind it
+            new = {each: on.map.positions(each).target(end) for each, end in ends.items()}
+            # from here on there is no way back
+            self._note("opened", ends=[[*each, ends[each], new[each]] for each in sorted(ends)])
         if self.plan.producers is not None:
             await choose(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
-        return {"partitions": len(ends)}
+        return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
     async def _quiet(self, on: _Clusters) -> dict[TopicPartition, int]:
         """The ends of the old topics, when they have stood still for a while and all before them is mirrored."""
@@ -301,8 +334,11 @@ class Cutover:
     async def _finish(self, on: _Clusters) -> dict[str, Any]:
         if not self.plan.audit:
             return {"audit": "not wanted"}
-        ends = self._state["steps"]["opened"]["ends"]
-        return {"audit": await audit_topics(self.plan, ends)}
+        found = await audit_topics(self.plan, self._state["steps"]["opened"]["ends"])
+        lost = [f"{topic}: {verdict.text}" for topic, verdict in found.items() if verdict.lost]
+        if lost:
+            raise CutoverFailed(f"the new cluster lacks records of the old one: {'; '.join(lost)}; see allocator audit")
+        return {"audit": {topic: verdict.text for topic, verdict in found.items()}}
 
     # -- what they share ------------------------------------------------------------------------------------------
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from mirroring import mirroring, settings
+from mirroring import killed, mirroring, settings
 
 from allocator.consumer.switching import SwitchingConsumer, Watcher
 from allocator.errors import AllocatorError, Closed
@@ -18,7 +20,17 @@ from allocator.migrate.mirror import Mirror
 from allocator.testing import LocalCluster, produce
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["World"]
+__all__ = ["World", "command"]
+
+
+@contextlib.contextmanager
+def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`allocator cutover`, in a process of its own."""
+    process = subprocess.Popen([sys.executable, "-m", "allocator.cli", "cutover", str(plan)])
+    try:
+        yield process
+    finally:
+        killed(process)
 
 
 class World:
@@ -31,6 +43,10 @@ class World:
         self.seen: Counter[int] = Counter()
         self.read_from: set[str | None] = set()
         self.path = directory / "plan.toml"
+        self.partitions: list[int] | None = None
+        """Where producers write; None: where keys lead."""
+        self.options: dict[str, Any] = {}
+        """Of the services, besides what all need."""
         self._number = 0
 
     def plan(self, **cutover: Any) -> Path:
@@ -82,6 +98,19 @@ class World:
                 if isinstance(result, BaseException):
                     raise result
 
+    async def write(self, side: LocalCluster, count: int, partitions: list[int] | None = None) -> list[int]:
+        """The next numbers, which are now on this side."""
+        numbers = list(range(self._number, self._number + count))
+        self._number += count
+        rows = [(b"k%d" % (n % 7), b"%d" % n, partitions[n % len(partitions)] if partitions else None) for n in numbers]
+        await asyncio.to_thread(produce, side.bootstrap, self.topic, rows, version=side.version)
+        self.written["new" if side is self.new else "old"] += numbers
+        return numbers
+
+    def lost(self, last: int) -> list[int]:
+        """Numbers up to `last` that were written and that nobody read."""
+        return [number for number in self.all_written if not self.seen[number] and number <= last]
+
     async def _serve(self, stop: asyncio.Event) -> None:
         async with SwitchingConsumer(
             self.topic,
@@ -90,6 +119,7 @@ class World:
             zookeeper=self.zookeeper,
             session_timeout_s=4.0,
             auto_commit_interval_s=0.5,
+            **self.options,
         ) as consumer:
             while not stop.is_set():
                 try:
@@ -112,15 +142,6 @@ class World:
                 if choice is None or choice.frozen:
                     continue
                 side = self.new if choice.brokers == self.new.bootstrap else self.old
-                numbers = list(range(self._number, self._number + 20))
-                self._number += 20
-                await asyncio.to_thread(
-                    produce,
-                    side.bootstrap,
-                    self.topic,
-                    [(b"k%d" % (n % 7), b"%d" % n) for n in numbers],
-                    version=side.version,
-                )
-                self.written["new" if side is self.new else "old"] += numbers
+                await self.write(side, 20, self.partitions)
         finally:
             await watcher.close()

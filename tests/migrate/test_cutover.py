@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import World
+from cutting import World, command
+from mirroring import killed
 
+from allocator.consumer.switching import ClusterChoice, choose, path_of
 from allocator.errors import ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.migrate.plan import load_plan
 from allocator.testing import wait_until_async
+from allocator.wire.zookeeper import ZooKeeper
 
 pytestmark = [pytest.mark.deadline(280), pytest.mark.timeout(300)]
 
@@ -50,7 +54,7 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
         await wait_until_async(lambda: world.seen[last], 60, "what they write there to be read")
         with pytest.raises(CutoverFailed, match="was reached"):
             await Cutover(plan).rollback()
-    assert [number for number in world.all_written if not world.seen[number] and number <= last] == []
+    assert world.lost(last) == []
     # everything was committed before anybody left, and nothing was mirrored twice
     assert world.duplicates == 0
 
@@ -72,9 +76,81 @@ async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(m
         last = world.written["old"][-1]
         await wait_until_async(lambda: world.seen[last], 60, "everything to be read")
         assert not await asyncio.to_thread(plan.state.exists)
-    assert [number for number in world.all_written if not world.seen[number] and number <= last] == []
+    assert world.lost(last) == []
     assert world.written["new"] == []
     assert world.duplicates == 0
+
+
+@pytest.mark.long
+async def test_a_command_that_is_killed_in_each_step_is_run_again_and_loses_nothing(make_world: Any) -> None:
+    world = await make_world("0.9.0.1", "3.9.1")
+    path = world.plan()
+    plan = load_plan(path)
+    rng = random.Random(5)
+    async with world.running():
+        await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
+        await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+        for step in (*STEPS[:-2], "opened", "producers"):
+            with command(path) as process:
+                await wait_until_async(
+                    lambda step=step, process=process: step in Cutover(plan).load() or process.poll() is not None,
+                    90,
+                    step,
+                )
+                await asyncio.sleep(rng.uniform(0, 0.3))
+                killed(process)
+            if step == "opened":
+                ends = Cutover(plan).load()["opened"]
+        with command(path) as process:
+            await wait_until_async(lambda: process.poll() is not None, 120, "it to end")
+            assert process.returncode == 0
+        assert list(Cutover(plan).load()) == [*STEPS[:-2], "opened", *STEPS[-2:]]
+        assert Cutover(plan).load()["opened"] == ends
+        await wait_until_async(lambda: len(world.written["new"]) > 100, 60, "producers to write to the new cluster")
+        last = world.written["new"][-1]
+        await wait_until_async(lambda: world.seen[last], 60, "what they write there to be read")
+    assert world.lost(last) == []
+    assert world.duplicates == 0
+
+
+async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(make_world: Any) -> None:
+    """Step "start" is not in the state file, but members are at work on the new cluster."""
+    world = await make_world("0.9.0.1", "3.9.1")
+    plan = load_plan(world.plan())
+    with pytest.raises(CutoverFailed, match="nothing was done by"):
+        await Cutover(plan).rollback()
+    async with world.running():
+        await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
+        await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+        await Cutover(plan).run(until="offsets")
+        ensemble = ZooKeeper(world.zookeeper)
+        await ensemble.connect()
+        await choose(ensemble, path_of(plan.root, world.group), ClusterChoice(plan.new_brokers))
+        await ensemble.close()
+        await wait_until_async(lambda: world.new.bootstrap in world.read_from, 60, "services to read the new cluster")
+        await Cutover(plan).rollback()
+        world.read_from.clear()
+        await wait_until_async(lambda: world.old.bootstrap in world.read_from, 60, "services to read the old one again")
+        last = world.written["old"][-1]
+        await wait_until_async(lambda: world.seen[last], 60, "everything to be read")
+    assert world.lost(last) == []
+    assert world.duplicates == 0
+
+
+async def test_what_is_written_meanwhile_to_a_partition_without_commits_is_read_by_who_begins_at_the_end(
+    make_world: Any,
+) -> None:
+    world = await make_world("0.9.0.1", "3.9.1")
+    world.partitions = [0, 1]
+    world.options = {"auto_offset_reset": "latest"}
+    plan = load_plan(world.plan())
+    async with world.running():
+        await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
+        await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
+        await Cutover(plan).run(until="freeze")
+        numbers = await world.write(world.old, 10, [2])
+        await Cutover(plan).run(until="verify")
+        await wait_until_async(lambda: all(world.seen[n] for n in numbers), 60, "them to be read on the new cluster")
 
 
 async def _checked(plan: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Every member computes for itself who gets what: names and partitions sorted as text, dealt in turn. kiel's members take
 what they compute at once and tell nobody. Guarantee: of ours one at most owns a partition (see `owners`); between one
-of ours and one of kiel's there is an overlap when it moves, which repeats records and skips none. Ours leaves a
+of ours and one of kiel's there is an overlap when it moves, which repeats records; ours skip none. Ours leave a
 partition that may come from one of kiel's alone for `settle_s` seconds, so that what is in its hands can be committed.
 
 When the group is given to the new layout (by `allocator group adopt`, see `kiel_znodes.Seal`), ours go over by

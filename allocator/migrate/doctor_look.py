@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.coordinator.offsets import GroupOffsets
@@ -20,16 +20,15 @@ from allocator.membership.describe import GroupState, describe, list_groups
 from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.znodes import Paths
 from allocator.migrate import doctor_requests as requests
+from allocator.migrate.doctor_old import OldLayouts, children, old_layouts
 from allocator.migrate.doctor_requests import BrokerSeen, KafkaGroup, Replicas
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import list_offsets
 from allocator.wire.zookeeper import NoZnode, Stat, ZooKeeper
 
-__all__ = ["KIEL", "OLD_CONSUMERS", "Look", "Registration", "look"]
+__all__ = ["Look", "Registration", "look"]
 
-KIEL = "/kiel/groups/{}/members"
-OLD_CONSUMERS = "/consumers/{}/ids"
 AHEAD_S = 60.0  # records from further in the future are no matter of clocks that differ a little
 
 
@@ -64,9 +63,9 @@ class Look:
     """When znodes of the group were last written, by ZooKeeper's clock."""
     kafka: Optional[KafkaGroup] = None
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    kiel: tuple[str, ...] = ()
-    old_consumers: tuple[str, ...] = ()
-    """Members on other layouts of ZooKeeper."""
+    """What stands in ZooKeeper and not in Kafka; `report` has it too."""
+    old: OldLayouts = field(default_factory=OldLayouts)
+    """The group on other layouts of ZooKeeper."""
     registrations: tuple[Registration, ...] = ()
     ahead: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Partitions with a record of the future: its timestamp."""
@@ -136,7 +135,8 @@ async def look(
         await _cluster(client, eyes)
         if group is not None:
             logs, existing = await _kafka_group(client, group, state, eyes, clock)
-    if group is not None and (state is not None or logs.committed or eyes.seen.get("kafka") is not None):
+    known = state is not None or eyes.seen.get("kafka") is not None
+    if group is not None and (known or logs.committed):
         eyes.seen["report"] = GroupReport(state or GroupState(group, {}, {}, None), logs, existing)
     return Look(group, begun, clock() * 1000, tuple(eyes.unseen), **eyes.seen)
 
@@ -150,18 +150,9 @@ async def _modified(zk: ZooKeeper, paths: Paths, state: GroupState) -> dict[str,
 
 async def _old_layouts(zk: ZooKeeper, group: str | None, seen: dict[str, Any]) -> None:
     if group is not None:
-        for name, path in (("kiel", KIEL), ("old_consumers", OLD_CONSUMERS)):
-            found = await _children(zk, path.format(group))
-            seen[name] = tuple(sorted({*seen.get(name, ()), *found}))
-    registrations = [await _registration(zk, name) for name in await _children(zk, "/brokers/ids")]
+        seen["old"] = seen.get("old", OldLayouts()) + await old_layouts(zk, group)
+    registrations = [await _registration(zk, name) for name in await children(zk, "/brokers/ids")]
     seen["registrations"] = (*seen.get("registrations", ()), *filter(None, registrations))
-
-
-async def _children(zk: ZooKeeper, path: str) -> list[str]:
-    try:
-        return await zk.get_children(path)
-    except NoZnode:
-        return []
 
 
 async def _registration(zk: ZooKeeper, name: str) -> Registration | None:
@@ -194,6 +185,8 @@ async def _kafka_group(
     existing = set(subscribed(state, client))
     for member in kafka.members if kafka is not None else ():
         existing |= {TopicPartition(topic, n) for topic in member.topics for n in client.partitions(topic) or ()}
+    old: OldLayouts = eyes.seen.get("old", OldLayouts())
+    existing |= {partition for partition in eyes.seen.get("replicas", ()) if old.reads(partition)}
     logs = Logs()
     wanted = {*existing, *(state.assigned if state is not None else ())}
     async with eyes.at("committed offsets"):
@@ -204,10 +197,11 @@ async def _kafka_group(
     bare = wanted - set(logs.committed)
     if bare and client.broker_version >= (0, 8, 2):  # before, ZooKeeper is where they were looked for
         async with eyes.at("offsets in ZooKeeper"):
-            eyes.seen["old_offsets"] = await fetch_old_offsets(client, group, bare)
+            found = eyes.seen["old_offsets"] = await fetch_old_offsets(client, group, bare)
+            logs = replace(logs, committed={**found, **logs.committed})
     if client.broker_version >= (0, 10, 1) and logs.end:
         async with eyes.at("timestamps of records"):
             when = int((clock() + AHEAD_S) * 1000)
-            found = await list_offsets(client, dict.fromkeys(logs.end, when), timeout_s=client.request_timeout_s)
-            eyes.seen["ahead"] = {p: at.timestamp for p, at in found.items() if at is not None}
+            late = await list_offsets(client, dict.fromkeys(logs.end, when), timeout_s=client.request_timeout_s)
+            eyes.seen["ahead"] = {p: at.timestamp for p, at in late.items() if at is not None}
     return logs, frozenset(existing)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from allocator.membership.describe import GroupState
 from allocator.membership.znodes import Paths
 from allocator.migrate.doctor_finding import Finding, Severity, names
-from allocator.migrate.doctor_look import KIEL, OLD_CONSUMERS, Look
+from allocator.migrate.doctor_look import Look
+from allocator.migrate.doctor_old import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.types import TopicPartition
 
 __all__ = ["DEFAULT_SESSION_S", "member_findings"]
@@ -23,6 +24,7 @@ def member_findings(before: Look, after: Look, root: str, patience_s: float) -> 
     """`patience_s`: what takes longer than this does not end by itself."""
     yield from _presence(after, root)
     yield from _layouts(after, root)
+    yield from _given_up(before, after)
     if after.state is not None:
         yield from _ownership(before, after)
         yield from _stuck(before, after, Paths(root, after.state.group), patience_s)
@@ -35,7 +37,7 @@ def member_findings(before: Look, after: Look, root: str, patience_s: float) -> 
 
 def _presence(look: Look, root: str) -> Iterator[Finding]:
     if look.report is None:
-        if look.group is not None and not look.kiel and not look.old_consumers and not look.unseen:
+        if look.group is not None and not look.old.kiel and not look.old.consumers and not look.unseen:
             known = f"; it knows {', '.join(look.others)}" if look.others else ""
             kafka = "; Kafka has no members or offsets of it" if look.version else ""
             yield Finding(
@@ -49,7 +51,7 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
             )
         return
     members = look.report.state.members
-    if members or (look.kafka is not None and look.kafka.alive) or look.kiel or look.old_consumers:
+    if members or (look.kafka is not None and look.kafka.alive) or look.old.kiel or look.old.consumers:
         return
     logs = look.report.logs
     lag = sum(logs.lag(partition) or 0 for partition in logs.committed)
@@ -68,8 +70,8 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
     group = look.group or ""
     ours = [f"{root}/{group}/members"] if look.state is not None and look.state.members else []
     by_kafka = ["Kafka's own protocol"] if look.kafka is not None and look.kafka.alive else []
-    kiel = [KIEL.format(group)] if look.kiel else []
-    old = [OLD_CONSUMERS.format(group)] if look.old_consumers else []
+    kiel = [KIEL.format(group)] if look.old.kiel else []
+    old = [OLD_CONSUMERS.format(group)] if look.old.consumers else []
     together = (*ours, *by_kafka, *kiel, *old)
     if len(together) > 1:
         yield Finding(
@@ -85,8 +87,8 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
         yield Finding(
             "kiel-layout",
             Severity.WARNING,
-            f"{len(look.kiel)} members stand where kiel's do",
-            tuple(f"{kiel[0]}/{member}" for member in look.kiel),
+            f"{len(look.old.kiel)} members stand where kiel's do",
+            tuple(f"{kiel[0]}/{member}" for member in look.old.kiel),
             "Members of kiel do not wait for each other to let go: each rebalance has some records processed twice.",
             'Upgrade them one by one with membership = "kiel"; once only ours are left, move the group over.',
             f"allocator group adopt {group}",
@@ -95,10 +97,31 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
         yield Finding(
             "old-consumer-layout",
             Severity.WARNING,
-            f"{len(look.old_consumers)} members stand where Kafka 0.8's high-level consumers do",
-            tuple(f"{old[0]}/{member}" for member in look.old_consumers),
+            f"{len(look.old.consumers)} members stand where Kafka 0.8's high-level consumers do",
+            tuple(f"{old[0]}/{member}" for member in look.old.consumers),
             "No client since 0.9 knows of them, and Kafka 4 has no ZooKeeper in which they could stand.",
             "Move them to a newer client before the cluster is upgraded beyond 3.x.",
+        )
+
+
+def _given_up(before: Look, after: Look) -> Iterator[Finding]:
+    """Partitions that consumers of 0.8 should be reading, and none has claimed, in both looks."""
+
+    def unowned(look: Look) -> set[TopicPartition]:
+        old = look.old
+        return {p for p in look.replicas if old.consumers and old.reads(p) and p not in {*old.dealt, *old.claimed}}
+
+    lacking = unowned(before) & unowned(after)
+    if lacking:
+        yield Finding(
+            "unowned-partitions",
+            Severity.CRITICAL,
+            f"{len(lacking)} partitions have no owner under {OLD_OWNERS.format(after.group)}",
+            names(lacking),
+            "Their records are processed by nobody. Consumers of 0.8 try a claim a few times (rebalance.max.retries), "
+            "and when the former owner has not let go by then they wait until members come or go.",
+            "Restart one member, which makes all look again; then raise rebalance.max.retries or rebalance.backoff.ms "
+            "until they last longer than a session timeout and the slowest handler.",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from allocator.membership.report import GroupReport
 from allocator.migrate.doctor_finding import Finding, Severity, names
@@ -20,7 +20,7 @@ def offset_findings(before: Look, after: Look) -> Iterator[Finding]:
     report = after.report
     if report is None:
         return
-    yield from _outside(report)
+    yield from _outside(after, report)
     yield from _gone(after, report)
     yield from _missing(before, after, report)
     yield from _retention(after, report)
@@ -28,8 +28,15 @@ def offset_findings(before: Look, after: Look) -> Iterator[Finding]:
         yield from _lag(before, after, before.report, report)
 
 
-def _outside(report: GroupReport) -> Iterator[Finding]:
+def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
+
+    def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
+        """The command, which knows of offsets in Kafka alone."""
+        chosen = sorted({p.topic for p in partitions if p not in look.old_offsets})
+        topics = " ".join(f"--topic {topic}" for topic in chosen)
+        return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
+
     below, above = {}, {}
     for partition, committed in logs.committed.items():
         start, end = logs.start.get(partition), logs.end.get(partition)
@@ -47,7 +54,7 @@ def _outside(report: GroupReport) -> Iterator[Finding]:
             "it skips what is left as well.",
             "Save what is left: stop the members and begin at the oldest record. Then give the topic more retention "
             "than the group's longest outage.",
-            f"allocator group offsets reset {group} --to earliest {_topics(below)} --execute",
+            reset("earliest", below),
         )
     if above:
         yield Finding(
@@ -58,7 +65,7 @@ def _outside(report: GroupReport) -> Iterator[Finding]:
             "The topic was made anew, offsets of another cluster were copied without a map, or an unclean election cut "
             "the log. Members go where auto_offset_reset says, and read twice or skip.",
             "Find out which of the three it was, then stop the members and set the offsets.",
-            f"allocator group offsets reset {group} --to OFFSET {_topics(above)} --execute",
+            reset("OFFSET", above),
         )
 
 
@@ -92,11 +99,7 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
         )
     active = _owned(after) if before is after else _owned(before) & _owned(after)
     logs = report.logs
-    bare = {
-        p
-        for p in active
-        if p not in logs.committed and p not in in_zookeeper and logs.end.get(p, 0) > logs.start.get(p, 0)
-    }
+    bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
     if bare and "committed offsets" not in dict(after.unseen):
         known = after.settings.get("offsets.retention.minutes")
         kept = f" The brokers keep offsets for {int(known) / 1440:g} days." if known is not None else ""
@@ -116,7 +119,7 @@ def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
     minutes = look.settings.get("offsets.retention.minutes")
     # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
     by_kafka = look.kafka is not None and look.kafka.alive and look.version >= (2, 1)
-    if minutes is None or by_kafka or not report.logs.committed:
+    if minutes is None or by_kafka or not set(report.logs.committed) - set(look.old_offsets):
         return
     records = _log_retention_minutes(look)
     if records is not None and 0 <= records <= int(minutes):
@@ -183,8 +186,4 @@ def _owned(look: Look) -> set[TopicPartition]:
     found = set() if look.state is None else set(look.state.owners)
     for member in look.kafka.members if look.kafka is not None else ():
         found |= member.partitions
-    return found
-
-
-def _topics(partitions: dict[TopicPartition, int]) -> str:
-    return " ".join(f"--topic {topic}" for topic in sorted({p.topic for p in partitions}))
+    return found | look.old.claimed | look.old.dealt

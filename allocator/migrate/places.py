@@ -18,12 +18,12 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.fetch.batch import Batch
 from allocator.membership.describe import describe
 from allocator.migrate import doctor_requests as requests
-from allocator.migrate.doctor_look import KIEL, OLD_CONSUMERS
+from allocator.migrate.doctor_old import KIEL, OLD_CONSUMERS, children
 from allocator.migrate.spans import read_spans
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
-from allocator.wire.zookeeper import NoZnode, ZooKeeper
+from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["GroupAlive", "OpenPlace", "Place"]
 
@@ -93,9 +93,7 @@ class OpenPlace:
             if state is not None:
                 found += [f"{info.name} on {info.host}" for info in state.members.values()]
             for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
-                with contextlib.suppress(NoZnode):
-                    names = await ensemble.get_children(path.format(self.place.group))
-                    found += [f"{name} ({kind})" for name in sorted(names)]
+                found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.place.group))]
         if self.client.broker_version >= (0, 9):
             group = await self._kafka_group()
             if group is not None:

@@ -15,6 +15,7 @@ from kafka.admin import KafkaAdminClient
 
 from allocator.assign import GroupView
 from allocator.coordinator.offsets import GroupOffsets
+from allocator.membership.old_consumer import Subscription
 from allocator.membership.znodes import Claim, MemberInfo
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
@@ -51,6 +52,14 @@ async def owned(patient: Patient, *consumers: Any) -> None:
         return sum(len(consumer.assignment()) for consumer in consumers) == len(patient.partitions)
 
     await wait_until_async(all_of_them, 30, "all partitions to be owned")
+
+
+def delete_records(patient: Patient, before: dict[TopicPartition, int]) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=patient.cluster.bootstrap)
+    try:
+        admin.delete_records(before)
+    finally:
+        admin.close()
 
 
 def all_to_the_first(view: GroupView) -> dict[str, list[TopicPartition]]:
@@ -175,6 +184,40 @@ async def test_members_on_other_layouts_and_znodes_of_others(patient: Patient) -
         assert found["unreadable-znode"][0].where == (f"{patient.base}/members/who-is-this",)
 
 
+async def test_a_group_of_kiels_is_looked_at_where_its_offsets_are(patient: Patient) -> None:
+    await patient.fill(20, only=2)
+    await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict(zip(patient.partitions, (3, 10, 10))))
+    await in_thread(lambda: delete_records(patient, {patient.partitions[0]: 8}))
+    base = f"/kiel/groups/{patient.group}"
+    with zookeeper_client(patient.zookeeper) as zk:
+        zk.create(f"{base}/members/host:uuid", b"", ephemeral=True, makepath=True)
+        zk.create(f"{base}/partitions", json.dumps([f"{patient.topic}:{n}" for n in range(4)]).encode())
+        found = await patient.examined(interval_s=1)
+    (below,) = found["offset-below-log-start"]
+    assert (below.where, below.command) == ((f"{patient.topic}:0",), None)
+    assert found["no-progress"][0].where == (f"{patient.topic}:2",)
+    assert found["offsets-missing"][0].where == (f"{patient.topic}:3",)
+    assert len(found["offsets-in-zookeeper"][0].where) == 3
+    assert found.keys() == {
+        "offset-below-log-start", "no-progress", "offsets-missing", "offsets-in-zookeeper", "kiel-layout"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", ["java", "pykafka"])
+async def test_a_partition_that_consumers_of_the_old_kafka_gave_up(patient: Patient, dialect: str) -> None:
+    base, java = f"/consumers/{patient.group}", dialect == "java"
+    subscription = Subscription("static", {patient.topic: 1}).encode() if java else patient.topic.encode()
+    directory, prefix = (patient.topic, "") if java else (f"b'{patient.topic}'", "0-")
+    with zookeeper_client(patient.zookeeper) as zk:
+        zk.create(f"{base}/ids/a", subscription, ephemeral=True, makepath=True)
+        for number in range(3):
+            zk.create(f"{base}/owners/{directory}/{prefix}{number}", b"a-0", ephemeral=True, makepath=True)
+        found = await patient.examined()
+        assert found["unowned-partitions"][0].where == (f"{patient.topic}:3",)
+        zk.create(f"{base}/owners/{directory}/{prefix}3", b"a-0", ephemeral=True)
+        assert "unowned-partitions" not in await patient.examined()
+
+
 async def test_two_protocols_under_one_name_and_a_rebalance_that_waits(patient: Patient) -> None:
     over_kafka: dict[str, Any] = {"membership": "kafka", "session_timeout_s": 10.0}
     async with patient.consumer(**over_kafka) as slow:
@@ -211,14 +254,7 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
         at = {first: OffsetAndMetadata(3, "", -1), second: OffsetAndMetadata(1000, "", -1)}
         await GroupOffsets(client, patient.group).commit(at)
 
-    def delete() -> None:
-        admin = KafkaAdminClient(bootstrap_servers=patient.cluster.bootstrap)
-        try:
-            admin.delete_records({first: 8})
-        finally:
-            admin.close()
-
-    await in_thread(delete)
+    await in_thread(lambda: delete_records(patient, {first: 8}))
     found = await patient.examined()
     (below,), (above,) = found["offset-below-log-start"], found["offset-above-log-end"]
     assert below.where == (f"{patient.topic}:0",)

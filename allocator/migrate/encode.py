@@ -32,22 +32,18 @@ _ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null
 # of records before compression, in a batch that is written anew. More: fewer requests; less: less is repeated when one
 # is refused, and topics with a small max.message.bytes take it
 TARGET_BYTES: Final = 512 << 10
-# A batch with more gaps than this in its offsets notes one run for all of it: the map stays small on compacted topics,
-# and a group that is moved into the middle of that batch reads its beginning again
-MOST_RUNS: Final = 8
 
 
 class Encoded(NamedTuple):
     """One record batch of v2 without a sender.
 
     `first` is the old offset of its first record, `next` the old position after it; `runs` are (old offset, how many
-    records of the batch stand before it) where old offsets begin to be consecutive. `exact` False: there were more.
+    records of the batch stand before it) where old offsets begin to be consecutive.
     """
 
     first: int
     next: int
     runs: tuple[tuple[int, int], ...]
-    exact: bool
     records: int
     attributes: int
     base_time: int
@@ -99,7 +95,6 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
         part.base_offset,
         part.next_offset,
         ((part.base_offset, 0),),
-        True,
         count,
         attributes & _CODEC,
         base_time,
@@ -162,13 +157,11 @@ def written(records: Iterator[Record], codec: int, following: int) -> tuple[Enco
     if not index:
         return None, False
     payload = b"".join(parts)
-    exact = len(runs) <= MOST_RUNS
     full = size >= TARGET_BYTES
     encoded = Encoded(
         first,
         expected if full else following,
-        tuple(runs) if exact else (runs[0],),
-        exact,
+        tuple(runs),
         index,
         codec,
         base_time,

@@ -270,7 +270,7 @@ class Mirror(RebalanceListener):
     def _note(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
         """Caller: the sender, in the order of each partition."""
         for source, before in encoded.runs:
-            self._map.note(partition, Run(source, target + before, encoded.exact))
+            self._map.note(partition, Run(source, target + before))
         others = target - self._ends[partition]
         if others:
             self.repeated += others

@@ -3,7 +3,7 @@
 There, and not in a file: every member of a mirror and every cutover finds it, it is replicated like the records that
 it speaks of, and it comes to an end with them. The topic is compacted, with one partition, so that entries have one
 order. An entry is written when old and new offsets part in another way than before: once for each partition of an
-ordinary topic, once for each gap that compaction or transactions left (eight in a record batch at most).
+ordinary topic, once for each gap that compaction or transactions left (nine in a thousand records at most).
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class OffsetMap:
 
     def note(self, partition: TopicPartition, run: Run) -> None:
         """To be written at the next `flush`, if it is new."""
-        if self._known[partition].note(run):
-            self._new[partition].append(run)
+        added = self._known[partition].note(run)
+        if added is not None:
+            self._new[partition].append(added)
 
     async def flush(self) -> None:
         """Writes what was noted. Raises BrokerError, and has it still to write."""

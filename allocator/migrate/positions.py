@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
 __all__ = ["BadOffsetMap", "Positions", "Run", "pack", "unpack"]
+
+# Of each SPAN records that are mirrored, at most MOST runs are noted as they are: the map stays small on compacted
+# topics, and who is moved between them reads up to SPAN records again
+MOST: Final = 8
+SPAN: Final = 1000
 
 
 class BadOffsetMap(AllocatorError):
@@ -50,20 +55,28 @@ class Positions:
         """In the order of the old offsets."""
         return list(self._runs)
 
-    def note(self, run: Run) -> bool:
-        """Adds what is known now; False if it says nothing new. The later word about an offset counts."""
+    def note(self, run: Run) -> Run | None:
+        """Adds what is known now, and returns it as it was added; None if it says nothing new.
+
+        The later word about an offset counts.
+        """
         at = bisect_left(self._sources, run.source)
         if at < len(self._runs) and self._sources[at] == run.source:
-            changed = self._runs[at] != run
+            if self._runs[at] == run:
+                return None
             self._runs[at] = run
-            return changed
+            return run
         if at == len(self._runs) and at:
             before = self._runs[-1]
             if before.exact and run.exact and before.target - before.source == run.target - run.source:
-                return False
+                return None
+            if not before.exact and 0 <= run.target - before.target < SPAN:
+                return None  # it is somewhere behind that one
+            if at >= MOST and 0 <= run.target - self._runs[-MOST].target < SPAN:
+                run = run._replace(exact=False)
         self._runs.insert(at, run)
         self._sources.insert(at, run.source)
-        return True
+        return run
 
     def target(self, source: int) -> int | None:
         """Where to read on for who is to read `source` next; None below the first run, of which nothing is known."""

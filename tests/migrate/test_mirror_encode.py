@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from allocator.fetch.batch import Batch
 from allocator.fetch.decode import scan
-from allocator.migrate.encode import MOST_RUNS, TARGET_BYTES, encode
+from allocator.migrate.encode import TARGET_BYTES, encode
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.batches import encode as produced
 
@@ -54,7 +54,7 @@ def mirrored(source: Batch) -> tuple[Batch, dict[int, int]]:
         sent.append(at(target, each.stamped(77, 1, target)))
         for number, (first, before) in enumerate(each.runs):
             after = each.runs[number + 1][1] if number + 1 < len(each.runs) else each.records
-            where.update({first + n: target + before + n for n in range(after - before if each.exact else 1)})
+            where.update({first + n: target + before + n for n in range(after - before)})
         target += each.records
     return batch(*sent), where
 
@@ -107,20 +107,6 @@ def test_offsets_that_compaction_took_are_gaps_in_the_map_and_not_in_the_log() -
     assert rows(after) == rows(source)
     assert where == {record.offset: n for n, record in enumerate(source)}
     assert list(encode(source))[-1].next == 500  # past what is not there any more
-
-
-def test_many_gaps_are_one_run_that_is_not_exact() -> None:
-    singles = [ProducedRecord(b"k", b"v%d" % n, None, n) for n in range(3 * MOST_RUNS)]
-    sets = [changed(at(n * 10, produced([row], 2, None, 0)), 0, 5) for n, row in enumerate(singles)]
-    old = batch(*sets)
-    made = list(encode(old))
-    assert len(made) == len(singles)  # each batch by itself, for its bytes are of one batch
-    whole = b"".join(
-        struct.pack(">qi", n * 10, len(m) - 12) + m[12:]
-        for n, m in enumerate(produced([r], 1, None, 0) for r in singles)
-    )
-    (one,) = encode(batch(whole))
-    assert (one.exact, one.runs, one.records) == (False, ((0, 0),), len(singles))
 
 
 def test_the_part_that_is_wanted_of_a_batch_is_all_that_is_sent() -> None:

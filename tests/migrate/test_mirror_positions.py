@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.migrate.positions import BadOffsetMap, Positions, Run, pack, unpack
+from allocator.migrate.positions import MOST, SPAN, BadOffsetMap, Positions, Run, pack, unpack
 from allocator.types import TopicPartition
 
 PARTITION = TopicPartition("orders", 3)
@@ -26,8 +26,26 @@ def test_an_offset_that_is_missing_leads_to_the_record_after_it() -> None:
 
 
 def test_within_a_run_that_is_not_exact_one_begins_at_its_start() -> None:
-    known = Positions([Run(0, 0), Run(100, 40, exact=False), Run(200, 60)])
-    assert [known.target(source) for source in (99, 100, 150, 199, 200, 205)] == [40, 40, 40, 40, 60, 65]
+    known = Positions([Run(0, 0), Run(100, 40, exact=False), Run(150, 60), Run(2000, 1040)])
+    assert known.runs == [Run(0, 0), Run(100, 40, exact=False), Run(2000, 1040)]  # 60 is somewhere behind 40
+    assert [known.target(source) for source in (99, 100, 150, 1999, 2000, 2005)] == [40, 40, 40, 40, 1040, 1045]
+
+
+def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
+    """Every second record was compacted away, one record in a batch."""
+    known, count = Positions(), 100_000
+    added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
+    assert added == known.runs
+    assert len(added) <= (MOST + 1) * count // SPAN + 1
+    assert sum(len(pack(PARTITION, [run])[1]) for run in added) < 25 * len(added)
+    again = Positions(added)
+    for wanted in range(0, 2 * count, 77):
+        found = again.target(wanted)
+        assert found is not None
+        assert 0 <= (wanted + 1) // 2 - found <= SPAN
+        back = again.source((wanted + 1) // 2)
+        assert back is not None
+        assert 0 <= wanted + 1 - back <= 2 * SPAN
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=30), st.data())

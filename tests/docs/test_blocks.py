@@ -11,6 +11,7 @@ from blocks import READ, RUN, Block, Session, blocks, faults, unmatched
 from repository import ROOT
 
 from allocator.testing import LocalCluster
+from allocator.testing.ports import PortLease
 from allocator.testing.topics import zookeeper_client
 
 DOCS = ROOT / "docs"
@@ -26,17 +27,18 @@ def named(path: Path) -> str:
 ELSEWHERE = {
     "README.md": "tests/repo/test_documents.py",
     "docs/doctor.md": "tests/migrate",
+    "docs/howto/migration.md": "tests/migrate",
     "docs/index.md": "tests/repo/test_install.py",
     "docs/migration.md": "tests/migrate",
     "docs/old-groups.md": "tests/membership",
     "docs/pipelines.md": "tests/spark",
     "docs/spark.md": "tests/spark/test_spark_page.py",
     "docs/testing.md": "tests/testing",
-    "docs/web.md": "tests/web",
 }
 RUN_HERE = [
     "docs/tutorial.md",
-    *(named(path) for path in sorted((DOCS / "howto").glob("*.md"))),
+    "docs/web.md",
+    *(page for path in sorted((DOCS / "howto").glob("*.md")) if (page := named(path)) not in ELSEWHERE),
 ]
 
 
@@ -49,7 +51,17 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
     chroot = f"/docs-{uuid4().hex[:8]}"
     with zookeeper_client(kafka_cluster.zookeeper) as client:
         client.ensure_path(chroot)
-    yield {"localhost:9092": kafka_cluster.bootstrap, "localhost:2181": kafka_cluster.zookeeper + chroot}
+    ports = PortLease()  # of what the page itself starts
+    shown, beside = ports.take(), ports.take()
+    yield {
+        "localhost:9092": kafka_cluster.bootstrap,
+        "localhost:2181": kafka_cluster.zookeeper + chroot,
+        "--port 8180": f"--port {shown}",
+        "127.0.0.1:8180": f"127.0.0.1:{shown}",
+        "port = 8181": f"port = {beside}",
+        "127.0.0.1:8181": f"127.0.0.1:{beside}",
+    }
+    ports.release()
     kafka_cluster.delete_topic(TOPIC)
 
 

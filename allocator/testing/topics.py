@@ -44,7 +44,7 @@ class ZooKeeperTopics:
         self._hosts = hosts
 
     def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None:
-        from kazoo.exceptions import NodeExistsError
+        from kazoo.exceptions import NodeExistsError, NoNodeError
 
         with zookeeper_client(self._hosts) as zk:
             if zk.exists(f"/brokers/topics/{name}"):
@@ -55,7 +55,10 @@ class ZooKeeperTopics:
             try:
                 zk.create(f"/config/topics/{name}", settings)
             except NodeExistsError:
-                zk.set(f"/config/topics/{name}", settings)
+                try:
+                    zk.set(f"/config/topics/{name}", settings)
+                except NoNodeError:  # of one that was deleted this moment
+                    zk.create(f"/config/topics/{name}", settings)
             try:
                 zk.create(f"/brokers/topics/{name}", _json({"version": 1, "partitions": _keyed(replicas)}))
             except NodeExistsError:

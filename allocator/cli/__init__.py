@@ -1,4 +1,4 @@
-"""The command `allocator`: everything that knows of a terminal stands in this room, a module a command.
+"""The command `allocator`: every command stands in this room, and none in another.
 
 In: arguments, settings files, the environment. Out: text or JSON, and exit codes. May touch: every room through its
 public surface; `testing` only in `cluster`. Commands raise; this module tells their errors in one way.

@@ -33,7 +33,7 @@ def group() -> None:
 
 
 def with_clusters(command: Command) -> Command:
-    """The options that say where the clusters are; the command gets `read`, which has the coroutine run."""
+    """The options that say where the clusters are; the command gets `access`, `default_group` and `as_json` of them."""
 
     @click.option(
         "-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`: all of the below."

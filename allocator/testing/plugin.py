@@ -93,7 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", 'kafka_versions("0.8.2.2", "3.9.1", ...): run on each of these versions of Kafka (allocator)'
     )
     config.addinivalue_line(
-        "markers", 'feature("name"): the row of this test in the table of --compatibility (allocator)'
+        "markers",
+        'feature("name", "4.1.1", ...): row, and versions, of this test in the table of --compatibility (allocator)',
     )
     chosen = config.getoption("--kafka-versions")
     if chosen is not None:

@@ -82,6 +82,18 @@ def test_a_room_imports_only_rooms_that_stand_above_it(path: Path) -> None:
     assert not wrong, f"{path} imports {wrong}; allowed: {sorted(allowed)}"
 
 
+def test_commands_stand_in_one_room() -> None:
+    with_click = {
+        module_name(path)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "click" for alias in node.names)
+        or isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "click"
+    }  # fmt: skip
+    assert with_click
+    assert {room_of(module) for module in with_click} == {"cli"}
+
+
 def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
     for path in sources():
         if path.name == "__init__.py" and room_of(module_name(path)):

@@ -87,8 +87,8 @@ def test_commands_stand_in_one_room() -> None:
         module_name(path)
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "click" for alias in node.names)
-        or isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "click"
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "click" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "click")
     }  # fmt: skip
     assert with_click
     assert {room_of(module) for module in with_click} == {"cli"}

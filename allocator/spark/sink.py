@@ -111,6 +111,9 @@ def _write(options: Options, records: Iterator[Out]) -> Written:
             topic = options.topic if record.topic is None else record.topic
             if topic is None:
                 raise ConfigError(f"record {count} of a task has no topic: its column is null and no option is given")
+            if record.partition is not None and record.partition < 0:
+                # to librdkafka, -1 is any partition
+                raise SchemaMismatch(f"{topic} has no partition {record.partition}; null lets the key choose one")
             sending.send(topic, record)
             count += 1
         sending.finish()
@@ -130,10 +133,14 @@ def _of_rows(rows: Iterator[Any], names: list[str]) -> Iterator[Out]:
     for row in rows:
         found = dict(zip(names, row))
         key, value = (bytes(v) if isinstance(v := found.get(n), bytearray) else v for n in ("key", "value"))
-        headers = found.get("headers")
-        pairs = None if headers is None else [(one["key"], one["value"] and bytes(one["value"])) for one in headers]
-        yield Out(found.get("topic"), found.get("partition"), key, value, pairs)
+        yield Out(found.get("topic"), found.get("partition"), key, value, _pairs(found.get("headers")))
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:
-    return None if headers is None else [(one["key"], one["value"]) for one in headers]
+    if headers is None:
+        return None
+    if any(one is None or one["key"] is None for one in headers):
+        raise SchemaMismatch(
+            "a header without a key cannot be written; leave it out: filter(headers, h -> h.key is not null)"
+        )
+    return [(one["key"], None if one["value"] is None else bytes(one["value"])) for one in headers]

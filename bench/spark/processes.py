@@ -13,19 +13,21 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage:
-    """CPU seconds and the highest resident bytes of this process and all below it, while the block lasts.
+    """CPU seconds and the highest resident bytes of a process and all below it, while the block lasts.
 
-    Looked at ten times a second: what a process that ended used between its last look and its end is missing.
+    Looked at ten times a second: what a process that ended used between its last look and its end is missing. Memory
+    that processes share is counted once for each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self.cpu_s = 0.0
         self.rss = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Usage:
-        self._before = _look(os.getpid())
+        self._before = _look(self._pid)
         self._last = dict(self._before)
         self._thread.start()
         return self
@@ -37,7 +39,7 @@ class Usage:
 
     def _watch(self) -> None:
         while True:
-            seen = _look(os.getpid())
+            seen = _look(self._pid)
             self._last.update(seen)
             self.rss = max(self.rss, sum(rss for _, rss in seen.values()))
             if self._stop.wait(0.1):

@@ -95,3 +95,24 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
     frame = spark.sql(f"select {columns}")
     with pytest.raises(AnalysisException, match=said):
         frame.write.format("allocator").options(brokers="127.0.0.1:1", **options).mode(mode).save()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("'v' value, -1 partition", "has no partition -1"),
+        ("'v' value, array(named_struct('key', cast(null as string), 'value', cast('x' as binary))) headers", "header"),
+        ("'v' value, array(cast(null as struct<key: string, value: binary>)) headers", "a header without a key"),
+    ],
+)
+def test_a_record_that_cannot_be_is_not_written_somewhere_else(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, columns: str, said: str
+) -> None:
+    from pyspark.errors import PySparkException
+
+    topic = topic_factory()
+    with pytest.raises(PySparkException, match=said):
+        spark.sql(f"select {columns}").write.format("allocator").options(
+            brokers=kafka_cluster.bootstrap, topic=topic
+        ).mode("append").save()
+    assert rows_of(spark, kafka_cluster, topic) == []

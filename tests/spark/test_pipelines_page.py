@@ -1,0 +1,63 @@
+"""The code of docs/pipelines.md, in the session of this room; its commands are run in test_audit_commands.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from repository import ROOT, code_blocks
+
+from allocator.assign.types import GroupView, Member
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ARCHIVING, BALANCING, AUDITING = code_blocks(ROOT / "docs" / "pipelines.md", "python")
+
+
+def replaced(code: str, changes: dict[str, str]) -> str:
+    for before, after in changes.items():
+        assert f'"{before}"' in code
+        code = code.replace(f'"{before}"', f'"{after}"')
+    return code
+
+
+@pytest.mark.timeout(400)
+def test_what_a_group_committed_is_archived_and_audited(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    orders = topic_factory(12)
+    kafka_cluster.produce(orders, [(None, b"%d" % n, n % 12) for n in range(48)])
+
+    async def commit() -> None:
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            offsets = {TopicPartition(orders, number): OffsetAndMetadata(3, "", -1) for number in range(12)}
+            await GroupOffsets(client, group).commit(offsets)
+
+    asyncio.run(commit())
+    changes = {"localhost:9092": kafka_cluster.bootstrap, "orders": orders, "/data/archive": str(tmp_path)}
+    names: dict[str, Any] = {"spark": spark}
+    exec(replaced(ARCHIVING, {**changes, "billing": group}), names)
+    assert sorted((row.partition, row.offset) for row in names["records"].collect()) == [
+        (number, offset) for number in range(12) for offset in range(3)
+    ]
+    exec(replaced(AUDITING, changes), names)
+    assert names["report"].right.records == 36
+
+
+def test_loads_of_a_report_balance_a_group(tmp_path: Path) -> None:
+    path = tmp_path / "skew.json"
+    path.write_text(json.dumps({"loads": {"orders": {"0": 9.0, **{str(n): 0.1 for n in range(1, 24)}}}}))
+    names: dict[str, Any] = {}
+    exec(replaced(BALANCING, {"/etc/allocator/skew.json": str(path)}), names)
+    members = tuple(Member(name, name, frozenset(["orders"])) for name in "ab")
+    shares = names["by_bytes"](GroupView(members, {"orders": 24}))
+    assert sorted(len(share) for share in shares.values()) == [1, 23]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, Optional
 
 import click
 
+from allocator.cli.output import print_json
 from allocator.errors import ConfigError
 from allocator.traffic import Recording
 
 __all__ = ["traffic"]
-
-IDLE_S = 10.0  # more: a slow broker is waited for longer; less: a pause is taken for the end
 
 
 @click.group()
@@ -48,50 +46,28 @@ def record(
     recording = asyncio.run(_read(brokers, security, topics, limit))
     recording.save(file)
     if as_json:
-        click.echo(
-            json.dumps({"file": file, "records": len(recording.records), "partitions": dict(recording.partitions)})
-        )
+        print_json({"file": file, "records": len(recording.records), "partitions": dict(recording.partitions)})
         return
     counts = ", ".join(f"{topic} ({count} partitions)" for topic, count in recording.partitions.items())
     click.echo(f"{len(recording.records)} records of {counts} are in {file}")
 
 
 async def _read(brokers: str, security: Any, topics: tuple[str, ...], limit: int) -> Recording:
-    from allocator.consumer import Consumer
     from allocator.errors import TopicNotFound
+    from allocator.migrate.spans import read_spans
+    from allocator.migrate.ways import ends_of
     from allocator.types import TopicPartition
     from allocator.wire.kafka import KafkaClient
-    from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
 
-    client = KafkaClient(brokers, security=security)
-    await client.connect()
-    try:
+    async with KafkaClient(brokers, security=security) as client:
+        client.follow(topics)
         await client.refresh(topics)
         counts = {topic: len(client.partitions(topic) or ()) for topic in topics}
         missing = [topic for topic, count in counts.items() if not count]
         if missing:
             raise TopicNotFound(missing)
         every = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
-        ends, starts = [
-            {p: found.offset for p, found in (await list_offsets(client, dict.fromkeys(every, at))).items() if found}
-            for at in (LATEST, EARLIEST)
-        ]
-    finally:
-        await client.close()
-    left = {p for p in every if ends[p] > starts[p]}
-    kept: list[Any] = []
-    if left:
-        async with Consumer(
-            brokers=brokers, group=None, membership="fixed", partitions=sorted(left), security=security
-        ) as consumer:
-            for p in left:
-                consumer.seek(p, max(starts[p], ends[p] - limit))
-            while left:
-                batch = await consumer.getbatch(IDLE_S)
-                if batch is None:
-                    break  # what is left are markers of transactions, or was deleted meanwhile
-                p = TopicPartition(batch.topic, batch.partition)
-                kept += [record for record in batch if record.offset < ends[p]]
-                if batch.next_offset >= ends[p]:
-                    left.discard(p)
+        ends = await ends_of(client, every)
+    spans = {partition: (max(start, end - limit), end) for partition, (start, end) in ends.items()}
+    kept: list[Any] = [record async for batch in read_spans(brokers, spans, security) for record in batch]
     return Recording.of(kept, counts)

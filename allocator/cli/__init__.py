@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -53,12 +54,17 @@ _FIRST_STEPS = (
     ("allocator run orders.toml", "call your function for each record"),
     ("allocator group describe billing", "owners, positions, lag and problems"),
     ("allocator group offsets billing --json", "the same numbers for a program"),
+    ("allocator doctor billing", "what is wrong, why it matters, what to do"),
 )
 _EXIT_CODES = (
     ("0", "done, or stopped in good order by a signal"),
     ("1", "not done: servers cannot be reached, or refused; or the answer is not whole"),
     ("2", "wrong usage or settings; nothing was touched"),
-    ("3", "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong"),
+    (
+        "3",
+        "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong; "
+        "`audit`: the two differ",
+    ),
     ("128 + n", "stopped at once by signal n; `cluster up` ends with 130 whatever stops it"),
 )
 _EPILOG = (
@@ -94,20 +100,11 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except AllocatorError as error:
-            self._fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
+            _fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
         except click.ClickException as error:
             if not ctx.meta[_JSON]:
                 raise
-            self._fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
-
-    def _fail(self, ctx: click.Context, error: BaseException, code: int, message: str | None = None) -> None:
-        if ctx.meta[_JSON]:
-            kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
-            what = {"type": kind, "message": message or str(error), "retriable": retriable}
-            click.echo(json.dumps({"error": what}, indent=2))
-        else:
-            click.echo(f"error: {error}", err=True)
-        sys.exit(code)
+            _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         # click's own asks each command for its help, and so would import them all at each Tab
@@ -135,14 +132,27 @@ class _LazyGroup(click.Group):
                 yield task, there
 
 
+def _fail(ctx: click.Context, error: BaseException, code: int, message: str | None = None) -> NoReturn:
+    if ctx.meta[_JSON]:
+        kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
+        what = {"type": kind, "message": message or str(error), "retriable": retriable}
+        click.echo(json.dumps({"error": what}, indent=2))
+    else:
+        click.echo(f"error: {error}", err=True)
+    sys.exit(code)
+
+
 @click.group(cls=_LazyGroup, epilog=_EPILOG)
 @click.version_option(package_name="allocator", prog_name="allocator")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Exclusive partition ownership for Kafka consumers through ZooKeeper.
 
     Shares the partitions of topics among the members of a group and consumes them, on Kafka 0.8 to 4.x. `--help` after
     any command says more; `--json` has what it finds, and its errors, as JSON.
     """
+    if ctx.invoked_subcommand != "run":  # which has logs; the others say by themselves what does not answer, once
+        logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 
 @main.command()
@@ -172,11 +182,7 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
         if check:
             process.check(settings)
     except AllocatorError as error:
-        if as_json:
-            click.echo(json.dumps({"ok": False, "error": str(error)}, indent=2))
-        else:
-            click.echo(f"error: {error}", err=True)
-        sys.exit(process.SETTINGS)
+        _fail(ctx, error, process.SETTINGS)
     if not check:
         sys.exit(process.run(settings, beside))
     if as_json:

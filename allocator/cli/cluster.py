@@ -12,7 +12,6 @@ from typing import Optional
 
 import click
 
-from allocator.errors import AllocatorError
 from allocator.testing.base import Cluster
 
 __all__ = ["cluster"]
@@ -44,7 +43,7 @@ def up(
         if not equals:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
-    with _told_to_stop(), _errors_as_text():
+    with _told_to_stop(), _missing_as_text():
         from allocator.testing.cluster import LocalCluster
 
         version = None if kafka == "none" else kafka
@@ -63,7 +62,7 @@ def up(
 @click.option("--json", "as_json", is_flag=True, help="Print one object of JSON: what it is -> where it is.")
 def fetch(versions: tuple[str, ...], as_json: bool) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
-    with _told_to_stop(), _errors_as_text():
+    with _told_to_stop(), _missing_as_text():
         from allocator.testing.jars import jar_directory
         from allocator.testing.java import find_java
         from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release
@@ -123,10 +122,8 @@ def _told_to_stop() -> Iterator[None]:
 
 
 @contextmanager
-def _errors_as_text() -> Iterator[None]:
+def _missing_as_text() -> Iterator[None]:
     try:
         yield
-    except AllocatorError as error:
-        raise click.ClickException(str(error)) from error
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing; pip install 'allocator[testing]' brings it") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ def top(
 
     Rates need --brokers, and two looks. Exit codes: 0 quit; 1 nothing could be read; 2 wrong usage or settings.
     """
+    logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # what it warns of is shown
     chosen = name or default_group
     if once or as_json or not sys.stdout.isatty():
         asyncio.run(_once(access, chosen, interval, as_json))
@@ -69,7 +71,9 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
     async with Scope() as scope:
         scope.start(watcher.run(), "watcher")
-        await watcher.until_ready(access.timeout_s)
+        # ZooKeeper has that long to answer, and what it lacks is said then
+        await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
+        await watcher.until_ready(access.timeout_s if watcher.ready else 0)
         if not watcher.ready:
             raise NothingKnown("; ".join(watcher.problems.values()) or f"no answer within {access.timeout_s:g} s")
         if chosen is not None and chosen not in watcher.groups:

@@ -102,6 +102,8 @@ def test_every_command_and_option_says_what_it_is() -> None:
         ["group", "list", "--timeout", "soon"],
         ["group", "offsets", "reset", "billing"],
         ["cluster", "up", "--set", "nothing"],
+        ["cluster", "up", "--kafka", "7.7"],
+        ["run", "no-such.toml"],
     ],
 )
 def test_wrong_usage_is_code_2_and_an_object_where_json_is_asked_for(arguments: list[str]) -> None:
@@ -121,6 +123,17 @@ def test_servers_that_cannot_be_reached_are_code_1_and_worth_another_try() -> No
     found = CliRunner().invoke(main, [*arguments, "--json"])
     assert found.exit_code == 1
     assert json.loads(found.stdout)["error"]["retriable"] is True
+
+
+@pytest.mark.parametrize("command", [["group", "list"], ["top", "--once"]])
+def test_servers_that_cannot_be_reached_are_named_once_and_nothing_else_is_said(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "allocator.cli", *command, "--zookeeper", "127.0.0.1:1", "--timeout", "0.5"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ZooKeeper 127.0.0.1:1: no node answered within 0.5 s")
 
 
 def test_completion_offers_commands_and_options() -> None:

@@ -398,7 +398,7 @@ def test_check_names_what_is_wrong_with_settings_handler_and_allocator_function(
     assert "did you mean 'plain'?" in wrong.stderr
     wrong = offline.check(offline.config(group={"assignor": "naiv"}), "--json")
     assert wrong.returncode == 2
-    assert "did you mean 'naive'?" in json.loads(wrong.stdout)["error"]
+    assert "did you mean 'naive'?" in json.loads(wrong.stdout)["error"]["message"]
 
 
 def test_run_refuses_before_anything_is_touched(offline: Setup) -> None:

@@ -112,7 +112,7 @@ def archive(
     spark = None if dry_run else _session("allocator archive", master)
     reports: list[ArchiveReport] = []
     for topic in chosen:
-        with _bar(f"archiving {topic.name}") as progress:
+        with _bar(spark, f"archiving {topic.name}") as progress:
             reports.append(
                 archive_topic(
                     topic,
@@ -129,7 +129,7 @@ def archive(
         there = sorted(path.name[len("topic=") :] for path in Path(directory).glob("topic=*"))
         for name in topics or there:
             if name in there:
-                with _bar(f"compacting {name}") as progress:
+                with _bar(spark, f"compacting {name}") as progress:
                     reports.append(compact(directory, name, dry_run=dry_run, progress=progress, spark=spark))
     if as_json:
         click.echo(json.dumps({"archives": [report.to_json() for report in reports]}, indent=2))
@@ -310,31 +310,40 @@ def _session(name: str, master: str | None) -> SparkSession:
 
 
 @contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for what tells how far it is, on a terminal."""
+def _bar(spark: Optional[SparkSession], what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar, on a terminal, for what tells how far it is; meanwhile Spark's tasks show that it moves."""
     done, total = 0, 1
 
     def progress(now: int, of: int) -> None:
         nonlocal done, total
         done, total = now, max(1, of)
 
-    with _live(lambda: (what, done, total)):
+    def look() -> tuple[str, int, int]:
+        finished, tasks = (0, 0) if spark is None else _tasks(spark)
+        return (f"{what} ({finished} of {tasks} tasks)" if tasks else what), done, total
+
+    with _live(look):
         yield progress
 
 
 @contextlib.contextmanager
 def _stages(spark: SparkSession, what: str) -> Iterator[None]:
-    """A bar of Spark's tasks in the jobs that run now, on a terminal."""
-    tracker = spark.sparkContext.statusTracker()
+    """A bar of Spark's tasks in the stages that run now, on a terminal."""
 
     def look() -> tuple[str, int, int]:
-        infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        known = [info for info in infos if info is not None]
-        names = f"{what}, stage {', '.join(str(info.stageId) for info in known)}" if known else what
-        return names, sum(info.numCompletedTasks for info in known), max(1, sum(info.numTasks for info in known))
+        finished, tasks = _tasks(spark)
+        stages = ", ".join(map(str, sorted(spark.sparkContext.statusTracker().getActiveStageIds())))
+        return (f"{what}, stage {stages}" if stages else what), finished, max(1, tasks)
 
     with _live(look):
         yield
+
+
+def _tasks(spark: SparkSession) -> tuple[int, int]:
+    """How many are done, of how many, in the stages that run now."""
+    tracker = spark.sparkContext.statusTracker()
+    known = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
+    return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)
 
 
 @contextlib.contextmanager

@@ -78,6 +78,8 @@ def archive(
         alive = commits.live()
         start, gaps = _start(alive, topic.name, extent, allow_gaps)
         todo = _todo(start, extent)
+        if progress is not None:
+            progress(0, total)
         while todo or gaps:
             piece = _piece(topic.name, todo, offsets_per_commit)
             staged = commits.stage()

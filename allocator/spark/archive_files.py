@@ -43,7 +43,8 @@ def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataF
     counts: dict[int, int] = {}
     for path in sorted(staged.glob("partition=*/*.parquet")):
         metadata = parquet.read_metadata(path)
-        at = metadata.schema.names.index("offset")
+        # the column, and not a field of that name within another
+        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
         columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
         if not metadata.num_rows:
             continue

@@ -46,7 +46,7 @@ def test_each_run_adds_what_is_new_and_new_partitions(spark: SparkSession, tmp_p
         Made([50, 31]), tmp_path, offsets_per_commit=40, spark=spark, progress=lambda *done: seen.append(done)
     )
     assert (first.records, first.ranges, first.commits) == (81, {0: (0, 50), 1: (0, 31)}, [1, 2, 3])
-    assert seen == [(40, 81), (80, 81), (81, 81)]
+    assert seen == [(0, 81), (40, 81), (80, 81), (81, 81)]
     again = archive(Made([50, 31]), tmp_path, spark=spark)
     assert (again.commits, again.to_text()) == ([], "made: nothing to do")
     grown = Made([50, 35, 7])
@@ -86,6 +86,11 @@ def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession,
     # runs without it and with it may follow each other
     archive(Made([12]), tmp_path, spark=spark)
     assert whole(spark, Made([12]), tmp_path)
+
+
+def test_a_field_of_the_name_of_a_column_is_not_taken_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    archive(Made([10]), tmp_path, transform=lambda rows: rows.selectExpr("struct(-1L offset) one", "*"), spark=spark)
+    assert Archive(tmp_path).reach() == {0: (0, 10)}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ def copy_command(
         print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
         return
     out = console()
+    heading = f"{source} ({storage}) to {target} ({to_storage}), by {by}"
+    out.print(heading, markup=False)
     out.print(_table(plan))
     if execute:
         out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
@@ -149,10 +151,9 @@ def _place(
 
 
 def _table(plan: CopyPlan) -> Table:
-    source, target = plan.source, plan.target
-    table = Table(title=f"{source.group} ({source.storage}) to {target.group} ({target.storage}), by {plan.by}")
-    for name in ("topic", "partition", "from", "before", "after", "lag", ""):
-        table.add_column(name, justify="right" if name not in ("topic", "") else "left")
+    table = Table()
+    for name in ("topic", "partition", "from", "before", "after", "lag", "note"):
+        table.add_column(name, justify="right" if name not in ("topic", "note") else "left")
     for row in plan.rows:
         cells = [str(row.partition.partition)]
         cells += ["-" if each is None else str(each) for each in (row.source, row.before, row.after, row.lag)]

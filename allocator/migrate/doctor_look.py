@@ -188,7 +188,8 @@ async def _kafka_group(
     old: OldLayouts = eyes.seen.get("old", OldLayouts())
     existing |= {partition for partition in eyes.seen.get("replicas", ()) if old.reads(partition)}
     logs = Logs()
-    wanted = {*existing, *(state.assigned if state is not None else ())}
+    stored = {partition for partition in eyes.seen.get("replicas", ()) if partition.topic in old.stored}
+    wanted = {*existing, *stored, *(state.assigned if state is not None else ())}
     async with eyes.at("committed offsets"):
         committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
         wanted |= set(committed)

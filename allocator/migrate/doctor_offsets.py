@@ -88,7 +88,8 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
     if in_zookeeper:
         yield Finding(
             "offsets-in-zookeeper",
-            Severity.WARNING,
+            # whose place it is
+            Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
             f"offsets of {len(in_zookeeper)} partitions stand in ZooKeeper and not in Kafka",
             names(in_zookeeper),
             "kiel and consumers of 0.8 keep them there. Most newer clients look in Kafka alone, and would begin at an "

@@ -16,6 +16,7 @@ __all__ = ["KIEL", "OLD_CONSUMERS", "OLD_OWNERS", "OldLayouts", "children", "old
 KIEL = "/kiel/groups/{}/members"
 OLD_CONSUMERS = "/consumers/{}/ids"
 OLD_OWNERS = "/consumers/{}/owners"
+OLD_OFFSETS = "/consumers/{}/offsets"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class OldLayouts:
     subscriptions: tuple[Subscription, ...] = ()
     claimed: frozenset[TopicPartition] = frozenset()
     """What those own."""
+    stored: frozenset[str] = frozenset()
+    """Topics of which offsets stand in ZooKeeper, members or no members."""
 
     def __add__(self, other: OldLayouts) -> OldLayouts:
         """Of several ensembles, of which two may be one."""
@@ -38,6 +41,7 @@ class OldLayouts:
             tuple(sorted({*self.consumers, *other.consumers})),
             (*self.subscriptions, *other.subscriptions),
             self.claimed | other.claimed,
+            self.stored | other.stored,
         )
 
     def reads(self, partition: TopicPartition) -> bool:
@@ -61,6 +65,7 @@ async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
         tuple(consumers),
         tuple(filter(None, subscriptions)),
         frozenset(claims),
+        frozenset(await children(zk, OLD_OFFSETS.format(group))),
     )
 
 

@@ -198,9 +198,19 @@ async def test_a_group_of_kiels_is_looked_at_where_its_offsets_are(patient: Pati
     assert found["no-progress"][0].where == (f"{patient.topic}:2",)
     assert found["offsets-missing"][0].where == (f"{patient.topic}:3",)
     assert len(found["offsets-in-zookeeper"][0].where) == 3
+    assert found["offsets-in-zookeeper"][0].severity.name == "INFO"
     assert found.keys() == {
         "offset-below-log-start", "no-progress", "offsets-missing", "offsets-in-zookeeper", "kiel-layout"
     }  # fmt: skip
+
+
+async def test_a_group_that_has_nothing_but_offsets_in_zookeeper(patient: Patient) -> None:
+    await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict.fromkeys(patient.partitions[:2], 4))
+    found = await patient.examined()
+    assert "12 records wait" in found["no-members"][0].what
+    (stored,) = found["offsets-in-zookeeper"]
+    assert (len(stored.where), stored.severity.name) == (2, "WARNING")
+    assert found.keys() == {"no-members", "offsets-in-zookeeper"}
 
 
 @pytest.mark.parametrize("dialect", ["java", "pykafka"])

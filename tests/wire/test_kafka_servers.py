@@ -122,13 +122,14 @@ async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalClus
             await list_offsets(client, {TopicPartition(topic, 5): LATEST}, timeout_s=0.5)
 
 
+@pytest.mark.deadline(240)
 async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
     cluster = LocalCluster()
     await asyncio.to_thread(cluster.start)
     try:
         await asyncio.to_thread(cluster.brokers[0].stop)
         client = KafkaClient(cluster.bootstrap)
-        connecting = asyncio.ensure_future(client.connect(60))
+        connecting = asyncio.ensure_future(client.connect(120))
         await asyncio.sleep(0.3)
         assert not connecting.done()
         await asyncio.to_thread(cluster.brokers[0].start)
@@ -147,7 +148,7 @@ async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
                 return False
             return True
 
-        await wait_until_async(answers, 20, interval_s=0.1)
+        await wait_until_async(answers, 60, interval_s=0.1)
         await client.close()
     finally:
         await asyncio.to_thread(cluster.stop)

@@ -135,7 +135,8 @@ class SwitchingConsumer:
     """A `Consumer` that goes over to another cluster when its group is told to.
 
     Takes what `Consumer` takes; `brokers` are read as long as the znode says nothing else. Group, membership and
-    ZooKeeper stay; with other brokers the group goes on from what is committed there.
+    ZooKeeper stay; with other brokers the group goes on from what is committed there. `securities` has TLS and SASL
+    of brokers that the znode may name, by their text there, where they differ from `security`.
 
     Guarantee: when the choice changes, what was delivered is done (asked for more, and with auto-commit committed)
     before the member leaves, and nothing of the other cluster is delivered before. Nothing is delivered while it is
@@ -143,10 +144,20 @@ class SwitchingConsumer:
     """
 
     def __init__(
-        self, *topics: str, brokers: str, group: str, zookeeper: str, root: str = "/allocator", **options: Any
+        self,
+        *topics: str,
+        brokers: str,
+        group: str,
+        zookeeper: str,
+        root: str = "/allocator",
+        security: Mapping[str, Any] | None = None,
+        securities: Mapping[str, Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> None:
         self.group = group
         self._default = brokers
+        self._security = security
+        self._securities = {} if securities is None else securities
         self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
         self._auto = options.get("auto_commit_interval_s", 5.0) is not None
         self._watcher = Watcher(ZooKeeper(zookeeper, options=options.get("zookeeper_options")), path_of(root, group))
@@ -244,9 +255,10 @@ class SwitchingConsumer:
             if choice is None or choice.frozen:
                 log.debug("%s: %s", self.group, "frozen" if choice else "not known which cluster to read")
                 return
-            consumer = self._make(brokers=choice.brokers or self._default)
+            brokers = choice.brokers or self._default
+            consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
             await consumer.start()
-            log.info("%s: reads %s", self.group, choice.brokers or self._default)
+            log.info("%s: reads %s", self.group, brokers)
             self._consumer, self._reads = consumer, choice
 
     async def _leave(self) -> None:

@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -98,7 +99,6 @@ def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: ar
                 seconds = asyncio.run(_filled(new.bootstrap, topic, options, process))
             finally:
                 process.terminate()
-        process.stdin = None
         out, err = process.communicate(timeout=TIMEOUT_S)
         if name not in ("ours", "MirrorMaker"):
             if process.returncode:
@@ -148,18 +148,31 @@ def main() -> None:
                     new.create_topic(topic, options.partitions)
                     before = _cpu()
                     measured: dict[str, Any] = one(name, old, new, topic, options)
-                    measured["cpu_s"] = _cpu() - before
+                    measured["cpu_s"], measured["load"] = _cpu() - before, os.getloadavg()[0]
                     results.setdefault((form, name), []).append(measured)
                     new.delete_topic(topic)
     print(json.dumps({f"{form} {name}": runs for (form, name), runs in results.items()}))
-    table = Table(
-        "format", "", "records/s", "MB/s", "CPU s", title=f"{options.records:,} records of {options.size} bytes"
-    )
+    Console().print(table(results, f"{options.records:,} records of {options.size} bytes, {options.codec}"))
+
+
+def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str) -> Table:
+    """Medians; "times" is of the records per second of the slower half in the same round."""
+    made = Table("format", "", "records/s", "MB/s", "times the slower half", "CPU s", "load", title=title)
     for (form, name), runs in results.items():
-        middle = sorted(runs, key=lambda run: run["records_s"])[len(runs) // 2]
-        figures = f"{middle['records_s']:,.0f}", f"{middle['mb_s']:.1f}", f"{middle['cpu_s']:.1f}"
-        table.add_row(form, name, *figures)
-    Console().print(table)
+        halves = [results[form, half] for half in ("consume", "produce") if (form, half) in results]
+        times = [run["records_s"] / min(each["records_s"] for each in round) for run, *round in zip(runs, *halves)]
+        middle = {key: median(run[key] for run in runs) for key in runs[0]}
+        loads = sorted(run["load"] for run in runs)
+        made.add_row(
+            form,
+            name,
+            f"{middle['records_s']:,.0f}",
+            f"{middle['mb_s']:.1f}",
+            f"{median(times):.2f}" if len(halves) == 2 else "",
+            f"{middle['cpu_s']:.2f}",
+            f"{loads[0]:.0f} to {loads[-1]:.0f}",
+        )
+    return made
 
 
 def _cpu() -> float:

@@ -1,4 +1,5 @@
-"""What people and their monitoring see of a consumer.
+"""What people and their monitoring see of groups and of a daemon: a page, a JSON API, metrics, health.
 
-In: the public surface of `consumer`. Out: metrics for Prometheus. May touch: nothing that changes a group.
+In: the znodes of groups, what the brokers say of their offsets, and the public surface of `consumer`. Out: HTTP. May
+touch: nothing, unless whoever asks has the token; then what `actions.py` lists, and nothing else.
 """

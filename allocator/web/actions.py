@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Optional
 
+from allocator.consumer.switching import choose, path_of, read_choice
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.store import Store
 from allocator.membership.znodes import Paths
@@ -26,7 +27,27 @@ class NotNow(AllocatorError):
 
 def actions(zookeeper: Callable[[], Optional[ZooKeeper]], root: str, reset: Reset) -> dict[str, Action]:
     """The actions by the last part of their path."""
-    return {"rebalance": partial(_rebalance, zookeeper, root), "offsets/reset": partial(_reset, reset)}
+    return {
+        "rebalance": partial(_rebalance, zookeeper, root),
+        "pause": partial(_freeze, zookeeper, root, True),
+        "resume": partial(_freeze, zookeeper, root, False),
+        "offsets/reset": partial(_reset, reset),
+    }
+
+
+async def _freeze(
+    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, frozen: bool, group: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Has the members that follow the group's setting finish what they have, commit and leave; or join again.
+
+    It is the setting of a cutover, whose choice of brokers stays.
+    """
+    _only(given)
+    zk = _connected(zookeeper)
+    path = path_of(root, group)
+    before = await read_choice(zk, path)
+    await choose(zk, path, before._replace(frozen=frozen))
+    return {"group": group, "paused": frozen}
 
 
 async def _rebalance(
@@ -38,9 +59,7 @@ async def _rebalance(
     function answers as before does not move. No member needs to know of us.
     """
     _only(given)
-    zk = zookeeper()
-    if zk is None:
-        raise ConnectionLost("ZooKeeper does not answer at present")
+    zk = _connected(zookeeper)
     store = Store(zk, Paths(root, group))
     if not await store.member_names():
         raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
@@ -66,6 +85,13 @@ async def _reset(reset: Reset, group: str, given: Mapping[str, Any]) -> dict[str
             f'"confirm" must be the name of the group, {group!r}, or be left out to see what would be done'
         )
     return await reset(group, str(to), topics, confirm is not None)
+
+
+def _connected(zookeeper: Callable[[], Optional[ZooKeeper]]) -> ZooKeeper:
+    zk = zookeeper()
+    if zk is None:
+        raise ConnectionLost("ZooKeeper does not answer at present")
+    return zk
 
 
 def _only(given: Mapping[str, Any], *known: str) -> None:

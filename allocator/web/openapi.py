@@ -40,6 +40,7 @@ def _ref(name: str) -> Schema:
 FIGURES: dict[str, Schema] = {
     "group": TEXT,
     "phase": {"enum": ["stable", "rebalancing", "empty"]},
+    "paused": {**YES, "description": "Whether its members are told to leave."},
     "generation": COUNT,
     "partitions": COUNT,
     "unowned": COUNT,
@@ -128,6 +129,7 @@ SCHEMAS: dict[str, Schema] = {
         )
     ),
     "Asked": _object(group=TEXT, asked=YES),
+    "Paused": _object(group=TEXT, paused=YES),
     "Reset": _object(
         group=TEXT,
         executed=YES,
@@ -198,6 +200,8 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}": _get("One group", "Group", GROUP),
             "/api/groups/{group}/partitions": _get("Offsets and owner of each partition", "Partitions", GROUP),
             "/api/groups/{group}/rebalance": _post("Have the leader compute the assignment anew", "Asked"),
+            "/api/groups/{group}/pause": _post("Have members that follow the group's setting leave", "Paused"),
+            "/api/groups/{group}/resume": _post("Have them join again", "Paused"),
             "/api/groups/{group}/offsets/reset": _post("Replace committed offsets", "Reset", _ref("ResetRequest")),
             "/api/events": _text(
                 "Server-sent events: overview, group, lag, rebalances, findings, series, missing",

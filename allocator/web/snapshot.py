@@ -32,6 +32,7 @@ def figures(group: Group) -> dict[str, Any]:
     return {
         "group": group.name,
         "phase": report.phase,
+        "paused": group.paused,
         "generation": state.generation,
         "members": len(state.members),
         "partitions": len(report.partitions),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional, Protocol
 
+from allocator.consumer.switching import path_of, read_choice
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.describe import GroupState
@@ -60,6 +61,8 @@ class Group:
         self.report = GroupReport(GroupState(name, {}, {}, None))
         self.history = History()
         self.series = Series()
+        self.paused = False
+        """Whether its members are told to leave (`ClusterChoice.frozen`)."""
         self.seen = False
         """Whether it was read at all."""
         self.examined = -1
@@ -108,7 +111,7 @@ class Group:
 class GroupWatch:
     """Reads one group again whenever a watch fires.
 
-    At rest it costs ZooKeeper three watches and nothing else; in a rebalance one read for each document and each
+    At rest it costs ZooKeeper four watches and nothing else; in a rebalance one read for each document and each
     claim that changes.
     """
 
@@ -120,6 +123,8 @@ class GroupWatch:
         poke = self._changed.set
         self._names = Watched(self._store.member_names, poke)
         self._claim_names = Watched(self._store.claim_names, poke)
+        path = path_of(root, group.name)
+        self._choice = Watched(partial(read_choice, zk, path), poke)
         self._document: Watched[tuple[Document | None, int]] = Watched(self._store.document, poke)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Claim] = {}
@@ -163,6 +168,10 @@ class GroupWatch:
             if document.problem:
                 problems.append(f"the leader keeps the old assignment: {document.problem}")
             problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
+        try:
+            self._group.paused = (await self._choice.get()).frozen
+        except ConfigError as error:
+            problems.append(str(error))
         # copies: what was said of an earlier moment must not change
         infos, claims = dict(self._infos), dict(self._claims)
         return GroupState(self._group.name, infos, claims, document, tuple(problems[:RUBBISH]))

@@ -15,6 +15,8 @@ import allocator
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
+DATA = {".css", ".html", ".js", ".json", ".svg"}
+
 
 def run(*command: object, cwd: Path) -> str:
     done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=800)
@@ -69,6 +71,9 @@ def test_the_wheel_has_every_module_and_no_test(source: Path, tmp_path: Path) ->
     modules = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")}
     assert modules <= set(names)
     assert "allocator/py.typed" in names
+    data = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.suffix in DATA}
+    assert len(data) > 5
+    assert data <= set(names), "the page, and messages that kafka-python does not know"
     assert any(name.endswith("/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "examples/", "bench/", "docker/"))]
 

@@ -208,6 +208,11 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             page.press(TOKEN)
             press("Rebalance")
             page.sees("dialog .answer", "the next generation is on its way")
+            press("Pause")
+            page.sees("dialog .answer", "told to leave")
+            page.sees("#phase", "paused, going on: 1")
+            press("Resume")
+            page.sees("#phase", "stable")
             assert TOKEN not in page.driver.page_source
             assert page.run(
                 "return document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)"

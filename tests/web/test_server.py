@@ -19,6 +19,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
+from allocator.consumer.switching import SwitchingConsumer
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
@@ -165,7 +166,7 @@ async def test_changes_need_the_token_a_page_of_ours_and_json(zk_chroot: str) ->
         assert (await it.ask(path, "{", Authorization=BEARER)).code == 400
         assert (await it.ask(path, [], Authorization=BEARER)).code == 400
         assert (await it.ask(path, {"now": True}, Authorization=BEARER)).code == 400
-        assert (await it.ask("/api/groups/g/pause", {}, Authorization=BEARER)).code == 404
+        assert (await it.ask("/api/groups/g/delete", {}, Authorization=BEARER)).code == 404
         assert (await it.ask("/api/groups/none/rebalance", {}, Authorization=BEARER)).code == 404
         assert (await it.ask(path, "x" * 100_000, Authorization=BEARER)).code in (400, 413, 599)
         done = await it.ask(path, {}, Authorization=BEARER)
@@ -201,9 +202,11 @@ async def test_events_tell_everything_and_then_what_changes(zk_chroot: str) -> N
             assert last("group")["topics"][0]["owners"] == [0, 0, 0]
             assert last("overview")["groups"][0]["members"] == 1
             await group.join(1)
-            await wait_until_async(lambda: last("rebalances"), PATIENCE_S)
+            # that the group began may have been seen, too
+            await wait_until_async(
+                lambda: [each["why"] for each in last("rebalances") or ()][:1] == [["joined: worker-01"]], PATIENCE_S
+            )
             assert len(last("group")["members"]) == 2
-            assert last("rebalances")[0]["why"] == ["joined: worker-01"]
         finally:
             client.close()
             stream.cancel()
@@ -290,6 +293,43 @@ async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
             return bool((await it.json(f"/api/groups/{group}"))["lag"] == 400)
 
         await wait_until_async(lag_is_back, PATIENCE_S)
+
+
+async def test_a_paused_group_has_no_members_that_follow_it_and_goes_on_when_it_is_resumed(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, unique_name: Callable[[], str]
+) -> None:
+    topic = await asyncio.get_running_loop().run_in_executor(None, topic_factory, 2)
+    chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
+    async with (
+        served(chroot, kafka_cluster.bootstrap) as it,
+        SwitchingConsumer(topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=chroot) as consumer,
+    ):
+
+        async def shown(**expected: Any) -> None:
+            async def so() -> bool:
+                await consumer.getbatch(0.05)  # this is where it follows
+                found = await it.json(f"/api/groups/{group}")
+                return (
+                    "error" not in found
+                    and {
+                        "paused": found["paused"],
+                        "members": len(found["members"]),
+                    }
+                    == expected
+                )
+
+            await wait_until_async(so, PATIENCE_S, f"{expected}")
+
+        await shown(paused=False, members=1)
+        done = await it.json(f"/api/groups/{group}/pause", {}, Authorization=BEARER)
+        as_described("/api/groups/{group}/pause", done, "post")
+        await shown(paused=True, members=0)
+        reset = await it.json(f"/api/groups/{group}/offsets/reset", {"to": "earliest"}, Authorization=BEARER)
+        assert reset["members_alive"] == [], "now offsets can be moved"
+        done = await it.json(f"/api/groups/{group}/resume", {}, Authorization=BEARER)
+        as_described("/api/groups/{group}/resume", done, "post")
+        await shown(paused=False, members=1)
+        assert (await it.ask(f"/api/groups/{group}/pause", {"for": 3}, Authorization=BEARER)).code == 400
 
 
 async def test_it_is_not_ready_while_zookeeper_does_not_answer() -> None:

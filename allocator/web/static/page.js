@@ -41,7 +41,8 @@ addEventListener("hashchange", connect);
 const showOverview = ({ ready, groups, problems }) => {
   get("groups").replaceChildren(...groups.map((each) => {
     const node = element("a", { href: `#${encodeURIComponent(each.group)}`, "aria-current": each.group === state.name ? "page" : undefined, title: `${each.phase}, ${each.members} members, ${each.partitions} partitions` }, each.group);
-    if (each.phase !== "stable") node.append(element("span", { class: `badge ${each.phase === "rebalancing" ? "busy" : "quiet"}` }, each.phase));
+    if (each.paused) node.append(element("span", { class: "badge busy" }, "paused"));
+    else if (each.phase !== "stable") node.append(element("span", { class: `badge ${each.phase === "rebalancing" ? "busy" : "quiet"}` }, each.phase));
     if (each.problems) node.append(element("span", { class: "count" }, `${each.problems}!`));
     return node;
   }));
@@ -68,8 +69,8 @@ const showGroup = () => {
   get("group").hidden = false;
   document.title = `${group.problems ? "(!) " : ""}${group.group} – allocator`;
   get("name").textContent = group.group;
-  get("phase").textContent = group.phase;
-  get("phase").className = `badge ${{ stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
+  get("phase").textContent = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
+  get("phase").className = `badge ${group.paused ? "busy" : { stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
   get("strategy").textContent = group.strategy ? `allocator function ${group.strategy}` : "";
   looks.keep(group.members.map((member) => member.id));
   const ids = group.members.map((member) => member.id);

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from allocator.consumer.switching import ClusterChoice, choose, path_of, read_choice
-from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import ConfigError
 from allocator.membership.describe import describe
 from allocator.migrate.auditing import audit_topics
+from allocator.migrate.cutover_clusters import LOOK_S, Clusters, CutoverFailed, opened, until
 from allocator.migrate.files import read_json, write_json
-from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.offsets import copy, restore
-from allocator.migrate.places import Place
 from allocator.migrate.plan import Plan
 from allocator.migrate.ways import ends_of
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["NO_RETURN", "STEPS", "Cutover", "CutoverFailed"]
+__all__ = ["NO_RETURN", "STEPS", "Cutover"]
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +29,6 @@ STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "produ
 NO_RETURN: Final = "producers"
 """The step in which producers begin to write to the new cluster: from then on only it has their records."""
 BY_PARTITION: Final = ("ends", "empty")  # details that are for later steps
-LOOK_S: Final = 0.2
-
-
-class CutoverFailed(AllocatorError):
-    """A step is not done. What was done stays done: mend what it says and run it again, or roll back."""
-
-
-class _Clusters(NamedTuple):
-    old: KafkaClient
-    new: KafkaClient
-    ensemble: ZooKeeper
-    map: OffsetMap
 
 
 class Cutover:
@@ -91,7 +74,7 @@ class Cutover:
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         done = self.load()
-        steps: dict[str, Callable[[_Clusters], Awaitable[dict[str, Any]]]] = {
+        steps: dict[str, Callable[[Clusters], Awaitable[dict[str, Any]]]] = {
             "check": self._check,
             "freeze": self._freeze,
             "drain": self._drain,
@@ -101,7 +84,7 @@ class Cutover:
             "producers": self._producers,
             "finish": self._finish,
         }
-        async with self._opened() as clusters:
+        async with opened(self.plan) as clusters:
             for step in STEPS[: STEPS.index(until) + 1]:
                 if step in done:
                     continue
@@ -120,11 +103,11 @@ class Cutover:
                 f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. "
                 "There is no way back without losing them; go on"
             )
-        async with self._opened() as clusters:
+        async with opened(self.plan) as clusters:
             if "offsets" in done:  # a run that was killed in step "start" has told some groups already
                 await self._freeze(clusters)
                 for group in self.plan.groups:
-                    await self._back(clusters, group)
+                    await clusters.back(group)
             else:
                 for group in self.plan.groups:
                     file = self._restore_file(group)
@@ -140,45 +123,25 @@ class Cutover:
         for group in self.plan.groups:
             self._restore_file(group).unlink(missing_ok=True)
 
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[_Clusters]:
-        plan = self.plan
-        async with contextlib.AsyncExitStack() as stack:
-            old = await stack.enter_async_context(KafkaClient(plan.old_brokers, security=plan.old_security))
-            new = await stack.enter_async_context(KafkaClient(plan.new_brokers, security=plan.new_security))
-            for client in (old, new):
-                client.follow_all()
-                await client.refresh()
-            ensemble = ZooKeeper(plan.zookeeper)
-            stack.push_async_callback(ensemble.close)
-            await ensemble.connect()
-            offset_map = OffsetMap(new, plan.new_brokers, map_topic(plan.mirror), plan.new_security)
-            if new.partitions(offset_map.topic) is None:
-                raise CutoverFailed(
-                    f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`"
-                )
-            await offset_map.open()
-            yield _Clusters(old, new, ensemble, offset_map)
-
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    async def _check(self, on: _Clusters) -> dict[str, Any]:
+    async def _check(self, on: Clusters) -> dict[str, Any]:
         faults = []
         for topic in self.plan.topics:
             count, there = len(on.old.partitions(topic) or ()), len(on.new.partitions(topic) or ())
             if not count or count != there:
                 faults.append(f"{topic!r} has {count} partitions on the old cluster and {there} on the new one")
-        mirrored = await self._mirrored(on)
-        behind = [each for each in self._partitions(on.old) if each not in mirrored]
+        mirrored = await on.mirrored()
+        behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
             some = ", ".join(f"{each.topic}:{each.partition}" for each in behind[:5])
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {len(behind)} partitions: {some}")
         members: dict[str, int] = {}
         empty: dict[str, list[list[Any]]] = {}
-        ends = await ends_of(on.old, self._partitions(on.old))
+        ends = await ends_of(on.old, on.partitions(on.old))
         for group in self.plan.groups:
             async with self.plan.old(group).opened() as place:
-                committed = await place.committed(self._partitions(on.old))
+                committed = await place.committed(on.partitions(on.old))
                 members[group] = len(await place.members())
             if not committed:
                 faults.append(f"group {group!r} has committed nothing of these topics on the old cluster")
@@ -199,9 +162,9 @@ class Cutover:
                 )
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
-        return {"members": members, "lag": await self._mirror_lag(on), "empty": empty}
+        return {"members": members, "lag": await on.mirror_lag(), "empty": empty}
 
-    async def _freeze(self, on: _Clusters) -> dict[str, Any]:
+    async def _freeze(self, on: Clusters) -> dict[str, Any]:
         for group in self.plan.groups:
             path = path_of(self.plan.root, group)
             before = await read_choice(on.ensemble, path)
@@ -210,7 +173,7 @@ class Cutover:
         for group in self.plan.groups:
             for place in (self.plan.old(group), self.plan.new(group)):
                 async with place.opened() as there:
-                    left = await self._until(there.members, lambda found: not found, self.plan.freeze_s)
+                    left = await until(there.members, lambda found: not found, self.plan.freeze_s)
                     if left:
                         raise CutoverFailed(
                             f"group {group!r} was told to stop and has members still: {', '.join(left)}; those that "
@@ -219,7 +182,7 @@ class Cutover:
             await self._settle(on, group)
         return {"seconds": round(time.monotonic() - began, 1)}
 
-    async def _settle(self, on: _Clusters, group: str) -> None:
+    async def _settle(self, on: Clusters, group: str) -> None:
         """Partitions in which the group found nothing to commit: it is to read all that came since.
 
         Or a group that begins at the end, where nothing is committed, would begin behind it on the new cluster.
@@ -231,23 +194,23 @@ class Cutover:
                 committed = await old.committed(empty)
                 await old.commit({each: end for each, end in empty.items() if each not in committed}, "was empty")
 
-    async def _drain(self, on: _Clusters) -> dict[str, Any]:
+    async def _drain(self, on: Clusters) -> dict[str, Any]:
         wanted: dict[TopicPartition, int] = {}
         for group in self.plan.groups:
-            for each, offset in (await self._committed(self.plan.old(group))).items():
+            for each, offset in (await on.committed(self.plan.old(group))).items():
                 wanted[each] = max(offset, wanted.get(each, 0))
 
         async def behind() -> dict[TopicPartition, int]:
-            mirrored = await self._mirrored(on)
+            mirrored = await on.mirrored()
             return {each: mirrored.get(each, 0) for each, offset in wanted.items() if mirrored.get(each, 0) < offset}
 
-        left = await self._until(behind, lambda found: not found, self.plan.drain_s)
+        left = await until(behind, lambda found: not found, self.plan.drain_s)
         if left:
             some = ", ".join(f"{p.topic}:{p.partition} at {at} of {wanted[p]}" for p, at in list(left.items())[:5])
             raise CutoverFailed(f"the mirror has not come as far as the groups: {some}; is it running?")
         return {"partitions": len(wanted)}
 
-    async def _offsets(self, on: _Clusters) -> dict[str, Any]:
+    async def _offsets(self, on: Clusters) -> dict[str, Any]:
         moved = {}
         for group in self.plan.groups:
             file = self._restore_file(group)
@@ -259,12 +222,12 @@ class Cutover:
             moved[group] = len(done.rows)
         return {"offsets": moved}
 
-    async def _start(self, on: _Clusters) -> dict[str, Any]:
+    async def _start(self, on: Clusters) -> dict[str, Any]:
         for group in self.plan.groups:
             await choose(on.ensemble, path_of(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
         return {}
 
-    async def _verify(self, on: _Clusters) -> dict[str, Any]:
+    async def _verify(self, on: Clusters) -> dict[str, Any]:
         """Every group has members, all partitions have owners, and what was to be read is being committed."""
         before = self._state["steps"].get("check", {}).get("members", {})
         for group in self.plan.groups:
@@ -282,7 +245,7 @@ class Cutover:
                     unowned = [f"{p.topic}:{p.partition} has no owner" for p in began if p not in state.owners]
                     if unowned:
                         return unowned
-                committed = await self._committed(self.plan.new(group))
+                committed = await on.committed(self.plan.new(group))
                 ends = await ends_of(on.new, began)
                 return [
                     f"{p.topic}:{p.partition} stays at {start}"
@@ -290,12 +253,12 @@ class Cutover:
                     if committed.get(p, start) <= start < ends[p].end
                 ]
 
-            left = await self._until(stuck, lambda found: not found, self.plan.verify_s)
+            left = await until(stuck, lambda found: not found, self.plan.verify_s)
             if left:
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
-        return {"lag": await self._mirror_lag(on)}
+        return {"lag": await on.mirror_lag()}
 
-    async def _producers(self, on: _Clusters) -> dict[str, Any]:
+    async def _producers(self, on: Clusters) -> dict[str, Any]:
         if "opened" not in self._state["steps"]:  # of a run that was killed: producers may write there already
             if self.plan.producers is not None:
                 await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
@@ -309,17 +272,17 @@ class Cutover:
             await choose(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
-    async def _quiet(self, on: _Clusters) -> dict[TopicPartition, int]:
+    async def _quiet(self, on: Clusters) -> dict[TopicPartition, int]:
         """The ends of the old topics, when they have stood still for a while and all before them is mirrored."""
         deadline = time.monotonic() + self.plan.producers_s
         last: dict[TopicPartition, int] = {}
         since = time.monotonic()
         while True:
-            found = {each: ends.end for each, ends in (await ends_of(on.old, self._partitions(on.old))).items()}
+            found = {each: ends.end for each, ends in (await ends_of(on.old, on.partitions(on.old))).items()}
             now = time.monotonic()
             if found != last:
                 last, since = found, now
-            mirrored = await self._mirrored(on)
+            mirrored = await on.mirrored()
             behind = [each for each, end in found.items() if mirrored.get(each, 0) < end]
             if not behind and now - since >= self.plan.quiet_s:
                 return found
@@ -331,7 +294,7 @@ class Cutover:
                 )
             await asyncio.sleep(LOOK_S)
 
-    async def _finish(self, on: _Clusters) -> dict[str, Any]:
+    async def _finish(self, on: Clusters) -> dict[str, Any]:
         if not self.plan.audit:
             return {"audit": "not wanted"}
         found = await audit_topics(self.plan, self._state["steps"]["opened"]["ends"])
@@ -339,52 +302,6 @@ class Cutover:
         if lost:
             raise CutoverFailed(f"the new cluster lacks records of the old one: {'; '.join(lost)}; see allocator audit")
         return {"audit": {topic: verdict.text for topic, verdict in found.items()}}
-
-    # -- what they share ------------------------------------------------------------------------------------------
-
-    async def _back(self, on: _Clusters, group: str) -> None:
-        """What the group has done on the new cluster, committed on the old one."""
-        await on.map.refresh()
-        async with self.plan.old(group).opened() as old:
-            offsets = {}
-            before = await old.committed(self._partitions(on.old))
-            for each, target in (await self._committed(self.plan.new(group))).items():
-                source = on.map.positions(each).source(target)
-                if source is not None:
-                    offsets[each] = max(source, before.get(each, 0))
-            await old.refuse_members()
-            await old.commit(offsets, "rolled back")
-
-    def _partitions(self, client: KafkaClient) -> list[TopicPartition]:
-        return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
-
-    async def _committed(self, place: Place) -> dict[TopicPartition, int]:
-        async with place.opened() as there:
-            return await there.committed(self._partitions(there.client))
-
-    async def _mirrored(self, on: _Clusters) -> dict[TopicPartition, int]:
-        found = await GroupOffsets(on.old, self.plan.mirror).fetch(self._partitions(on.old))
-        return {each: offset.offset for each, offset in found.items()}
-
-    async def _mirror_lag(self, on: _Clusters) -> int:
-        ends, mirrored = await ends_of(on.old, self._partitions(on.old)), await self._mirrored(on)
-        return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
-
-    async def _until(self, look: Callable[[], Awaitable[Any]], enough: Callable[[Any], bool], timeout_s: float) -> Any:
-        """What `look` found last: enough, or time was up."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                found = await look()
-            except AllocatorError as error:
-                # coordinators that have just started, leaders that move
-                if not error.retriable or time.monotonic() > deadline:
-                    raise
-                log.info("asked again: %s", error)
-            else:
-                if enough(found) or time.monotonic() > deadline:
-                    return found
-            await asyncio.sleep(LOOK_S)
 
     def _restore_file(self, group: str) -> Path:
         return self.plan.state.with_name(f"{self.plan.state.stem}.{group}.offsets.json")

@@ -172,10 +172,9 @@ class Mirror(RebalanceListener):
         try:
             await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-            if not doing.done():
-                doing.cancel()
-                await asyncio.wait({doing})
+            for each in (doing, stopping):
+                each.cancel()
+            await asyncio.wait({doing, stopping})
         if doing.cancelled():
             return False
         doing.result()
@@ -215,13 +214,13 @@ class Mirror(RebalanceListener):
                     raise self._error
                 if batch is not None:
                     self._in_hand = TopicPartition(batch.topic, batch.partition)
-                    if await self._send(batch):
-                        self._in_hand = None
+                    await self._send(batch)
+                    if self._stopping.is_set():
+                        break  # what is left of it is still in hand, and may not count as done
+                    self._in_hand = None
                 elif goal is not None and await self._reached(goal):
                     break
-            # not for ever: the new cluster may be gone, and what is not acknowledged is read again
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._sender.drained(consumer.assignment()), STOP_S)
+            await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
             self._last = self.progress()
         finally:
@@ -229,22 +228,29 @@ class Mirror(RebalanceListener):
 
     # -- records --------------------------------------------------------------------------------------------------
 
-    async def _send(self, batch: Batch) -> bool:
-        """Whether all of it is with the sender: not when it was lost meanwhile, or when `stop` was called."""
+    async def _drain(self, partitions: Parts) -> None:
+        """Returns when all of these is acknowledged; once it is to stop, it waits for `STOP_S` and no longer.
+
+        The new cluster may be gone, and what is not acknowledged is read again.
+        """
+        if not await self._unless_stopped(self._sender.drained(partitions)):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._sender.drained(partitions), STOP_S)
+
+    async def _send(self, batch: Batch) -> None:
+        """Hands all of it to the sender, but for what is left when it is lost or when `stop` is called."""
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
+        lane = self._sender.lane(partition)
         tail = self._tails.get(partition)
         if tail is not None:
             batch = self._skip_found(partition, tail, batch)
         for encoded in encode(batch):
             await self._throttle.take(encoded.size, self._stopping)
-            if self._stopping.is_set():
-                return False
-            await self._sender.room(encoded.size)
-            if not self._sender.put(partition, encoded):
-                return False
+            await self._unless_stopped(self._sender.room(encoded.size))
+            if self._stopping.is_set() or not self._sender.put(partition, lane, encoded):
+                return
             await asyncio.sleep(0)
-        return True
 
     def _may_send(self) -> bool:
         return self._consumer.may_act()
@@ -334,7 +340,7 @@ class Mirror(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: Parts) -> None:
         """Everything that was read of them is acknowledged and committed; then they are another's."""
-        await self._sender.drained(partitions)
+        await self._drain(partitions)
         try:
             await self._commit(partitions)
         except AllocatorError as error:

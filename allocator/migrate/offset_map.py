@@ -81,10 +81,6 @@ class OffsetMap:
         """What is known of one partition."""
         return self._known[partition]
 
-    def partitions(self) -> set[TopicPartition]:
-        """All of which something is known."""
-        return {partition for partition, known in self._known.items() if len(known)}
-
     def note(self, partition: TopicPartition, run: Run) -> None:
         """To be written at the next `flush`, if it is new."""
         added = self._known[partition].note(run)

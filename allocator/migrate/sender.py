@@ -23,7 +23,7 @@ from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
-__all__ = ["Sender", "SequenceLost", "append"]
+__all__ = ["Lane", "Sender", "SequenceLost", "append"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Item:
 
 
 @dataclass
-class _Lane:
+class Lane:
     """What is to be sent of one partition, and what is under way, in order."""
 
     producer: int
@@ -97,7 +97,7 @@ class Sender:
         self._may_send = may_send
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
-        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._lanes: dict[TopicPartition, Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._ready: dict[TopicPartition, None] = {}  # those that have something to send, in turn
         self._wait_s: float | None = None
@@ -146,7 +146,7 @@ class Sender:
             await asyncio.sleep(self._client.retry_backoff_s)
             answer = await self._client.send_any(request, self._timeout_s)
         for partition in partitions:
-            self._lanes[partition] = _Lane(answer.producer_id, answer.producer_epoch)
+            self._lanes[partition] = Lane(answer.producer_id, answer.producer_epoch)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """What is not acknowledged of these is forgotten."""
@@ -162,10 +162,16 @@ class Sender:
             self._progress.clear()
             await self._progress.wait()
 
-    def put(self, partition: TopicPartition, encoded: Encoded) -> bool:
-        """To be sent after what was put before; False if the partition was dropped meanwhile."""
-        lane = self._lanes.get(partition)
-        if lane is None:
+    def lane(self, partition: TopicPartition) -> Lane | None:
+        """What `put` takes, as long as the partition is not dropped; another one when it is added again."""
+        return self._lanes.get(partition)
+
+    def put(self, partition: TopicPartition, lane: Lane | None, encoded: Encoded) -> bool:
+        """To be sent after what was put before; False if the partition was dropped since `lane` was asked for.
+
+        It may be ours again by now, and begin elsewhere: what was read before would come in the middle of that.
+        """
+        if lane is None or self._lanes.get(partition) is not lane:
             return False
         lane.waiting.append(_Item(encoded, lane.sequence))
         lane.sequence = (lane.sequence + encoded.records) & 0x7FFFFFFF
@@ -223,7 +229,7 @@ class Sender:
         return bool(chosen)
 
     async def _exchange(
-        self, leader: int, items: dict[TopicPartition, _Item], lanes: dict[TopicPartition, _Lane]
+        self, leader: int, items: dict[TopicPartition, _Item], lanes: dict[TopicPartition, Lane]
     ) -> None:
         codes: dict[TopicPartition, tuple[int, int]] = {}
         why: AllocatorError | None = None
@@ -266,7 +272,7 @@ class Sender:
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
 
-    def _note_failure(self, where: str, lane: _Lane, item: _Item, error: AllocatorError) -> None:
+    def _note_failure(self, where: str, lane: Lane, item: _Item, error: AllocatorError) -> None:
         code = getattr(error, "code", None)
         first = bool(lane.sent) and lane.sent[0] is item
         if code in LOST or (code == OUT_OF_ORDER_SEQUENCE and first and not lane.broken):
@@ -281,7 +287,7 @@ class Sender:
         lane.tries += 1
         log.log(logging.WARNING if lane.tries in (1, 10) else logging.DEBUG, "%s: sent again: %s", where, error)
 
-    def _settle(self, partition: TopicPartition, lane: _Lane) -> None:
+    def _settle(self, partition: TopicPartition, lane: Lane) -> None:
         while lane.sent and lane.sent[0].target is not None:
             item = lane.sent.popleft()
             self._held -= item.encoded.size

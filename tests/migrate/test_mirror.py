@@ -208,7 +208,11 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
         sender.open()
         scope.start(sender.run(scope))
         await sender.add([partition])
-        assert sender.put(partition, encoded)
+        dropped = sender.lane(partition)
+        sender.drop([partition])
+        await sender.add([partition])
+        assert not sender.put(partition, dropped, encoded)
+        assert sender.put(partition, sender.lane(partition), encoded)
         await wait_until_async(lambda: asked > 5, 30, "it to ask")
         assert not acked
         assert (await contents(new, partition.topic))[0] == []

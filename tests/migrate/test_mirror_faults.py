@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,7 +53,7 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     """What was in a socket when it froze may come over twice; what was to be sent may not."""
-    old = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")
+    old = await asyncio.to_thread(cluster_factory, kafka="2.8.2")
     new = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 4, 1, None, old)
     rows = [(b"k%d" % n, b"value %d" % n + bytes(200)) for n in range(COUNT)]
@@ -64,7 +65,7 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
 
     async with mirroring(Mirror(replace(chosen, throttle_bytes_s=10_000.0))) as first:
         await wait_until_async(lambda: first.records, 60, "it to begin")
-    with started(chosen, "--throttle", "0.4") as one, started(chosen, "--throttle", "0.4") as two:
+    with started(chosen, "--throttle", "0.1") as one, started(chosen, "--throttle", "0.1") as two:
         for process in (one, two, one):
             before = await stands()
             await wait_until_async(lambda than=before: more(stands, than), 60, "records to come over")
@@ -73,6 +74,27 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
             process.send_signal(signal.SIGCONT)
     await Mirror(chosen).run(until_caught_up=True)
     assert bare(await contents(new, topic)) == bare(await contents(old, topic))
+
+
+async def test_it_ends_when_it_is_told_to_though_the_new_cluster_does_not_answer(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")
+    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    mirror = Mirror(settings(old, new, group, topics=[topic]))
+    try:
+        async with mirroring(mirror):
+            await wait_until_async(lambda: mirror.progress(), 60, "it to begin")
+            await asyncio.to_thread(new.brokers[0].pause)
+            await asyncio.to_thread(produce, old.bootstrap, topic, [b"v"] * 10, version=old.version)
+            await asyncio.sleep(2)  # they are on their way, and nobody answers
+            began = time.monotonic()
+        assert time.monotonic() - began < 90
+    finally:
+        await asyncio.to_thread(new.brokers[0].resume)
+    await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
+    assert await contents(new, topic) == await contents(old, topic)
 
 
 async def test_connections_that_break_in_the_middle_of_requests(

@@ -156,3 +156,14 @@ def test_the_spark_job_writes_what_it_counted(
     assert done.returncode == 0, done.stderr[-4000:]
     table = parquet.read_table(out).to_pydict()
     assert dict(zip(table["key"], table["records"])) == CUSTOMERS
+
+
+def test_every_example_is_run_by_a_test_and_named_in_the_readme() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    readme = (ROOT / "README.md").read_text()
+    for path in sorted((ROOT / "examples").iterdir()):
+        if path.name.startswith("_"):
+            continue
+        named = (f"examples.{path.stem}", f"import {path.stem}", f"examples/{path.name}", f'"examples" / "{path.name}"')
+        assert any(name in tests for name in named), path.name
+        assert path.name in readme, path.name

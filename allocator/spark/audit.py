@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 from allocator.errors import ConfigError
 from allocator.spark.audit_report import KINDS, Difference, Report, Side
 from allocator.spark.errors import SchemaMismatch
+from allocator.spark.readable import readable
 from allocator.spark.topic import Topic
 
 if TYPE_CHECKING:
@@ -277,8 +278,4 @@ def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple
 
 
 def _text(value: bytes | None) -> str | None:
-    """The beginning, readable: what is no text is shown in escapes."""
-    if value is None:
-        return None
-    text = bytes(value[:80]).decode("utf-8", "backslashreplace")
-    return text + (f"... ({len(value)} bytes)" if len(value) > 80 else "")
+    return None if value is None else readable(value, 80)

@@ -50,7 +50,7 @@ class Side:
                 row.records,
                 row.first,
                 row.last,
-                f"{row.total:016x}{row.parity & 0xFFFFFFFFFFFFFFFF:016x}",
+                f"{row.total:016x}{row.parity & _UNSIGNED:016x}",
             )
             for row in sorted(rows, key=lambda row: (row.t, row.p))
         )
@@ -203,7 +203,9 @@ th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-
 <p>A checksum is of all records of a partition, in whatever order.</p>
 <table><tr><th>topic</th><th>partition</th><th>left records</th><th>offsets</th><th>checksum</th>
 <th>right records</th><th>offsets</th><th>checksum</th></tr>
-{% for (topic, partition), sides in rows %}<tr><td>{{ topic }}</td><td class="n">{{ partition }}</td>
+{% for (topic, partition), sides in rows %}
+<tr{% if len({side and side.checksum for side in sides}) > 1 %} class="off"{% end %}><td>{{ topic }}</td>
+<td class="n">{{ partition }}</td>
 {% for found in sides %}{% if found is None %}<td class="n">0</td><td></td><td></td>{% else %}
 <td class="n">{{ '{:,}'.format(found.records) }}</td><td>{{ found.first }} to {{ found.last }}</td>
 <td><code>{{ found.checksum }}</code></td>{% end %}{% end %}</tr>{% end %}</table>

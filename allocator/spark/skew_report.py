@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from allocator.assign.lag_aware import lag_aware
 from allocator.assign.sticky import sticky
 from allocator.assign.types import GroupView, Member
 from allocator.errors import ConfigError, MissingExtra
+from allocator.spark.readable import readable
 from allocator.types import TopicPartition
 
 __all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
@@ -73,7 +75,7 @@ class HotKey(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.key[:60].decode("utf-8", "backslashreplace") + ("..." if len(self.key) > 60 else "")
+        return readable(self.key, 40)
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,9 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
 def _plots(report: SkewReport, topic: str) -> list[str]:
     """SVG texts: bytes and records by partition; the busiest keys."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'allocator[spark]'") from error
     found = report.of(topic)
@@ -226,6 +230,7 @@ def _plots(report: SkewReport, topic: str) -> list[str]:
         axes.bar([one.partition for one in found], [getattr(one, what) for one in found], color="#4878a8", width=1.0)
         axes.axhline(sum(getattr(one, what) for one in found) / report.count(topic), color="#a14", linewidth=1)
         axes.set(title=f"{what} by partition; the line is the mean", xlabel="partition", ylabel=what)
+        axes.yaxis.set_major_formatter(EngFormatter())
         figures.append(figure)
     keys = [key for key in report.hot if key.topic == topic][::-1]
     if keys:
@@ -233,13 +238,17 @@ def _plots(report: SkewReport, topic: str) -> list[str]:
         axes = figure.subplots()
         axes.barh(range(len(keys)), [key.records for key in keys], color="#4878a8")
         # $ begins a formula in matplotlib
-        axes.set_yticks(range(len(keys)), [key.text.replace("$", r"\$") for key in keys], fontsize=7)
+        axes.set_yticks(range(len(keys)), [key.text.replace("$", r"\$") or "(empty)" for key in keys], fontsize=7)
         axes.set(title="records of the busiest keys")
+        axes.xaxis.set_major_formatter(EngFormatter())
         figures.append(figure)
     texts = []
     for figure in figures:
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
+        with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+            # text stays text: the browser has glyphs that matplotlib's own font, by which it measures, lacks
+            warnings.filterwarnings("ignore", "Glyph", UserWarning)
+            figure.savefig(out, format="svg", metadata={"Date": None})
         texts.append(out.getvalue()[out.getvalue().index("<svg") :])
     return texts
 
@@ -251,6 +260,12 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { border: 1px solid #c
 th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-nums } svg { max-width: 100% }
 </style></head><body><h1>Skew of {{ report.source }}</h1><pre>{{ report.to_text() }}</pre>
 {% for topic in report.topics %}<h2>{{ topic }}</h2>{% for plot in plots[topic] %}{% raw plot %}{% end %}
+{% set keys = [key for key in report.hot if key.topic == topic] %}
+{% if keys %}<table><tr><th>key</th><th>records</th><th>bytes</th><th>partition</th></tr>
+{% for key in keys %}<tr><td><code>{{ key.text or '(empty)' }}</code></td>
+<td class="n">{{ '{:,}'.format(key.records) }}</td>
+<td class="n">{{ '{:,}'.format(key.bytes) }}</td>
+<td class="n">{{ 'several' if key.partition is None else key.partition }}</td></tr>{% end %}</table>{% end %}
 <table><tr><th>partition</th><th>records</th><th>bytes</th><th>records/s</th><th>bytes/s</th><th>largest</th>
 <th>keys, about</th><th>without key</th><th>without value</th><th>holes</th><th>late</th><th>by up to, s</th></tr>
 {% for p in report.of(topic) %}<tr><td class="n">{{ p.partition }}</td><td class="n">{{ '{:,}'.format(p.records) }}</td>

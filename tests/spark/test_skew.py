@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from allocator.assign.lag_aware import lag_aware
 from allocator.assign.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
-from allocator.spark.skew_report import SkewReport, read_loads
+from allocator.spark.skew_report import HotKey, SkewReport, read_loads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +88,22 @@ def test_the_report_is_text_and_a_page_with_plots_that_escapes_what_keys_hold(re
     assert "hot$<b>" not in page
     assert "<script" not in page
     assert "http-equiv" not in page
+
+
+def test_a_long_binary_key_leaves_room_for_the_plot(report: SkewReport) -> None:
+    keys = [HotKey("t", key, 9, 9, None) for key in (b"\x00\xff\x01" * 100, b"a\nb", "日本".encode(), b"")]
+    assert [key.text for key in keys] == [
+        r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)",
+        r"a\nb",
+        "日本",
+        "",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = dataclasses.replace(report, hot=tuple(keys)).to_html()
+    assert "\x00" not in page
+    assert page.count("日本") == 3  # in the summary, the plot and the table
+    assert "(empty)" in page
 
 
 def test_wrong_options_and_nothing_to_measure(spark: SparkSession) -> None:

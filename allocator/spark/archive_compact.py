@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,16 +66,18 @@ def compact(
 
 def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
     groups: list[list[Manifest]] = [[]]
+    sizes: Counter[int] = Counter()  # partition -> bytes that the group at hand has of it
     for manifest in manifests:
         small = manifest.size < file_size / 2 * max(1, len(manifest.files))
-        sizes: dict[int, int] = {}
-        for member in [*groups[-1], manifest]:
-            for found in member.files:
-                sizes[found.partition] = sizes.get(found.partition, 0) + found.size
-        if groups[-1] and (not small or max(sizes.values(), default=0) > 2 * file_size):
+        added: Counter[int] = Counter()
+        for found in manifest.files:
+            added[found.partition] += found.size
+        if groups[-1] and (not small or any(sizes[p] + size > 2 * file_size for p, size in added.items())):
             groups.append([])
+            sizes.clear()
         if small:
             groups[-1].append(manifest)
+            sizes.update(added)
     return [group for group in groups if len(group) > 1]
 
 

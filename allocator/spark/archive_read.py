@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Archive", "reach_of"]
 
 Reach = dict[int, tuple[int, int]]
+LOW, HIGH = "_allocator_low", "_allocator_high"  # no user's columns
 
 
 class Archive:
@@ -53,20 +54,25 @@ class Archive:
         """
         from pyspark.sql import functions as F
 
-        paths = [path for manifest in self.manifests for path in self._commits.paths(manifest)]
+        wanted = self.reach() if reach is None else reach
+        paths, partly = [], False
+        for manifest in self.manifests:
+            for path, found in zip(self._commits.paths(manifest), manifest.files):
+                low, high = wanted.get(found.partition, (0, 0))
+                if found.first < high and found.last >= low:
+                    paths.append(path)
+                    partly = partly or found.first < low or found.last >= high
         if not paths:
             return spark.createDataFrame([], schema_text(True))
         reader = spark.read.option("basePath", str(self._commits.directory)).option("mergeSchema", "true")
         rows = reader.parquet(*map(str, paths))
         rows = rows.withColumn("topic", F.lit(self.topic)).withColumn("partition", F.col("partition").cast("int"))
-        whole = self.reach()
-        for partition, (low, high) in (reach or {}).items():
-            if (low, high) != whole.get(partition):
-                rows = rows.where(
-                    (F.col("partition") != partition) | ((F.col("offset") >= low) & (F.col("offset") < high))
-                )
-        if reach is not None and whole.keys() - reach.keys():
-            rows = rows.where(F.col("partition").isin(sorted(reach)))
+        if partly:
+            # a filter for each partition would be a plan that Spark takes minutes over
+            bounds = [(partition, low, high) for partition, (low, high) in wanted.items()]
+            cut = spark.createDataFrame(bounds, f"partition int, {LOW} bigint, {HIGH} bigint")
+            inside = (F.col("offset") >= F.col(LOW)) & (F.col("offset") < F.col(HIGH))
+            rows = rows.join(F.broadcast(cut), "partition").where(inside).drop(LOW, HIGH)
         known = [*COLUMNS, *HEADERS]
         plain = [name for name in known if name in rows.columns]
         added = [name for name in rows.columns if name not in known and name != "commit"]

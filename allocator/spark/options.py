@@ -35,7 +35,7 @@ from allocator.wire.kafka_manager import parse_addresses
 from allocator.wire.kafka_security import KEYS, check_security
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["Options", "read_options"]
+__all__ = ["Options", "own_name", "read_options"]
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +243,11 @@ _BY_NAME = {
 }
 _IGNORED = {_normal(name) for name in connector.WITHOUT_EFFECT}
 _SHOWN = [*_FIELDS, *SECURITY, *connector.NAMES, *connector.WITHOUT_EFFECT]
+
+
+def own_name(name: str) -> str:
+    """The name here of an option, whichever of its names is given; one that is unknown is returned as it is."""
+    return _BY_NAME.get(_normal(name), name)
 
 
 def _option(name: str, faults: Faults) -> str | None:

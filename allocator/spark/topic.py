@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
 from allocator.spark.link import Link
-from allocator.spark.options import READ, Options, read_options
-from allocator.spark.places import EARLIEST, LATEST, Place
+from allocator.spark.options import READ, Options, own_name, read_options
+from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
 from allocator.spark.plan import bounds, clip, find_partitions, resolve
 from allocator.spark.ranges import Range
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Extent", "Topic"]
+
+# what the ranges that are read stand for
+RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Topic:
             client = await link.client()
             partitions = await find_partitions(client, options)
             known = await bounds(client, options, partitions)
-            places = options.start or Place(EARLIEST), options.end or Place("committed" if to_committed else LATEST)
+            places = options.start or Place(EARLIEST), options.end or Place(COMMITTED if to_committed else LATEST)
             names = "starting_offsets", "ending_offsets"
             start, end = [
                 clip(options, await resolve(client, options, place, known, name), known, name)
@@ -87,11 +90,7 @@ class Topic:
             from allocator.spark.rows import schema_text
 
             return spark.createDataFrame([], schema_text(True))
-        given = {
-            name: value
-            for name, value in self.options.items()
-            if name not in ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
-        }
+        given = {name: value for name, value in self.options.items() if own_name(name) not in RANGED}
         given.update(
             brokers=self.brokers,
             include_headers="true",
@@ -111,7 +110,8 @@ class Topic:
     def _read(self) -> tuple[Options, bool]:
         given = {"brokers": self.brokers, "topics": self.name, **self.options}
         # where a group stands is an end only here: a plain batch would miss nothing by asking for the latest
-        to_committed = given.get("ending_offsets") == "committed" and "group" in given
+        ends = [name for name, text in given.items() if own_name(name) == "ending_offsets" and text == COMMITTED]
+        to_committed = bool(ends) and "group" in map(own_name, given)
         if to_committed:
-            del given["ending_offsets"]
+            given = {name: text for name, text in given.items() if name not in ends}
         return read_options(given, READ), to_committed

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from spark_records import Made
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive_commits import ArchiveMismatch
+from allocator.spark.archive_commits import ArchiveMismatch, DataFile, Manifest
+from allocator.spark.archive_compact import _groups
 from allocator.spark.audit import audit
 from allocator.spark.errors import DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic
@@ -75,6 +76,34 @@ def test_small_files_are_put_together_and_nothing_changes(spark: SparkSession, t
     archive(grown, tmp_path, spark=spark)
     assert compact(tmp_path, spark=spark).replaced == [6, 7]
     assert whole(spark, grown, tmp_path)
+
+
+@pytest.mark.timeout(200)
+def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
+    archive(Made([20]), tmp_path, spark=spark)
+    found = Archive(tmp_path)
+    rows = found.frame(spark, {0: (5, 7), **dict.fromkeys(range(1, 10_000), (1, 2))}).collect()
+    assert sorted(row.offset for row in rows) == [5, 6]
+    assert found.frame(spark, {1: (0, 9)}).columns == found.frame(spark).columns
+
+
+def test_years_of_small_commits_are_grouped_with_one_look_at_each() -> None:
+    looks = 0
+
+    class Files(tuple[DataFile, ...]):
+        def __iter__(self) -> Iterator[DataFile]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    made = []
+    for number in range(1, 401):
+        files = Files(DataFile(f"{p}.parquet", p, 10, 1000, 10 * number, 10 * number + 9) for p in range(24))
+        ranges = dict.fromkeys(range(24), (10 * number, 10 * number + 10))
+        made.append(Manifest(number, "append", "made", None, None, ranges, files, "", ""))
+    groups = _groups(made, 100_000)
+    assert [len(group) for group in groups] == [200, 200]  # of each partition 200 000 bytes
+    assert looks < 5 * len(made)
 
 
 def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession, tmp_path: Path) -> None:
@@ -254,3 +283,18 @@ def test_committed_offsets_are_an_end_to_read_to(
     options: dict[str, Any] = {"group": group, "ending_offsets": "committed"}
     # nothing committed: nothing is read
     assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}
+    theirs = {"kafka.group.id": group, "endingOffsets": "committed"}
+    assert Topic(kafka_cluster.bootstrap, name, theirs).extent().chosen == {0: (0, 0), 1: (0, 0)}
+
+
+def test_the_connectors_names_say_where_to_begin_and_end(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    name = topic_factory()
+    produce(kafka_cluster.bootstrap, name, [b"x"] * 5)
+    ends = json.dumps({name: {"0": 4}})
+    topic = Topic(kafka_cluster.bootstrap, name, {"startingOffsets": "earliest", "endingoffsets": ends})
+    chosen = topic.extent().chosen
+    assert chosen == {0: (0, 4)}
+    rows = topic.frame(spark, topic.ranges({0: (1, 4)})).select("offset").collect()
+    assert sorted(row.offset for row in rows) == [1, 2, 3]

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from allocator.cli.read import Access
     from allocator.consumer.config import Config
     from allocator.consumer.consumer import Consumer
-    from allocator.consumer.daemon import Daemon
-    from allocator.consumer.run import Beside
+    from allocator.consumer.run import Beside, Runner
     from allocator.web.actions import Reset
 
 __all__ = ["beside", "resetting", "web"]
@@ -114,7 +113,7 @@ def beside(settings: Config) -> Beside:
     guard = Guard.make(web.allow_hosts or (), web.token)
 
     @contextlib.asynccontextmanager
-    async def running(config: Config, consumers: Sequence[Consumer], daemon: Daemon) -> AsyncIterator[None]:
+    async def running(config: Config, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
         watcher, allowed = None, {}
         if config.group.membership == "zookeeper" and zookeeper.hosts is not None:
             brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None

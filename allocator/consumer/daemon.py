@@ -126,7 +126,6 @@ class Daemon(RebalanceListener):
             may_act=self._source.may_act,
             until_active=self._source.until_may_act,
         )
-        watchdog = asyncio.ensure_future(self._notifier.keep_alive())
         running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
         try:
             await self._until_stop(running)
@@ -137,7 +136,6 @@ class Daemon(RebalanceListener):
             try:
                 await self._shut_down(running)
             finally:
-                await _cancel([watchdog])
                 failure = self._failed.exception() if self._failed.done() else None
         if failure is not None:
             raise failure
@@ -296,7 +294,6 @@ class Daemon(RebalanceListener):
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
         log.info("stopping: %d partitions drain", len(self._lanes))
-        self._notifier.tell("STOPPING=1")
         async with self._committing:  # a commit under way is awaited, not cancelled: it could arrive after the last one
             await _cancel(running)
         try:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Optional, Union
 
 from allocator.assign import resolve
 from allocator.consumer import logs
@@ -17,18 +17,23 @@ from allocator.consumer.config import Config
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.daemon import Daemon, DaemonSettings
 from allocator.consumer.dead_letter import DeadLetterTopic
+from allocator.consumer.following import FollowingDaemon
 from allocator.consumer.handlers import Handler, load_handler, traced
 from allocator.consumer.lanes import Retries
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.notify import Notifier
+from allocator.consumer.switching import Watcher, path_of
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
+from allocator.tasks import Scope
+from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["CLEAN", "ERROR", "HANDLER_FAILED", "SETTINGS", "Beside", "check", "run"]
 
 log = logging.getLogger(__name__)
 
-Beside = Callable[[Config, Sequence[Consumer], Daemon], AbstractAsyncContextManager[Any]]
-"""What runs as long as the daemon; the consumer is in the list once it is made."""
+Runner = Union[Daemon, FollowingDaemon]
+Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextManager[Any]]
+"""What runs as long as the daemon; its consumer is in the list once it is made."""
 
 CLEAN = 0  # stopped by a signal: drained, committed, left
 ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
@@ -58,8 +63,9 @@ def run(config: Config, beside: Beside | None = None) -> int:
         log.error("%s", error)
         return SETTINGS
     consumers: list[Consumer] = []
-    daemon = _daemon(config, handler, consumers)
-    code = asyncio.run(_until_signal(daemon, beside=beside and partial(beside, config, consumers, daemon)))
+    notifier = Notifier()
+    daemon = _runner(config, handler, consumers, notifier)
+    code = asyncio.run(_until_signal(daemon, notifier, beside=beside and partial(beside, config, consumers, daemon)))
     if daemon.stuck:
         # the interpreter waits for threads at its end, and this one was waited for long enough
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
@@ -67,19 +73,38 @@ def run(config: Config, beside: Beside | None = None) -> int:
     return code
 
 
-def _daemon(config: Config, handler: Handler, consumers: list[Consumer]) -> Daemon:
+def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
+    if config.group.membership != "zookeeper" or config.zookeeper.hosts is None:
+        return _daemon(config, handler, consumers, notifier)
+    settings = config.zookeeper
+    zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
+    return FollowingDaemon(
+        Watcher(zk, path_of(settings.root, config.group.name)),
+        partial(_daemon, config, handler, consumers, notifier),
+        connect_timeout_s=config.group.connect_timeout_s,
+        notifier=notifier,
+    )
+
+
+def _daemon(
+    config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier, brokers: Optional[str] = None
+) -> Daemon:
     settings = config.handler
+    options = config.consumer_options()
+    if brokers is not None:
+        options["brokers"] = brokers
     dead_letters = None
     if settings.dead_letter_topic is not None:
         dead_letters = DeadLetterTopic(
             settings.dead_letter_topic,
-            ",".join(config.kafka.brokers),
+            options["brokers"],
             config.group.name,
             security=config.kafka.security(),
         )
 
     def consumer(listener: RebalanceListener) -> Consumer:
-        consumers.append(Consumer(*(config.group.topics or ()), **config.consumer_options(), listener=listener))
+        # the one before, on another cluster, has left
+        consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
         return consumers[-1]
 
     return Daemon(
@@ -93,12 +118,13 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer]) -> Daem
             commit_interval_s=config.commit.interval_s,
         ),
         dead_letters=dead_letters,
-        notifier=Notifier(),
+        notifier=notifier,
     )
 
 
 async def _until_signal(
-    daemon: Daemon,
+    daemon: Runner,
+    notifier: Notifier,
     exit_now: Callable[[int], Any] | None = None,
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
 ) -> int:
@@ -113,12 +139,14 @@ async def _until_signal(
             (exit_now or _exit_now)(128 + number)
         else:
             log.info("%s: draining; a second signal stops at once", name)
+            notifier.tell("STOPPING=1")
             daemon.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     try:
-        async with (beside or AsyncExitStack)():
+        async with Scope() as scope, (beside or AsyncExitStack)():
+            scope.start(notifier.keep_alive(), "systemd's watchdog")
             await daemon.run()
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})

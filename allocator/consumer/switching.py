@@ -21,7 +21,7 @@ from allocator.fetch.batch import Batch
 from allocator.membership.znodes import Paths
 from allocator.tasks import happens
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError
+from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
 __all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "path_of", "read_choice"]
 
@@ -92,7 +92,8 @@ class Watcher:
         await self._zk.connect(timeout_s)
         self._zk.on_state(self._on_state)
         try:
-            self.current = await read_choice(self._zk, self._path, self._look.set)
+            deadline = asyncio.get_running_loop().time() + (timeout_s or LOOK_S)
+            self.current = await retrying(lambda: read_choice(self._zk, self._path, self._look.set), deadline)
         except BaseException:
             await self._zk.close()
             raise

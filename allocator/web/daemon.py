@@ -11,7 +11,7 @@ from typing import Optional
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from allocator.consumer.consumer import Consumer
-from allocator.consumer.daemon import Daemon
+from allocator.consumer.run import Runner
 from allocator.tasks import Scope, happens
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
@@ -120,7 +120,7 @@ class Demand:
 @contextlib.asynccontextmanager
 async def beside_daemon(
     consumers: Sequence[Consumer],
-    daemon: Daemon,
+    daemon: Runner,
     guard: Guard,
     host: str,
     port: int,

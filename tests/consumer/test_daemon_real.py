@@ -3,145 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_processes import Setup, stopped
 
-from allocator.coordinator.offsets import GroupOffsets
-from allocator.testing import LocalCluster, produce, wait_until
-from allocator.types import TopicPartition
+from allocator.testing import LocalCluster, wait_until
 from allocator.wire.kafka import KafkaClient
-
-HERE = Path(__file__).parent
-COMMAND = [sys.executable, "-m", "allocator.cli"]
-
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
     "group": {"membership": "kafka", "session_timeout_s": 6, "heartbeat_interval_s": 0.3},
 }
 through_either = pytest.mark.parametrize("more", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
-
-
-class Setup:
-    """One topic, one group, and the daemons on them."""
-
-    def __init__(self, cluster: LocalCluster, zookeeper: str, topic: str, group: str, directory: Path) -> None:
-        self.cluster = cluster
-        self.zookeeper = zookeeper
-        self.topic = topic
-        self.group = group
-        self.done_file = directory / "done"
-        self.directory = directory
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def config(self, function: str = "plain", **sections: dict[str, Any]) -> Path:
-        settings: dict[str, dict[str, Any]] = {
-            "kafka": {"brokers": self.cluster.bootstrap.split(",")},
-            "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 4},
-            "group": {"name": self.group, "topics": [self.topic]},
-            "handler": {"target": f"handlers_under_test:{function}", "retries": 2, "retry_backoff_s": 0.01},
-            "consume": {"max_partition_bytes": 2000, "max_wait_s": 0.05},
-        }
-        for name, values in sections.items():
-            settings.setdefault(name, {}).update(values)
-        lines = []
-        for name, values in settings.items():
-            given = {key: value for key, value in values.items() if value is not None}
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())]
-        path = self.directory / f"config-{len(list(self.directory.glob('config-*')))}.toml"
-        path.write_text("\n".join(lines))
-        return path
-
-    def environ(self, **more: str) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "DONE_FILE": str(self.done_file),
-            **more,
-        }
-
-    def run(self, config: Path, **environ: str) -> subprocess.Popen[str]:
-        log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
-        process = subprocess.Popen(
-            [*COMMAND, "run", str(config)], env=self.environ(**environ), stderr=log, text=True, cwd=self.directory
-        )
-        log.close()
-        self.processes.append(process)
-        return process
-
-    def check(self, config: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, "run", str(config), "--check", *options],
-            env=self.environ(**environ),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    def fill(self, count: int, poison: Sequence[str] = ()) -> None:
-        produce(self.cluster.bootstrap, self.topic, [str(n).encode() for n in range(count)])
-
-    def done(self) -> list[dict[str, Any]]:
-        if not self.done_file.exists():
-            return []
-        return [
-            json.loads(line) for line in self.done_file.read_text().splitlines(keepends=True) if line.endswith("\n")
-        ]
-
-    def logs(self, number: int = 0) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.directory / f"log-{number}").read_text().splitlines()]
-
-    def wait_done(self, count: int, timeout_s: float = 60) -> None:
-        def enough() -> bool:
-            assert any(process.poll() is None for process in self.processes), self.logs(len(self.processes) - 1)
-            return len({entry["value"] for entry in self.done()}) >= count
-
-        wait_until(enough, timeout_s, f"{count} records to be handled")
-
-    async def committed(self) -> dict[int, int]:
-        async with KafkaClient(self.cluster.bootstrap) as client:
-            await client.refresh([self.topic])
-            wanted = [TopicPartition(self.topic, p) for p in client.partitions(self.topic) or ()]
-            found = await GroupOffsets(client, self.group).fetch(wanted)
-        return {partition.partition: offset.offset for partition, offset in found.items()}
-
-
-def stopped(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
-    process.send_signal(number)
-    return process.wait(30)
-
-
-@pytest.fixture
-def make(
-    topic_factory: Callable[..., str], group: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., Setup]]:
-    made: list[Setup] = []
-
-    def setup(partitions: int = 1, cluster: LocalCluster | None = None, zookeeper: str | None = None) -> Setup:
-        where = cluster if cluster is not None else request.getfixturevalue("kafka_cluster")
-        topic = topic_factory(partitions, cluster=where)
-        made.append(Setup(where, zookeeper or f"{where.zookeeper}/{group}", topic, group, tmp_path))
-        return made[-1]
-
-    yield setup
-    for each in made:
-        for process in each.processes:
-            process.kill()
-            process.wait()
-            with contextlib.suppress(FileNotFoundError):
-                print((tmp_path / f"log-{each.processes.index(process)}").read_text()[-5000:])
 
 
 @pytest.mark.parametrize("handler", ["plain", "coroutine", "batch"])

@@ -1,0 +1,121 @@
+"""A daemon that goes where its group is told to: to another cluster, or to rest (`switching` has the znode)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Optional, TypeVar
+
+from allocator.consumer.daemon import Daemon
+from allocator.consumer.notify import Notifier
+from allocator.consumer.switching import ClusterChoice, Watcher
+from allocator.errors import CommitFailed
+from allocator.types import TopicPartition
+
+__all__ = ["FollowingDaemon"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class FollowingDaemon:
+    """Runs one daemon after another, each on the cluster that the group is to read; none while it is frozen.
+
+    `make` makes the daemon for these brokers, None: those of the settings. Constructing touches nothing.
+
+    Guarantee: a daemon has drained, committed and left the group before the next one begins. What its last commit did
+    not reach comes again, if offsets were moved before.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        make: Callable[[Optional[str]], Daemon],
+        *,
+        connect_timeout_s: float | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self._watcher = watcher
+        self._make = make
+        self._connect_timeout_s = connect_timeout_s
+        self._notifier = notifier or Notifier({})
+        self._daemon: Daemon | None = None
+        self._stopping = False
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def stuck(self) -> frozenset[TopicPartition]:
+        """As `Daemon.stuck`."""
+        return frozenset() if self._daemon is None else self._daemon.stuck
+
+    def stop(self) -> None:
+        """As `Daemon.stop`."""
+        self._stopping = True
+        if self._stop is not None:
+            self._stop.set()
+        if self._daemon is not None:
+            self._daemon.stop()
+
+    async def run(self) -> None:
+        """As `Daemon.run`; raises ZooKeeperUnavailable, too, and ConfigError for a znode that says nothing."""
+        self._stop = asyncio.Event()
+        if self._stopping:
+            return
+        async with _ended_with_block(self._watcher.start(self._connect_timeout_s)) as starting:
+            await _first(starting, self._stop)
+            if not starting.done():
+                return
+            starting.result()
+        try:
+            while not self._stopping:
+                self._watcher.changed.clear()
+                choice = self._watcher.current
+                if choice is not None and not choice.frozen:
+                    await self._run(choice)
+                    continue
+                why = "the group is paused" if choice else "not known which cluster to read"
+                log.info("resting: %s", why)
+                self._notifier.tell("READY=1", f"STATUS={why}")
+                async with _ended_with_block(self._stop.wait()) as stopped:
+                    await _first(stopped, self._watcher.changed)
+        finally:
+            await self._watcher.close()
+
+    async def _run(self, choice: ClusterChoice) -> None:
+        """Until the choice is another, or `stop`; raises what the daemon raises."""
+        self._daemon = daemon = self._make(choice.brokers)
+        async with _ended_with_block(daemon.run()) as running:
+            while not running.done() and self._watcher.current == choice:
+                self._watcher.changed.clear()
+                await _first(running, self._watcher.changed)
+            switching = not running.done() and not self._stopping
+            if switching:
+                log.info("the group is told %s: draining", self._watcher.current)
+            daemon.stop()
+            try:
+                await running
+            except CommitFailed as error:
+                if not switching:
+                    raise
+                log.warning("what was handled and not committed comes again: %s", error)
+
+
+@contextlib.asynccontextmanager
+async def _ended_with_block(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """`work` as a task that has ended when the block is left."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Until the task ends or the event comes."""
+    async with _ended_with_block(event.wait()) as coming:
+        await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,7 @@
+"""The fixtures of this room."""
+
+from __future__ import annotations
+
+from daemon_processes import make
+
+__all__ = ["make"]

@@ -94,9 +94,11 @@ class Leader:
         """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
         self._document = None
         # kazoo tells answers and events in two threads: the document may come before the news of a member in it, and
-        # whoever is in a document but not among the names we know would be taken for gone
+        # whoever is in a document but not among the names we know would be taken for gone; and a claim that has grown
+        # before the document was lost would be taken for what it was
         self._names.forget()
         self._claim_names.forget()
+        self._claims.clear()
         self._computed_from = None
         self._restarts += 1
         self._poke_group()
@@ -251,8 +253,7 @@ class Leader:
                 self._document = await self._store.document()
             except Rubbish as error:
                 log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
-                stat = await self._store.zk.exists(self._store.paths.assignment)
-                self._document = None, -1 if stat is None else stat.version
+                self._document = None, error.version
         document, version = self._document
         if document is None:
             claims = await self._claims_of(in_join_order(await self._claim_names.get()))

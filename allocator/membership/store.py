@@ -71,17 +71,22 @@ class Store:
                 if watch is None or await self.zk.exists(path, watch) is None:
                     return None, -1
                 continue
-            names = shard_names(path, data)
-            if names is None:
-                return Document.decode(path, data, only), stat.version
             try:
+                names = shard_names(path, data)
+                if names is None:
+                    return Document.decode(path, data, only), stat.version
                 pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
+                return Document.decode(path, b"".join(piece for piece, _ in pieces), only), stat.version
             except NoZnode:
                 # the next document has been written meanwhile, and the shards of this one deleted
                 if (await self.zk.get(path))[1].version == stat.version:
-                    raise Rubbish(path, "shards that it names are missing") from None
-                continue
-            return Document.decode(path, b"".join(piece for piece, _ in pieces), only), stat.version
+                    missing = Rubbish(path, "shards that it names are missing")
+                    missing.version = stat.version
+                    raise missing from None
+            except Rubbish as error:
+                # whoever replaces it must replace this, and not a good one that somebody has written since
+                error.version = stat.version
+                raise
 
     async def write_document(self, document: Document, version: int) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.

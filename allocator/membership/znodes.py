@@ -38,7 +38,9 @@ GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249
 
 
 class Rubbish(AllocatorError):
-    """A znode holds what no version of this library writes."""
+    """A znode holds what no version of this library writes; `version` is that of its data, where it is known."""
+
+    version = -1
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"znode {path} is not readable: {why}; delete it if nothing else owns it")

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from fetch_encode import R, batch
 
 from allocator.errors import BrokerError
+from allocator.measures import Measures
 from allocator.types import TopicPartition
 from allocator.wire.fetch_answer import FetchAnswer, Part
 from allocator.wire.fetch_request import FetchRequest
@@ -62,6 +63,7 @@ class FakeCluster:
 
     def __init__(self, version: int = 12) -> None:
         self.version = version
+        self.measures = Measures()
         self.leaders: dict[TopicPartition, Optional[int]] = {}
         # of each partition: (base offset, next offset, bytes) of what is in the log
         self.logs: dict[TopicPartition, list[tuple[int, int, bytes]]] = {}

@@ -14,7 +14,7 @@ from doctor_patient import Patient, in_thread
 
 from allocator.cli import main
 from allocator.migrate import doctor_cluster, doctor_finding, doctor_members, doctor_offsets
-from allocator.testing import LocalCluster, wait_until
+from allocator.testing import LocalCluster, wait_until, wait_until_async
 
 pytestmark = pytest.mark.deadline(200)
 
@@ -37,7 +37,12 @@ async def test_a_broker_that_died(
     twice = await in_thread(lambda: topic_factory(3, replication=2, cluster=cluster))
     once = await in_thread(lambda: topic_factory(3, cluster=cluster))
     patient = Patient(cluster, twice, group, 3)
-    assert not await patient.examined(group=None)
+
+    async def healthy() -> bool:
+        return not await patient.examined(group=None)
+
+    # tests that shared these brokers may have killed some a moment ago
+    await wait_until_async(healthy, 90, "nothing to be found", interval_s=0.5)
     await in_thread(cluster.brokers[2].kill)
     await in_thread(lambda: listed(cluster, 2))
     found = await patient.examined(group=None)

@@ -119,6 +119,9 @@ class OwnersMembership(SessionMembership):
         if self._claim_session != self._zk.session_id:
             self._claimed, self._doubtful = {}, {}  # they went with their session, and may be another's by now
         self._claim_session = self._zk.session_id
+        # the membership before may have ended while its session lives on: what was deleted then may be another's by now
+        self._doubtful.update(self._claimed)
+        self._claimed = {}
         await self._recover()
         await self._unclaim(frozenset(self._claimed))
 
@@ -212,11 +215,13 @@ class OwnersMembership(SessionMembership):
 
     async def _recover(self) -> None:
         """Finds out which of the doubtful claims are ours."""
-        for partition, paths in sorted(self._doubtful.items()):
-            stat = await self._zk.exists(paths[0])
-            if stat is not None and stat.owner == self._zk.session_id:
-                self._claimed[partition] = paths
-            del self._doubtful[partition]
+        doubtful = iter(sorted(self._doubtful.items()))
+        while some := list(islice(doubtful, AT_ONCE)):
+            stats = await asyncio.gather(*(self._zk.exists(paths[0]) for _, paths in some))
+            for (partition, paths), stat in zip(some, stats):
+                if stat is not None and stat.owner == self._zk.session_id:
+                    self._claimed[partition] = paths
+                del self._doubtful[partition]
 
     async def _await_claims(self, partitions: Parts) -> float | None:
         """Has the others' claims watched; returns when to look again, None if the watch tells."""

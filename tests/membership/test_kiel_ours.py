@@ -170,6 +170,27 @@ async def test_a_lost_session_ends_ownership_and_the_member_comes_back(bench: Be
         assert a.owner.lost_partitions
 
 
+async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        begin = a.membership._current._begin_session
+        left: list[int] = []  # claims, once it has cleared what it took for its own
+
+        async def late() -> None:
+            await wait_until_async(lambda: len(b.owner.owned) == 24, 20.0, "b to have everything")
+            await begin()
+            left.append(len(await zk.get_children(bench.paths.owners)))
+
+        monkeypatch.setattr(a.membership._current, "_begin_session", late)
+        await zk.delete(bench.paths.member(a.membership.member_id))
+        await wait_until_async(lambda: len(b.owner.owned) == 24, 20.0, "b to take over")
+        await wait_until_async(lambda: len(a.owner.owned) == 12, 20.0, "a to come back")
+        await bench.settled(a, b)
+        assert left == [24], "those of b"
+
+
 async def test_a_group_goes_over_whole(bench: Bench) -> None:
     said: list[str] = []
     async with bench.zookeeper() as zk, bench.members("a", "b", "c") as (a, b, c):

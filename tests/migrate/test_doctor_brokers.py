@@ -45,7 +45,15 @@ async def test_a_broker_that_died(
     await wait_until_async(healthy, 90, "nothing to be found", interval_s=0.5)
     await in_thread(cluster.brokers[2].kill)
     await in_thread(lambda: listed(cluster, 2))
-    found = await patient.examined(group=None)
+    found: dict[str, list[Any]] = {}
+
+    async def told() -> bool:
+        found.update(await patient.examined(group=None))
+        return {"leaderless", "under-replicated"} <= found.keys()
+
+    await wait_until_async(
+        told, 60, lambda: f"both findings, not {found}", interval_s=0.5
+    )  # brokers hear of it by turns
     leaderless = {place for place in found["leaderless"][0].where if place.startswith(once)}
     assert leaderless == {f"{once}:2"}
     assert "Start the brokers that hold them: broker 2." in found["leaderless"][0].do

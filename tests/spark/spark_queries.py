@@ -55,12 +55,17 @@ class Query:
             found.update(pyarrow.parquet.read_table(file, columns=["value"]).column("value").to_pylist())
         return found
 
-    def run_until(self, done: Callable[[], bool], what: str) -> Any:
-        """Starts it, and stops it once `done`; the query, with what it says of itself."""
+    def run_until(self, done: Callable[[], bool], what: str, *, to_the_end: bool = False) -> Any:
+        """Starts it, and stops it once `done`; the query, with what it says of itself.
+
+        `to_the_end`: once it has read all there is, so that its progress tells of the last batch, too.
+        """
         query = self.start()
         try:
             wait_until(lambda: query.exception() is not None or done(), PATIENCE_S, what)
             assert query.exception() is None, query.exception()
+            if to_the_end:
+                query.processAllAvailable()
             return query
         finally:
             query.stop()

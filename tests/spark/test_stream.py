@@ -60,13 +60,14 @@ def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it
         group=group,
         commit="after_batch",
     )
-    done = query.run_until(lambda: query.values() == sent, "all records")
+    done = query.run_until(lambda: query.values() == sent, "all records", to_the_end=True)
     sizes = [progress["numInputRows"] for progress in done.recentProgress if progress["numInputRows"]]
     assert sizes == [40, 40, 20]
     sent += fill(kafka_cluster, topic, 100, 200)
     done = query.run_until(
         lambda: query.values() == sent and committed(kafka_cluster, group, topic, 2) == {0: 100, 1: 100},
         "the rest, and its commit",
+        to_the_end=True,
     )
     sizes = [progress["numInputRows"] for progress in done.recentProgress if progress["numInputRows"]]
     assert sizes == [40, 40, 20]

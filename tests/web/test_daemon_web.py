@@ -148,9 +148,13 @@ async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
         async def ready() -> bool:
             return (await get(f"{url}/health/ready")).code == 200
 
+        async def owning() -> bool:
+            found = (await get(f"{url}/metrics")).body.decode()
+            return re.search(rf'allocator_assigned_partitions{{.*group="{group}"}} 4.0', found) is not None
+
+        await wait_until_async(owning, PATIENCE_S)
         await wait_until_async(ready, PATIENCE_S)
         metrics = (await get(f"{url}/metrics")).body.decode()
-        assert re.search(rf'allocator_assigned_partitions{{.*group="{group}"}} 4.0', metrics)
         assert "process_cpu_seconds_total" in metrics
         assert b"<title>allocator</title>" in (await get(f"{url}/")).body
         shown = json.loads((await get(f"{url}/api/groups/{group}")).body)

@@ -47,7 +47,7 @@ def test_a_certificate_must_name_the_host_unless_that_is_waived() -> None:
 def test_kazoos_debug_log_shows_neither_password_nor_what_opens_a_session(caplog: pytest.LogCaptureFixture) -> None:
     hide_credentials()
     hide_credentials()
-    with caplog.at_level(1):
+    with caplog.at_level(1), caplog.at_level(1, logger="kazoo"):  # the command line turns it off
         for name in ("kazoo.client", "kazoo.protocol.connection"):
             logger = logging.getLogger(name)
             logger.debug("Sending request(xid=%s): %s", -4, Auth(0, "digest", "user:hunter2"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any, Optional, TypeVar
+from collections.abc import Callable
+from typing import Any, Optional
 
 import click
 from rich.console import Console
@@ -17,7 +17,6 @@ from allocator.errors import ConfigError
 
 __all__ = ["group", "with_clusters"]
 
-T = TypeVar("T")
 Command = Callable[..., Any]
 
 ERROR = 1
@@ -100,7 +99,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
     """All groups, with their members and generation."""
     from allocator.cli.read import read_all
 
-    reports = _run(read_all(access))
+    reports = asyncio.run(read_all(access))
     if as_json:
         summaries = [
             {
@@ -130,7 +129,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
     """Members, owners, positions, lag and problems of one group."""
     from allocator.cli.read import read_group
 
-    report = _run(read_group(access, _chosen(name, default_group)))
+    report = asyncio.run(read_group(access, _chosen(name, default_group)))
     if as_json:
         print_json(report.to_json())
     else:
@@ -160,7 +159,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
                 await adopt(zk, name, access.root, wait, lambda line: click.echo(line, err=as_json))
             return await candidate(zk, name)
 
-    found = _run(run())
+    found = asyncio.run(run())
     if as_json:
         state = {"phase": found.phase and found.phase.value, "partitions": found.partitions, "obstacle": found.obstacle}
         print_json({"group": name, "members": found.members, "foreign": found.foreign, **state})
@@ -202,7 +201,7 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
 
     if access.brokers is None:
         raise ConfigError("the brokers are needed for this; give --brokers or --config")
-    report = _run(read_group(access, _chosen(name, default_group)))
+    report = asyncio.run(read_group(access, _chosen(name, default_group)))
     if as_json:
         everything = report.to_json()
         print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
@@ -233,7 +232,7 @@ def reset_command(
     from allocator.cli.read import execute_reset, plan_reset
 
     chosen, target = _chosen(name, default_group), parse_target(to)
-    plan = _run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
+    plan = asyncio.run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
     if as_json:
         print_json(plan.to_json(executed=execute))
         return
@@ -248,10 +247,6 @@ def reset_command(
 
 
 # ----------------------------------------------------------------------------------------------------------------
-
-
-def _run(reading: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(reading)
 
 
 def _print_problems(report: GroupReport, out: Console) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Optional, TypeVar
+from collections.abc import Callable
+from typing import Any, Optional
 
 from allocator.consumer.daemon import Daemon
 from allocator.consumer.notify import Notifier
 from allocator.consumer.switching import ClusterChoice, Watcher
 from allocator.errors import CommitFailed
+from allocator.tasks import Scope
 from allocator.types import TopicPartition
 
 __all__ = ["FollowingDaemon"]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class FollowingDaemon:
@@ -64,7 +62,8 @@ class FollowingDaemon:
         self._stop = asyncio.Event()
         if self._stopping:
             return
-        async with _ended_with_block(self._watcher.start(self._connect_timeout_s)) as starting:
+        async with Scope() as scope:
+            starting = scope.start(self._watcher.start(self._connect_timeout_s))
             await _first(starting, self._stop)
             if not starting.done():
                 return
@@ -79,15 +78,16 @@ class FollowingDaemon:
                 why = "the group is paused" if choice else "not known which cluster to read"
                 log.info("resting: %s", why)
                 self._notifier.tell("READY=1", f"STATUS={why}")
-                async with _ended_with_block(self._stop.wait()) as stopped:
-                    await _first(stopped, self._watcher.changed)
+                async with Scope() as scope:
+                    await _first(scope.start(self._stop.wait()), self._watcher.changed)
         finally:
             await self._watcher.close()
 
     async def _run(self, choice: ClusterChoice) -> None:
         """Until the choice is another, or `stop`; raises what the daemon raises."""
         self._daemon = daemon = self._make(choice.brokers)
-        async with _ended_with_block(daemon.run()) as running:
+        async with Scope() as scope:
+            running = scope.start(daemon.run())
             while not running.done() and self._watcher.current == choice:
                 self._watcher.changed.clear()
                 await _first(running, self._watcher.changed)
@@ -103,19 +103,7 @@ class FollowingDaemon:
                 log.warning("what was handled and not committed comes again: %s", error)
 
 
-@contextlib.asynccontextmanager
-async def _ended_with_block(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """`work` as a task that has ended when the block is left."""
-    task = asyncio.get_running_loop().create_task(work)
-    try:
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-
-
 async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
     """Until the task ends or the event comes."""
-    async with _ended_with_block(event.wait()) as coming:
-        await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
+    async with Scope() as scope:
+        await asyncio.wait({task, scope.start(event.wait())}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,10 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet
 
-from allocator.testing import wait_until
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,3 +86,16 @@ class Query:
 
 def _begun(query: Any) -> bool:
     return query.exception() is not None or not query.isActive or query.status["message"] != "Initializing sources"
+
+
+def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """Partition -> offset, as the group's coordinator has them."""
+
+    async def ask() -> dict[int, int]:
+        async with KafkaClient(cluster.bootstrap) as client:
+            offsets = GroupOffsets(client, group)
+            found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
+            await offsets.close()
+            return {tp.partition: value.offset for tp, value in found.items()}
+
+    return asyncio.run(ask())

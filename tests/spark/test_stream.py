@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_queries import Query
+from spark_queries import Query, committed
 
-from allocator.coordinator.offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce
-from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TopicFactory = Callable[..., str]
-
-
-def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:
-    async def ask() -> dict[int, int]:
-        async with KafkaClient(cluster.bootstrap) as client:
-            offsets = GroupOffsets(client, group)
-            found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
-            await offsets.close()
-            return {tp.partition: value.offset for tp, value in found.items()}
-
-    return asyncio.run(ask())
 
 
 def fill(cluster: LocalCluster, topic: str, first: int, last: int, partitions: int = 2) -> Counter[str]:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from spark_queries import committed
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="pyspark 4.2 tells a source where a batch starts")
 
 from allocator import Consumer
-from allocator.coordinator.offsets import GroupOffsets
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.options import STREAM, read_options
 from allocator.spark.rows import arrow_schema
 from allocator.spark.stream import METADATA_S, StreamReader
 from allocator.testing import LocalCluster, produce, wait_until
-from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 TopicFactory = Callable[..., str]
 COLUMNS = arrow_schema([("topic", True), ("partition", True), ("offset", True)])
@@ -79,15 +77,13 @@ def records(topic: str, offsets: dict[int, range]) -> list[Place]:
     return [(topic, number, offset) for number, found in offsets.items() for offset in found]
 
 
-def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:
-    async def ask() -> dict[int, int]:
-        async with KafkaClient(cluster.bootstrap) as client:
-            offsets = GroupOffsets(client, group)
-            found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
-            await offsets.close()
-            return {tp.partition: value.offset for tp, value in found.items()}
-
-    return asyncio.run(ask())
+def loss(query: Query) -> str:
+    """What it says of records that are gone; "" while it says nothing."""
+    try:
+        query.plan()
+    except DataLoss as error:
+        return str(error)
+    return ""
 
 
 def test_a_batch_that_is_repeated_by_another_driver_is_the_same_whatever_came_meanwhile(
@@ -203,15 +199,8 @@ def test_a_topic_that_is_deleted_is_told_or_left_out(
     kafka_cluster.delete_topic(goes)
     fill(kafka_cluster, stays, {0: 1})
 
-    def told() -> str:
-        try:
-            strict.plan()
-        except DataLoss as error:
-            return str(error)
-        return ""
-
-    wait_until(told, METADATA_S + 20, "the deletion to be seen", interval_s=0.2)
-    assert f"'{goes}' was deleted" in told()
+    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the deletion to be seen", interval_s=0.2)
+    assert f"'{goes}' was deleted" in told
     assert lenient.batch() == records(stays, {0: range(2, 3)})
 
 
@@ -228,15 +217,8 @@ def test_a_topic_made_anew_is_told_or_read_from_its_first_record_under_a_cap_too
     fill(kafka_cluster, anew, {0: 5})
     fill(kafka_cluster, busy, {0: 1000})
 
-    def told() -> str:
-        try:
-            strict.plan()
-        except DataLoss as error:
-            return str(error)
-        return ""
-
-    wait_until(told, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
-    assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told()
+    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told
     assert lenient.batch() == sorted(records(anew, {0: range(5)}) + records(busy, {0: range(60)}))
     assert lenient.batch() == records(busy, {0: range(60, 120)})
 

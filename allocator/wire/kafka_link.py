@@ -46,6 +46,8 @@ class Link(asyncio.BufferedProtocol):
         self._sent = 0
         self._closed = False
         self._drained: asyncio.Future[None] | None = None
+        self._waiting = 0  # for their turn to write
+        self._turn = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -149,9 +151,20 @@ class Link(asyncio.BufferedProtocol):
         self._drained = None
 
     async def drained(self) -> None:
-        """Wait while asyncio holds more unsent bytes than its high-water mark."""
-        if self._drained is not None:
-            await asyncio.shield(self._drained)
+        """Wait while asyncio holds more unsent bytes than its high-water mark, and for who came before.
+
+        Who comes when it has just drained would overtake those that are about to be woken; brokers refuse the batches
+        of a producer that come out of order.
+        """
+        if self._drained is None and not self._waiting:
+            return
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if self._drained is not None:
+                    await asyncio.shield(self._drained)
+        finally:
+            self._waiting -= 1
 
     # -- kafka-python's side --------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,9 +24,12 @@ from allocator.wire.kafka_link import Link
 from allocator.wire.kafka_metadata import Broker
 from allocator.wire.net import AsyncioNet, as_asyncio
 
-__all__ = ["Directory", "Manager", "parse_addresses"]
+__all__ = ["Directory", "Manager", "parse_addresses", "same_cluster"]
 
 UNLIMITED = 1 << 30
+_SCHEMES = ("", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as brokers write their own, of which we take none
+# a name, or an IPv6 address, whose brackets are gone; what a URL or another separator would leave is neither
+_HOST = re.compile(r"[^\s:/;,?#@\[\]]+\Z|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%\w+)?\Z")
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
@@ -34,8 +38,9 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
     found: list[Broker] = []
     for text in texts:
         try:
+            scheme = text.strip().rpartition("://")[0]
             ((host, port, _family),) = collect_hosts([text.strip()], randomize=False)
-            if not host or not 0 < port < 65536:
+            if scheme.upper() not in _SCHEMES or not _HOST.match(host) or not 0 < port < 65536:
                 raise ValueError
         except (ValueError, AttributeError, TypeError):
             raise ConfigError(f"brokers: {text!r} is not an address; write host or host:port") from None
@@ -43,6 +48,12 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
     if not found:
         raise ConfigError("brokers: no address given; write at least one host:port")
     return tuple(found)
+
+
+def same_cluster(brokers: str, others: str) -> bool:
+    """Whether two texts of addresses name one cluster: one address in common says so."""
+    some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
+    return not some.isdisjoint(more)
 
 
 class Directory:

@@ -14,7 +14,6 @@ __all__ = ["Broker", "Metadata", "Partition", "Topic"]
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
-INVALID_TOPIC = 17
 
 NO_ID = uuid.UUID(int=0)  # of brokers that are told to speak as those before 2.8
 

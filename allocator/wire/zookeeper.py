@@ -19,6 +19,7 @@ from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.tasks import happens
 from allocator.wire.zookeeper_security import check_options, check_tls, hide_credentials
@@ -26,12 +27,14 @@ from allocator.wire.zookeeper_security import check_options, check_tls, hide_cre
 __all__ = [
     "BadVersion",
     "ConnectionLost",
+    "NoChroot",
     "NoZnode",
     "SessionState",
     "Stat",
     "ZnodeExists",
     "ZooKeeper",
     "ZooKeeperError",
+    "check_path",
 ]
 
 log = logging.getLogger(__name__)
@@ -40,12 +43,26 @@ T = TypeVar("T")
 Watch = Callable[[], None]
 
 
+def check_path(what: str, path: str) -> str:
+    """The path. Raises ConfigError for one that no znode can have."""
+    first, *parts = path.split("/")
+    if first or not parts or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")
+    return path
+
+
 class ZooKeeperError(AllocatorError):
     """ZooKeeper refused a request, or did not answer it."""
 
 
 class NoZnode(ZooKeeperError):
     """The znode does not exist."""
+
+
+class NoChroot(NoZnode):
+    """The znode that the address ends in does not exist."""
+
+    retriable = True
 
 
 class ZnodeExists(ZooKeeperError):
@@ -107,8 +124,8 @@ class ZooKeeper:
     A request raises ConnectionLost at once when there is no connection, or when it is lost before the answer; what was
     asked may have been done then, or be done still.
 
-    `hosts` is "host:port,host:port" with an optional chroot "/path" at its end, made when missing. All times are
-    seconds. The constructor touches nothing; `connect` does.
+    `hosts` is "host:port,host:port" with an optional chroot "/path" at its end. All times are seconds. The constructor
+    touches nothing; `connect` does.
     """
 
     def __init__(
@@ -119,12 +136,14 @@ class ZooKeeper:
             raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {hosts!r}")
         if session_timeout_s <= 0:
             raise ConfigError(f"session_timeout_s must be positive, not {session_timeout_s!r}")
-        servers, slash, chroot = hosts.partition("/")
+        servers, _, chroot = hosts.partition("/")
         self.hosts = hosts
-        self.chroot = f"/{chroot.strip('/')}" if slash and chroot.strip("/") else ""
+        self.chroot = check_path("the chroot of ZooKeeper", f"/{chroot.strip('/')}") if chroot.strip("/") else ""
         self.requested_timeout_s = session_timeout_s
         self.session_timeout_s = session_timeout_s
         """The timeout that the ensemble granted, once connected."""
+        self.connected_at = float("-inf")
+        """When the present connection, or the last, was asked for, by `boot_clock`."""
         self.state = SessionState.LOST
         self._servers = servers
         self._options = options
@@ -149,10 +168,11 @@ class ZooKeeper:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def connect(self, timeout_s: float | None = 15.0) -> None:
-        """Opens the session and makes the chroot.
+    async def connect(self, timeout_s: float | None = 15.0, *, make_chroot: bool = True) -> None:
+        """Opens the session, and makes the chroot if it is missing: False for who looks at what others made, or a
+        chroot with a typo would be there afterwards, and empty.
 
-        Raises ZooKeeperUnavailable when no node answers within `timeout_s` (None waits for ever).
+        Raises ZooKeeperUnavailable when no node answers within `timeout_s` (None waits for ever), NoChroot.
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
@@ -168,8 +188,13 @@ class ZooKeeper:
                 if self._no_connection is not None:
                     why += f" (the last try ended in: {self._no_connection})"
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}; is it running, is the address right?")
-            if self.chroot:
+            if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
+            elif self.chroot and await self.exists("") is None:
+                raise NoChroot(
+                    f"ZooKeeper {self.hosts} has no znode {self.chroot}: is that the chroot of the members? The first "
+                    "one makes it"
+                )
         except BaseException:
             await self.close()
             raise
@@ -225,9 +250,11 @@ class ZooKeeper:
         def invoke_and_note(timeout: float, request: Any, xid: Any = None) -> Any:
             if not isinstance(request, Connect):
                 return invoke(timeout, request, xid)
+            asked = boot_clock()
             answer = invoke(min(timeout, attempt_s), request, xid)
             if answer[0].time_out > 0:
                 self.session_timeout_s = answer[0].time_out / 1000.0
+                self.connected_at = asked
             return answer
 
         connection._invoke = invoke_and_note

@@ -71,7 +71,7 @@ def encoded(given_: dict[str, Any], version: int, correlation_id: int = 77) -> b
     return bytes(message.encode(header=True))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(answer, st.integers(0, NEWEST))
 def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int) -> None:
     correlation_id, found = read_answer(memoryview(encoded(given_, version)), version)
@@ -99,7 +99,7 @@ def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int)
     assert all(type(each.records) is bytes for each in found.parts), "the frame is used again"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(answer, st.integers(0, NEWEST), st.data())
 def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
     given_: dict[str, Any], version: int, data: st.DataObject
@@ -116,7 +116,7 @@ def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
         assert sum(len(each.records) for each in found.parts) <= len(raw)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.integers(0, NEWEST))
 @example(b"\0\0\0\0\0\0\0\0\x7f\xff\xff\xff", 1)
 @example(b"\0" * 9 + b"\xff" * 20, 12)

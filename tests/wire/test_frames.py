@@ -33,7 +33,7 @@ def feed(frames: Frames, data: bytes, most: int = MOST, at_once: int = 1 << 30) 
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(max_size=200) | st.integers(60_000, 300_000).map(bytes), max_size=6),
     st.lists(st.integers(1, 300_000) | st.integers(1, 7), min_size=1, max_size=20),

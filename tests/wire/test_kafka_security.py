@@ -72,7 +72,9 @@ def test_kafka_pythons_debug_log_does_not_show_the_password(caplog: pytest.LogCa
     assert "Connected" in caplog.text
 
 
-@pytest.mark.parametrize("brokers", ["", "a:b", "a:0", "a:70000", [], ["a:9092", ""], ":9092"])
+@pytest.mark.parametrize(
+    "brokers", ["", "a:b", "a:0", "a:70000", [], ["a:9092", ""], ":9092", "http://a:1", "a:1;b:2", "a:1/x", "u@a:1"]
+)
 def test_a_wrong_address_is_named(brokers: str) -> None:
     with pytest.raises(ConfigError, match="brokers"):
         KafkaClient(brokers)

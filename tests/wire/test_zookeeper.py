@@ -14,11 +14,13 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
+from allocator.clock import boot_clock
 from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.wire.zookeeper import (
     BadVersion,
     ConnectionLost,
+    NoChroot,
     NoZnode,
     Op,
     SessionState,
@@ -48,6 +50,25 @@ async def test_znodes_are_made_read_replaced_and_deleted(zk_chroot: str) -> None
         assert sorted(await zk.get_children("/a/b")) == ["c", "s-0000000001"]
         await zk.delete("/a/b/c", 1)
         assert await zk.exists("/a/b/c") is None
+
+
+async def test_a_chroot_is_made_by_those_alone_who_want_it(zk_chroot: str) -> None:
+    hosts, deeper = f"{zk_chroot}/typo", "/typo/deeper"
+    zk = ZooKeeper(hosts)
+    with pytest.raises(NoChroot, match=r"has no znode .*/typo: is that the chroot of the members"):
+        await zk.connect(make_chroot=False)
+    async with session(zk_chroot) as above:
+        assert await above.exists("/typo") is None
+        async with session(hosts + "/deeper"):
+            assert await above.exists(deeper) is not None
+    await zk.connect(make_chroot=False)
+    await zk.close()
+
+
+@pytest.mark.parametrize("chroot", ["/a//b", "/../a", "/a/.", "/a/../b"])
+def test_a_chroot_that_cannot_be_is_refused(chroot: str) -> None:
+    with pytest.raises(ConfigError, match="must be an absolute path"):
+        ZooKeeper(f"h:1{chroot}")
 
 
 async def test_errors_name_the_znode(zk_chroot: str) -> None:
@@ -104,6 +125,19 @@ async def test_a_lost_connection_fires_watches_and_is_told(zk_chroot: str) -> No
         remove()
 
 
+async def test_when_the_connection_was_asked_for_is_known(zk_chroot: str) -> None:
+    before = boot_clock()
+    async with session(zk_chroot) as zk:
+        first = zk.connected_at
+        assert before < first < boot_clock()
+        await zk.create("/x")
+        assert zk.connected_at == first
+        between = boot_clock()
+        zk._client._connection._socket.shutdown(2)
+        await wait_until_async(lambda: zk.connected_at > first, 5, "another connection")
+        assert between < zk.connected_at < boot_clock()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_thread_of_kazoo_that_dies_is_replaced(zk_chroot: str) -> None:
     """Whatever its loop did not foresee ends kazoo's thread, and nothing would ever be heard of ZooKeeper again."""
@@ -137,7 +171,7 @@ async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(
     """As one that has just started, or is half dead: the others are tried while the session lives."""
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    zk = ZooKeeper(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=3.0)
+    zk = ZooKeeper(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=9.0)
     try:
         await zk.connect(15.0)
         for _ in range(3):
@@ -145,7 +179,7 @@ async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(
             states: list[SessionState] = []
             remove = zk.on_state(states.append)
             zk._client._connection._socket.shutdown(2)
-            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 10, lambda: str(states))  # noqa: B023
+            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))  # noqa: B023
             remove()
             assert zk.session_id == session_id
             assert SessionState.LOST not in states

@@ -1,0 +1,47 @@
+"""Whose turn it is to write to a broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from allocator.tasks import Scope
+from allocator.testing import wait_until_async
+from allocator.wire.kafka_link import Link
+
+
+async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_drained() -> None:
+    """A broker refuses the batches of a producer that come out of order."""
+    link, order = Link("broker", lambda: None), []
+
+    async def write(number: int) -> None:
+        await link.drained()
+        order.append(number)
+
+    async with Scope() as scope:
+        link.pause_writing()
+        waiting = [scope.start(write(number), f"{number}") for number in (1, 2, 3)]
+        await asyncio.sleep(0)  # all have begun to wait
+        waiting[1].cancel()
+        link.resume_writing()
+        waiting.append(scope.start(write(4), "4"))
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == [1, 3, 4]
+
+
+async def test_what_was_written_first_may_fill_it_again() -> None:
+    link, order = Link("broker", lambda: None), []
+
+    async def write(number: int) -> None:
+        await link.drained()
+        order.append(number)
+        link.pause_writing()
+
+    async with Scope() as scope:
+        link.pause_writing()
+        for number in (1, 2):
+            scope.start(write(number), f"{number}")
+        for number in (1, 2):
+            await asyncio.sleep(0)
+            link.resume_writing()
+            await wait_until_async(lambda than=number: len(order) == than, 10, "one of them")
+    assert order == [1, 2]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from allocator.membership.store import Store
-from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.membership.znodes import GROUP_NAME, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
@@ -49,9 +49,9 @@ class GroupState:
 
 
 async def list_groups(zk: ZooKeeper, root: str = "/allocator") -> list[str]:
-    """The groups under a root, by name."""
+    """The groups under a root, by name. Any znode may stand there; one with another name is no group."""
     try:
-        return sorted(await zk.get_children(root))
+        return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
     except NoZnode:
         return []
 

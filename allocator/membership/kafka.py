@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allocator.assign import Assignor
+from allocator.clock import boot_clock
 from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malformed
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.group import GroupCoordinator
@@ -29,7 +30,6 @@ from allocator.membership.base import Owner, compiled
 from allocator.membership.kafka_member import NONE, KafkaMember, Parts
 from allocator.membership.kafka_plan import Joined, Self, decide, is_cooperative, offers
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
-from allocator.membership.lease import boot_clock
 from allocator.membership.view import Load, Surroundings
 from allocator.tasks import happens
 from allocator.wire.kafka import KafkaClient

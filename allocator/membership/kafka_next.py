@@ -28,13 +28,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from allocator.clock import boot_clock
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_group import NextGroup
 from allocator.coordinator.next_settings import Ids, NextSettings
 from allocator.errors import AllocatorError
 from allocator.membership.base import Owner, compiled
 from allocator.membership.kafka_member import KafkaMember
-from allocator.membership.lease import boot_clock
 from allocator.types import TopicPartition
 from allocator.wire.consumer_heartbeat import IdPartition
 from allocator.wire.kafka import KafkaClient

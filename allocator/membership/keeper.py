@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from allocator.measures import Measures
 from allocator.membership.base import Owner
-from allocator.membership.lease import Lease
+from allocator.membership.lease import EnsembleLease
 from allocator.tasks import happens
 from allocator.wire.zookeeper import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
@@ -16,13 +16,16 @@ __all__ = ["Keeper", "MembershipLost"]
 
 log = logging.getLogger(__name__)
 
+# of the session timeout. A hair more than the margin: then the proof before the last is old enough to count in full
+PACE = EnsembleLease.MARGIN + 0.01
+
 
 class MembershipLost(Exception):
     """The session, or our znodes in it, are gone. Never leaves this room: the member joins again."""
 
 
 class Keeper:
-    """Renews the lease by writing our own member znode every quarter of the session timeout.
+    """Renews the lease by writing our own member znode about every quarter of the session timeout.
 
     A write, because a server that is cut off from its ensemble goes on answering reads for a while, in which the
     rest of the ensemble may expire the session; only a write proves that a majority still knows us. It also proves
@@ -32,7 +35,7 @@ class Keeper:
     """
 
     def __init__(self, zk: ZooKeeper, group: str, owner: Owner, clock: Callable[[], float], measures: Measures) -> None:
-        self.lease = Lease(clock)
+        self.lease = EnsembleLease(clock)
         self._zk = zk
         self._group = group
         self._owner = owner
@@ -74,7 +77,7 @@ class Keeper:
                 raise MembershipLost("its znode belongs to another session")
             self._measures.heartbeat.add(self._measures.clock() - sent)
             self._renew(started)
-            pause = self._zk.session_timeout_s / 4 - (loop.time() - began)
+            pause = self._zk.session_timeout_s * PACE - (loop.time() - began)
             if pause > 0:
                 await happens(self._sooner, pause)
 
@@ -97,7 +100,7 @@ class Keeper:
             self._timer = None
 
     def _renew(self, started: float) -> None:
-        self.lease.renew(started, self._zk.session_timeout_s)
+        self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
         if not self.lease.valid:
             return  # the answer took longer than the lease lasts
         if self._timer is not None:
@@ -110,4 +113,4 @@ class Keeper:
 
     def _lapsed(self) -> None:
         if not self.lease.valid:
-            self.suspend("ZooKeeper has not answered for three quarters of the session timeout")
+            self.suspend("its lease has lapsed, ZooKeeper took no proof in time")

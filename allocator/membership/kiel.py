@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from allocator.assign.kiel import KielFunction, naive_allocator
+from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.measures import Measures
 from allocator.membership.base import Membership, Owner, Topics
 from allocator.membership.kiel_znodes import KielPaths, Phase, Seal, add_partitions, read_shared, until_empty
-from allocator.membership.lease import boot_clock
 from allocator.membership.owners import OwnersMembership, OwnersSettings
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Parts, Rubbish

@@ -28,11 +28,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import MembershipLost
-from allocator.membership.lease import boot_clock
 from allocator.membership.owners import OwnersMembership, OwnersSettings
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Parts, Paths, Rubbish

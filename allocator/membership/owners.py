@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 
+from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics, compiled
 from allocator.membership.keeper import MembershipLost
-from allocator.membership.lease import boot_clock
 from allocator.membership.session import SessionMembership
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Parts

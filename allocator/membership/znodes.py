@@ -21,6 +21,7 @@ from typing import Any
 
 from allocator.errors import AllocatorError, ConfigError, GroupNameError
 from allocator.types import TopicPartition
+from allocator.wire.zookeeper import check_path
 
 __all__ = ["Claim", "Document", "MemberInfo", "Paths", "Rubbish", "Waiting"]
 
@@ -59,8 +60,7 @@ class Paths:
                 f"group name {self.group!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control "
                 "character, and be neither '.' nor '..'"
             )
-        if not self.root.startswith("/") or self.root.endswith("/") or "//" in self.root:
-            raise ConfigError(f"ZooKeeper root {self.root!r} must be an absolute path such as '/allocator'")
+        check_path("ZooKeeper root", self.root)
 
     @property
     def base(self) -> str:

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from allocator.assign import Assignor
+from allocator.clock import boot_clock
 from allocator.errors import InconsistentAssignor
 from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
-from allocator.membership.lease import boot_clock
 from allocator.membership.session import SessionMembership
 from allocator.membership.store import Store
 from allocator.membership.view import Load

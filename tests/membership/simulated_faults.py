@@ -21,6 +21,8 @@ __all__ = ["Event", "Faults", "parse"]
 MEMBERS = 6  # alive at once, at most
 PARTITIONS = 12
 MEAN_S = 1.2  # from one event to the next
+TOGETHER_S = 0.05  # ... when it falls into what the last one set off
+TOGETHER = 0.3  # how often that is
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Faults:
         for _ in range(3):
             self._start()
         while self.world.failure is None:
-            at = round(self.world.loop.time() + self._random.expovariate(1 / MEAN_S), 3)
+            mean_s = TOGETHER_S if self._random.random() < TOGETHER else MEAN_S
+            at = round(self.world.loop.time() + self._random.expovariate(1 / mean_s), 3)
             if at >= seconds:
                 break
             await self._until(at)

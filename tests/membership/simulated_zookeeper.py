@@ -8,7 +8,8 @@ What it keeps of the real one, because the ownership protocol leans on it:
 - answers reach a client in the order in which its follower came to them, and so do watch events; but one kind may
   overtake the other, since the client library tells them in two threads;
 - a session ends when the leader has heard nothing of it for the timeout, which it learns from followers with a delay
-  of up to half a tick; then its ephemeral znodes go in one write;
+  of up to half a tick, or not at all of a request or ping before a cut: then the follower may have died with the
+  news. Its ephemeral znodes go in one write;
 - a client that is cut off notices by itself after two thirds of the timeout, tells SUSPENDED, and hears whether its
   session lives only when it is connected again. A request under way is then lost: carried out, or not.
 """
@@ -18,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from virtual_time import VirtualLoop
@@ -163,9 +166,10 @@ class SimulatedZooKeeper:
         self.hosts = "simulated"
         self.session_timeout_s = session_timeout_s
         self.state = SessionState.LOST
+        self.connected_at = float("-inf")
         self._cut = False
         # what TCP holds back while no packet passes, and sends again once they do
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[Callable[[], None], contextvars.Context]] = []
         self._events: set[Callable[[], None]] = set()
         self.session: Session | None = None
         self._view: dict[str, Znode] = dict(ensemble.znodes)
@@ -191,12 +195,12 @@ class SimulatedZooKeeper:
         self._cut = cut
         if not cut:
             held, self._held = self._held, []
-            for passing in held:
-                self.ensemble.loop.call_soon(passing, context=self._context)
+            for packet, context in held:
+                self.ensemble.loop.call_soon(packet, context=context)
 
     def _pass(self, packet: Callable[[], None]) -> None:
         if self._cut:
-            self._held.append(packet)
+            self._held.append((packet, contextvars.copy_context()))
         else:
             packet()
 
@@ -232,9 +236,11 @@ class SimulatedZooKeeper:
         while True:
             while self.cut:  # noqa: ASYNC110 - that is what it does: try, and try again
                 await asyncio.sleep(0.1)
+            asked = self.ensemble.loop.time()
             await asyncio.sleep(self._latency())
             if self.cut:
                 continue
+            self.connected_at = asked
             if self.session is None or not self.session.alive:
                 if self.session is not None:
                     self.session = None
@@ -247,7 +253,7 @@ class SimulatedZooKeeper:
             await self._ping()
             held, self._held = self._held, []  # the connection is given up, and what it carried with it
             self._fail_waiting()
-            for packet in held:
+            for packet, _ in held:
                 if packet in self._events:
                     packet()  # the client library fires every watch it knows of, also those whose event was lost
             self._fire_all()
@@ -257,15 +263,14 @@ class SimulatedZooKeeper:
         """Returns when the connection is taken for lost: nothing came back for two thirds of the timeout."""
         assert self.session is not None
         last = self.ensemble.loop.time()
-        while True:
+        for beat in itertools.count():
             await asyncio.sleep(self.session_timeout_s / 6)
             if not self.cut:
-                self.ensemble.hear(
-                    self.session, self.ensemble.loop.time() - self.ensemble.random.uniform(0, TICK_S / 2)
-                )
                 if not self.session.alive:
                     return
                 last = self.ensemble.loop.time()
+                if beat % 2:  # at a third of the timeout at the latest
+                    self.ensemble.later(TICK_S / 2, self._report, self.session, last)
             elif self.ensemble.loop.time() - last > self.session_timeout_s * 2 / 3:
                 return
 
@@ -354,6 +359,7 @@ class SimulatedZooKeeper:
         def arrive() -> None:
             if self.session is None or future.done():
                 return
+            self.ensemble.later(TICK_S / 2, self._report, self.session, loop.time())
             try:
                 result, error = work(), None
             except Exception as raised:  # noqa: BLE001 - it travels back to the one who asked
@@ -372,6 +378,13 @@ class SimulatedZooKeeper:
 
         self.ensemble.later(self._latency(), self._pass, arrive)
         return await future
+
+    def _report(self, session: Session, sent: float) -> None:
+        """The leader hears of a request or ping, a sign of life.
+
+        While the client is cut off its server may be dead, and tells nothing unless they find each other again.
+        """
+        self._pass(partial(self.ensemble.hear, session, sent))
 
     def _write(self, ops: Sequence[Op]) -> list[Any]:
         assert self.session is not None

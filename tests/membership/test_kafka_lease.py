@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hand_clock import Clock
 from members import History, RecordingOwner
 
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.testing import wait_until_async
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def lease_at(started: float = 100.0) -> tuple[KafkaLease, Clock, RecordingOwner]:

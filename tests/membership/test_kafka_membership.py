@@ -26,7 +26,7 @@ from allocator.wire.kafka import KafkaClient
 pytestmark = pytest.mark.deadline(30)
 
 METADATA, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 11, 12, 13, 14, 10
-FAST = {"session_timeout_s": 1.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
+FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
 ALL = frozenset(TopicPartition("t", n) for n in range(3))
 
 

@@ -153,5 +153,5 @@ class Group(RuleBasedStateMachine):
             assert member["held"] <= member["claim"].held
 
 
-Group.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+Group.TestCase.settings = settings(max_examples=300, stateful_step_count=60)
 TestGroup = Group.TestCase

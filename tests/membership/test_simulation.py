@@ -15,7 +15,7 @@ from simulation import Broken, Simulation
 from allocator.membership import leader, plan
 from allocator.membership.keeper import Keeper
 from allocator.membership.leader import Leader
-from allocator.membership.lease import Lease
+from allocator.membership.lease import EnsembleLease
 from allocator.membership.znodes import Claim, Document, Waiting
 from allocator.membership.zookeeper import ZooKeeperMembership
 from allocator.wire.zookeeper import Op
@@ -74,6 +74,42 @@ def test_the_leader_may_die_at_every_step(every: int) -> None:
         leader_dies_at(step)
 
 
+# a server takes the first proof after a silence, and dies with the news; who proved is frozen until the session is over
+DIES_WITH_THE_NEWS = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       5.600 cut w2 2.000
+       7.700 cut w2 9.000
+       7.701 freeze w2 2.800
+    """.splitlines()
+)
+
+
+def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(88, DIES_WITH_THE_NEWS)[1] is None
+
+    def by_the_last_proof_alone(
+        self: EnsembleLease, started: float, session_timeout_s: float, connected: float
+    ) -> None:
+        self.renew(started, session_timeout_s)
+
+    monkeypatch.setattr(EnsembleLease, "prove", by_the_last_proof_alone)
+    assert "may both act" in str(outcome(88, DIES_WITH_THE_NEWS)[1])
+
+
+IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
+
+
+def test_nobody_pauses_while_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the latency of the proofs varies."""
+    pauses: list[str] = []
+    monkeypatch.setattr(Worker, "suspended", lambda self, why: pauses.append(f"{self.name}: {why}"))
+    for seed in range(5):
+        Simulation(seed, faults_s=200.0, schedule=IN_QUIET).run()
+    assert pauses == []
+
+
 def test_a_seed_gives_the_same_run_twice_and_so_does_its_schedule() -> None:
     runs = [Simulation(7), Simulation(7)]
     for run in runs:
@@ -102,7 +138,10 @@ def test_records_are_repeated_but_not_often() -> None:
 
 
 def a_lease_as_long_as_the_session_and_longer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lease, "MARGIN", -0.5)
+    def renew(self: EnsembleLease, started: float, session_timeout_s: float) -> None:
+        self.ends = max(self.ends, started + 1.5 * session_timeout_s)
+
+    patch.setattr(EnsembleLease, "renew", renew)
 
 
 def members_that_do_not_ask_whether_they_may_act(patch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_group_name_that_cannot_be_a_znode_is_refused(name: str) -> None:
         Paths("/allocator", name)
 
 
-@pytest.mark.parametrize("root", ["allocator", "/a/", "/a//b", ""])
+@pytest.mark.parametrize("root", ["allocator", "/a/", "/a//b", "", "/a/../b", "/."])
 def test_a_root_must_be_an_absolute_path(root: str) -> None:
     with pytest.raises(ConfigError, match="absolute path"):
         Paths(root, "g")

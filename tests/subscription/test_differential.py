@@ -280,5 +280,5 @@ def traits(state: Any) -> Iterable[Any]:
     yield state.is_validation_allowed()
 
 
-Twins.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Twins.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestTwins = Twins.TestCase

@@ -6,6 +6,7 @@ import itertools
 from typing import Callable
 
 import pytest
+from hand_clock import Clock
 
 from allocator.errors import ConfigError, IllegalState
 from allocator.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
@@ -14,19 +15,6 @@ from allocator.subscription.partition import Changes
 from allocator.types import OffsetAndMetadata
 
 AT_50 = OffsetAndMetadata(50, "", 3)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -6,25 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from hand_clock import Clock
 
 from allocator.errors import AllocatorError, ConfigError, IllegalState, NoOffsetsError, NotAssigned
 from allocator.subscription import EARLIEST, LATEST, SubscriptionState, SubscriptionType, reset_timestamp
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -275,5 +275,5 @@ class States(RuleBasedStateMachine):
                 assert self.epochs_seen.setdefault(epoch, tp) == tp, "two partitions shared an epoch"
 
 
-States.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+States.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestStates = States.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hand_clock import Clock
 
 from allocator.errors import NotAssigned
 from allocator.subscription import FetchState, LogTruncation, SubscriptionState
@@ -12,19 +13,6 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, GONE = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("gone", 9)
 AT_50 = OffsetAndMetadata(50, "m", 3)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def validating(clock: Clock, strategy: str = "earliest") -> SubscriptionState:

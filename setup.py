@@ -29,7 +29,7 @@ except ImportError:  # before setuptools 70.1
 
 NAME = "allocator._records"
 SOURCE = "allocator/_records.pyx"
-HEADERS = ["allocator/_records.h", "allocator/_crc32c.h"]
+HEADERS = ["allocator/_records.h", "allocator/_encode.h", "allocator/_crc32c.h"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
 

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The compiled decoder of record sets, and the `Record` that it hands out.
+"""The compiled decoder of record sets, the `Record` that it hands out, and the encoder that a mirror needs.
 
-The same promises as `fetch/plain.py` and `record.py`, which stand in where this was not built. All that walks bytes is
-in `_records.h`, and runs without the interpreter's lock when there is much of it. Memory that outlives a call is in
+The same promises as `fetch/plain.py`, `record.py` and `migrate/encode_plain.py`, which stand in where this was not
+built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
+much of it. Memory that outlives a call is in
 `bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
 by hand. Objects do not change once they are handed out, so threads may share them.
 """
@@ -69,6 +70,15 @@ cdef extern from "_records.h" nogil:
     int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header_t *out)
     int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_t buffer, view_t *names, view_t *values,
                         uint8_t *value_bits, int64_t row, int64_t *null_values)
+
+cdef extern from "_encode.h" nogil:
+    ctypedef struct body_t:
+        int64_t base_time, max_time, size, count
+
+    int64_t measure_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t end,
+                         int64_t target, body_t *body)
+    uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t last,
+                        uint8_t *p, const uint8_t *end, body_t *body)
 
 cdef enum:
     CHUNK = 64
@@ -590,6 +600,68 @@ cdef class _Records:
         record._row = self.row
         self.row += 1
         return record
+
+    def write(self, int64_t target):
+        """The next of these as the records of a v2 batch, as `allocator.migrate.encode_plain.Writer.write`."""
+        cdef Columns columns
+        cdef job_t *job
+        cdef body_t body
+        cdef list pieces = [], runs = []
+        cdef int64_t row, end, stop, before, expected = -1
+        memset(&body, 0, sizeof(body_t))
+        while body.size < target:
+            if self.row >= self.last:
+                if self.segment >= self.segments_end:
+                    break
+                try:
+                    self._go_on()
+                except CorruptRecordError:
+                    if body.count:
+                        break
+                    raise
+                continue
+            columns, row, before = self.columns, self.row, body.count
+            job = &columns.jobs[columns._part(row)]
+            stop = min(<int64_t>self.last, job.row + job.count)
+            if job.end - job.start < RELEASE_FROM:
+                end = measure_rows(&columns.c, job.base, job.end, row, stop, target, &body)
+            else:
+                with nogil:
+                    end = measure_rows(&columns.c, job.base, job.end, row, stop, target, &body)
+            pieces.append((columns, row, end))
+            for row in range(row, end):
+                if columns.c.offsets[row] != expected:
+                    runs.append((columns.c.offsets[row], before))
+                expected = columns.c.offsets[row] + 1
+                before += 1
+            self.row = end
+            if end < stop:
+                break
+        if not body.count:
+            return None
+        return _written(pieces, &body), body.count, body.base_time, body.max_time, runs, expected
+
+
+cdef bytes _written(list pieces, body_t *body):
+    """What was measured: `pieces` are rows of columns, each within one part of them."""
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, body.size)
+    cdef uint8_t *p = <uint8_t *>PyBytes_AsString(made)
+    cdef const uint8_t *memory_end = p + body.size
+    cdef Columns columns
+    cdef job_t *job
+    cdef int64_t row, end
+    cdef body_t done = body[0]
+    done.count = 0
+    for piece in pieces:
+        columns, row, end = piece
+        job = &columns.jobs[columns._part(row)]
+        if job.end - job.start < RELEASE_FROM:
+            p = write_rows(&columns.c, job.base, job.end, row, end, p, memory_end, &done)
+        else:
+            with nogil:
+                p = write_rows(&columns.c, job.base, job.end, row, end, p, memory_end, &done)
+    assert p == memory_end
+    return made
 
 
 @cython.final

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
+import hypothesis
 import pytest
 
 from allocator.testing.compatibility import versions_of
@@ -46,6 +48,11 @@ FEATURES: dict[str, tuple[str, ...]] = {
 }
 _UNWIND_S = 10.0
 
+# how long an example or its making takes says how busy the machine is, and the first call has imports to do
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
@@ -53,6 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("suite")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 60 by default")
 
 

@@ -41,8 +41,10 @@ class Leader:
         self.feeds: dict[TopicPartition, Feed] = {}
         self.main: asyncio.Task[None] | None = None
         self.urgent: asyncio.Task[None] | None = None
-        # until when the broker may hold the main request back
-        self.main_until = 0.0
+        # since when it is under way, and until when the broker may hold it back
+        self.main_since = self.main_until = 0.0
+        # its last answer was full, so some partitions of it may have records that found no room
+        self.full = False
         self.session = FetchSession()
 
     def to_the_end(self, tps: Iterable[TopicPartition]) -> None:

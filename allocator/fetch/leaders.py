@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 # While a fetch waits at a broker for new records, partitions that come in between (assigned, resumed, drained) are
 # asked for on a second connection. Longer: fewer requests; shorter: the next newcomer waits less.
 URGENT_WAIT_S: Final = 0.05
+# If there was no room for all in the last answer, the next one comes at once, and whoever was served meanwhile must not
+# be served again before it. Longer: who came last waits longer where that was wrong; shorter: slow brokers are unfair.
+FULL_WAIT_S: Final = 0.1
 POSITION_TIMEOUT_S: Final = 10.0
 # the lease of a replica ends without a word, so while there is one it is looked for this often
 LEASE_LOOK_S: Final = 5.0
@@ -319,6 +322,9 @@ class Leaders:
         if not wanting:
             return False
         urgent = leader.main is not None
+        if urgent and leader.full and now < leader.main_since + FULL_WAIT_S:
+            times.append(leader.main_since + FULL_WAIT_S)
+            return False
         # One part is left over: idle long polls must not reserve all there is, or a newcomer would wait for their end.
         others = self._leaders.values()
         takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
@@ -343,7 +349,7 @@ class Leaders:
         if urgent:
             leader.urgent = task
         else:
-            leader.main, leader.main_until = task, now + wait
+            leader.main, leader.main_since, leader.main_until = task, now, now + wait
         return True
 
     def _reclaim(self, wanted: int) -> int:
@@ -383,6 +389,9 @@ class Leaders:
                 max_bytes=max_bytes,
                 wait_s=wait_s,
             )
+            if not urgent:
+                brought = sum(len(part.records) for part in answer.parts)
+                leader.full = brought + self.budget.max_partition_bytes > max_bytes
             with_records = await self._take(leader, sizes, session, answer)
         except Closed:
             return

@@ -8,17 +8,18 @@ new checksum when it gets a sender.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import cramjam
 from crc32c import crc32c
 
+from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
+from allocator.migrate.encode_plain import Rows, Writer
 from allocator.record import Record
 
-__all__ = ["Encoded", "encode", "written"]
+__all__ = ["BatchTooLarge", "Encoded", "encode", "written"]
 
 # base offset, length, leader epoch, magic, checksum; and what the checksum covers: attributes, last offset delta, base
 # and max timestamp, producer id and epoch, base sequence, record count
@@ -27,11 +28,12 @@ _CHECKED: Final = struct.Struct(">hiqqqhii")
 _HEADER: Final = _FRONT.size + _CHECKED.size
 _CODEC, _TRANSACTIONAL = 0x07, 0x10
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null's length; no headers
 
 # of records before compression, in a batch that is written anew. More: fewer requests; less: less is repeated when one
 # is refused, and topics with a small max.message.bytes take it
 TARGET_BYTES: Final = 512 << 10
+# the length of a batch, without the 12 bytes up to it, is a signed number of 32 bits
+MOST_BYTES: Final = (1 << 31) - 1 + 12
 
 
 class Encoded(NamedTuple):
@@ -73,15 +75,36 @@ class Encoded(NamedTuple):
         return b"".join((front, checked, self.payload))
 
 
+class BatchTooLarge(AllocatorError):
+    """A record of nearly 2 GB, which no batch of v2 holds."""
+
+    def __init__(self, topic: str, partition: int, encoded: Encoded) -> None:
+        super().__init__(
+            f"{topic}:{partition}: the record at old offset {encoded.first} makes a record batch of {encoded.size} "
+            f"bytes, and format v2 holds {MOST_BYTES}; to leave it behind, stop the mirror and commit "
+            f"{encoded.next} for its group"
+        )
+
+
 def encode(batch: Batch) -> Iterator[Encoded]:
-    """All records of `batch` in order. The `next` of the last is the batch's, past what is not visible."""
+    """All records of `batch` in order. The `next` of the last is the batch's, past what is not visible.
+
+    Raises CorruptRecordError and BatchTooLarge, after all that stands before.
+    """
     waiting: Encoded | None = None
-    for part, codec, data in batch.encoded():
-        whole = None if data is None else _as_it_came(part, data)
-        for encoded in _anew(part, codec) if whole is None else (whole,):
-            if waiting is not None:
-                yield waiting
-            waiting = encoded
+    try:
+        for part, codec, data in batch.encoded():
+            whole = None if data is None else _as_it_came(part, data)
+            for encoded in written(iter(part), codec) if whole is None else (whole,):
+                if encoded.size > MOST_BYTES:
+                    raise BatchTooLarge(batch.topic, batch.partition, encoded)
+                if waiting is not None:
+                    yield waiting
+                waiting = encoded
+    except AllocatorError:
+        if waiting is not None:
+            yield waiting
+        raise
     if waiting is not None:
         yield waiting._replace(next=batch.next_offset)
 
@@ -103,101 +126,17 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
     )
 
 
-def _anew(part: Batch, codec: int) -> Iterator[Encoded]:
-    records = iter(part)
-    while True:
-        made, full = written(records, codec, part.next_offset)
-        if made is not None:
-            yield made
-        if not full:
-            return
+def written(records: Iterator[Record], codec: int) -> Iterator[Encoded]:
+    """Batches of about `TARGET_BYTES` before compression by `codec`.
 
-
-def written(records: Iterator[Record], codec: int, following: int) -> tuple[Encoded | None, bool]:
-    """One batch of the next `TARGET_BYTES` of these, and whether there may be more of them.
-
-    Compressed by `codec`; None if there are none; `following` is the old position after the last of all.
+    Raises CorruptRecordError, after all that stands before.
     """
-    parts: list[bytes] = []
-    add, short, most = parts.extend, _SHORT, len(_SHORT)
-    runs: list[tuple[int, int]] = []
-    index = size = base_time = max_time = 0
-    first = expected = -1
-    # everything of a record stands in this loop: a call for each of its parts would take most of the time
-    for record in records:
-        offset, time, key, value = record.offset, record.timestamp, record.key, record.value
-        if offset != expected:
-            runs.append((offset, index))
-            if first < 0:
-                first, base_time, max_time = offset, time, time
-        expected = offset + 1
-        if time > max_time:
-            max_time = time
-        delta = time - base_time
-        when = short[delta] if 0 <= delta < most else _long_varint(delta)
-        place = short[index] if index < most else _long_varint(index)
-        if key is None:
-            key, key_size = b"", _NULL
-        else:
-            length = len(key)
-            key_size = short[length] if length < most else _long_varint(length)
-        if value is None:
-            value, value_size = b"", _NULL
-        else:
-            length = len(value)
-            value_size = short[length] if length < most else _long_varint(length)
-        headers = _headers(record.headers) if record.timestamp_type is not None and record.headers else _NONE
-        length = 1 + len(when) + len(place) + len(key_size) + len(key) + len(value_size) + len(value) + len(headers)
-        total = short[length] if length < most else _long_varint(length)
-        add((total, _ATTRIBUTES, when, place, key_size, key, value_size, value, headers))
-        size += length + 2
-        index += 1
-        if size >= TARGET_BYTES:
-            break
-    if not index:
-        return None, False
-    payload = b"".join(parts)
-    full = size >= TARGET_BYTES
-    encoded = Encoded(
-        first,
-        expected if full else following,
-        tuple(runs),
-        index,
-        codec,
-        base_time,
-        max_time,
-        memoryview(_COMPRESS[codec](payload) if codec else payload),
-    )
-    return encoded, full
-
-
-def _headers(headers: list[tuple[str, bytes | None]]) -> bytes:
-    named = ((name.encode("utf-8", "surrogateescape"), value) for name, value in headers)
-    each = (
-        (varint(len(name)), name, b"\x01" if value is None else varint(len(value)), value or b"")
-        for name, value in named
-    )
-    return varint(len(headers)) + b"".join(chain.from_iterable(each))
-
-
-def varint(value: int) -> bytes:
-    """Zigzag."""
-    if 0 <= value < len(_SHORT):
-        return _SHORT[value]
-    return _long_varint(value)
-
-
-def _long_varint(value: int) -> bytes:
-    value = value << 1 if value >= 0 else ((-value) << 1) - 1
-    made = bytearray()
-    while value >= 0x80:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
-
-
-_SHORT: Final = tuple(_long_varint(value) for value in range(8192))
+    # the compiled decoder's iterator does it by itself, without an object for each record
+    write: Callable[[int], Rows | None] = getattr(records, "write", None) or Writer(records).write
+    while (made := write(TARGET_BYTES)) is not None:
+        rows, count, base_time, max_time, runs, after = made
+        payload = _COMPRESS[codec](rows) if codec else rows
+        yield Encoded(runs[0][0], after, tuple(runs), count, codec, base_time, max_time, memoryview(payload))
 
 
 def _gzip(data: bytes) -> bytes:

@@ -16,12 +16,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
+from ..errors import MissingExtra
 from .errors import JarsUnavailable
 from .java import Java
 from .resolve import OnFile, resolve
 from .versions import JarSet
+
+try:
+    from filelock import FileLock
+except ImportError as error:
+    raise MissingExtra("servers for tests need filelock: pip install 'allocator[testing]'") from error
 
 __all__ = ["cache_directory", "class_path", "jar_directory"]
 

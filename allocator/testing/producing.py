@@ -25,6 +25,9 @@ Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value,
 _PRODUCE = 0
 _API_VERSION = {0: 0, 1: 2, 2: 3}  # of the record format
 _ASK_S = 3.0
+# A 0.9 broker loses the requests that reach it together with one that it does not know, as a newer client's question
+# for its version is: they are sent again. Shorter: a slow broker has records twice
+_ANSWER_S = 20.0
 _ZSTD_API_VERSION = 7  # KIP-110: refused in older requests
 _FLUSH_BYTES = 4 << 20
 _RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or elsewhere, timed out, replicas missing
@@ -47,7 +50,7 @@ def produce(
 
     Without a partition of its own a record goes where its key's hash says (as Java's and kafka-python's producers
     do), and without a key records go round the partitions in turn. The order within a partition is kept. A record
-    may be there twice if a broker dies under it: what was not acknowledged is sent again.
+    may be there twice if a broker dies under it, or is silent for 20 s: what was not acknowledged is sent again.
     compression: gzip, snappy, lz4 (0.8.2 and up) or zstd (2.1 and up). magic: the record format, by default the
     newest that the brokers know. batch_records, batch_bytes: most that one batch holds. timeout_s: seconds for each
     flush of some megabytes. version: of Kafka, asked of a broker if not given; 0.9 answers that by silence, which takes
@@ -191,7 +194,7 @@ class _Link:
             if leader not in self._known.brokers:
                 raise ConnectionError("its address is not known")
             host, port = self._known.brokers[leader]
-            self._open[leader] = Connection(host, port, self._timeout_s)
+            self._open[leader] = Connection(host, port, min(_ANSWER_S, self._timeout_s))
         name = self._topic.encode()
         body = [b"\xff\xff" if api >= 3 else b"", struct.pack(">hii", acks, int(self._timeout_s * 1000), 1)]
         body += [struct.pack(">h", len(name)), name, struct.pack(">i", len(sets))]

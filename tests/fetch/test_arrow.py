@@ -67,7 +67,7 @@ def test_columns_hold_what_the_records_hold(decoder: Any, views: bool) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=record_sets(), first=st.integers(0, 12), last=st.integers(0, 12))
 def test_columns_of_any_slice(decoder: Any, data: bytes, first: int, last: int) -> None:
     cut = make(decoder, data)[first:last]

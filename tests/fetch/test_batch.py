@@ -15,7 +15,7 @@ import pytest
 from fetch_decoders import DECODERS, name_of
 from fetch_decoders import make as made_by
 from fetch_encode import R, batch, messages, sign
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import CorruptRecordError, DeserializationError
@@ -119,7 +119,6 @@ def test_from_offset_leaves_out_what_is_below(make: Make, start: int) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None)
 @given(first=st.integers(-12, 12), last=st.one_of(st.none(), st.integers(-12, 12)))
 def test_slices_are_those_of_a_list(decoder: Any, first: int, last: int | None) -> None:
     whole = made_by(decoder, SETS)

@@ -83,7 +83,7 @@ def by_kafka_python(data: bytes) -> Optional[list[Row]]:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=150 * TIMES)
+@settings(max_examples=150 * TIMES)
 @given(data=record_sets())
 def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
     theirs = by_kafka_python(data)
@@ -92,7 +92,7 @@ def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=100 * TIMES)
+@settings(max_examples=100 * TIMES)
 @given(data=record_sets(), cut=st.integers(0, 1 << 16))
 def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int) -> None:
     cut %= len(data)
@@ -119,7 +119,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=250 * TIMES)
+@settings(max_examples=250 * TIMES)
 @given(data=damaged(), check=st.booleans())
 @example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]), check=True)
 def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes, check: bool) -> None:
@@ -202,7 +202,7 @@ def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
-@settings(deadline=None, max_examples=300 * TIMES)
+@settings(max_examples=300 * TIMES)
 @given(data=st.one_of(damaged(), record_sets()), check=st.booleans(), start=st.integers(0, 20), data2=st.data())
 def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):
@@ -213,7 +213,7 @@ def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start:
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(deadline=None, max_examples=300 * TIMES)
+@settings(max_examples=300 * TIMES)
 @given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
 def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
     if len(data) > 16:

@@ -95,7 +95,7 @@ def test_checksums_are_those_of_the_package_crc32c() -> None:
 
 @compiled
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_other_threads_run_while_it_decodes(codec: str) -> None:
+def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
     """While the interpreter takes its lock away from nobody, another thread goes on only where the lock is let go."""
     from allocator import _records
 
@@ -128,6 +128,8 @@ def test_other_threads_run_while_it_decodes(codec: str) -> None:
         if codec != "none":
             assert lets_others_run(lambda: codecs.decompress(found.segments[0].codec, data[61:]))
         assert lets_others_run(lambda: found.columns(0, 1))
+        columns = found.columns(0, 1)
+        assert lets_others_run(lambda: columns.records().write(1 << 30))
     finally:
         stop.set()
         sys.setswitchinterval(before)
@@ -239,7 +241,8 @@ def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp
     run(*pip, source, cwd=tmp_path, **sanitized)
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tree)
-    files = ["test_decode.py", "test_decode_fuzz.py", "test_batch.py", "test_arrow.py"]
+    files = [f"tests/fetch/test_{name}.py" for name in ("decode", "decode_fuzz", "batch", "arrow")]
+    files += ["tests/migrate/test_mirror_encode.py", "tests/migrate/test_mirror_encode_properties.py"]
     under = {
         "LD_PRELOAD": " ".join(preload),
         # the interpreter keeps much to its end; its own allocator would hide what is read beyond an object's end
@@ -250,7 +253,7 @@ def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp
     }
     output = run(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=1500"),
-        *(f"tests/fetch/{name}" for name in files),
+        *files,
         *("-k", "not plain and not memory_stays"),
         cwd=tree,
         **under,

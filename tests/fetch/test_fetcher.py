@@ -220,6 +220,31 @@ async def test_idle_long_polls_leave_room_for_a_newcomer(version: int) -> None:
         assert {(await take(fetcher, state, 5)).partition for _ in news} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("version", [4, 12])
+async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(version: int) -> None:
+    """However slow the broker is to answer: nothing else is asked for meanwhile."""
+    cluster = FakeCluster(version)
+    many = [cluster.add(TopicPartition("a", n)) for n in range(12)]
+    for tp in many:
+        for _ in range(40):
+            cluster.append(tp, size=1000)
+    answer = cluster.send
+
+    async def slowly(where: Any, request: Any, timeout_s: float | None = None) -> Any:
+        await asyncio.sleep(0.0 if isinstance(where, tuple) else 0.01)
+        return await answer(where, request, timeout_s)
+
+    cluster.send = slowly  # type: ignore[method-assign]
+    state = start_at(many)
+    # three partitions an answer, two records of each
+    async with fetching(cluster, state, max_partition_bytes=2500, max_bytes=7500, prefetch_bytes=28_000) as fetcher:
+        read = dict.fromkeys(many, 0)
+        while min(read.values()) < 40:
+            batch = await take(fetcher, state)
+            read[TopicPartition(batch.topic, batch.partition)] += len(batch)
+            assert max(read.values()) - min(read.values()) <= 4, read
+
+
 async def test_a_leader_that_hangs_does_not_hold_up_the_others() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0, 0), cluster.add(A1, 1)])

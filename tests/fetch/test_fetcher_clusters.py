@@ -70,7 +70,7 @@ async def test_brokers_remember_what_they_were_asked_for(
         await collect(fetcher, state, 100)
         state.pause(TopicPartition(topic, 3))
         fetcher.wake()
-        await until(lambda: seen[-1].request.forgotten_topics_data, "a partition to be forgotten")
+        await until(lambda: any(each.request.forgotten_topics_data for each in seen), "a partition to be forgotten")
         cluster.produce(topic, [(None, b"more", n) for n in range(20)])
         await collect(fetcher, state, 19)
         assert await fetcher.next_batch(0.2) is None

@@ -105,7 +105,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         assert fetcher.buffered_bytes == 0
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     steps=st.lists(step, max_size=25),
     version=st.sampled_from([0, 2, 3, 12]),

@@ -73,6 +73,16 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
         yield connection
 
 
+def quickest(connection: socket.socket) -> float:
+    """Seconds that the quickest of three answers took: the machine may have stood still during the others."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        ask(connection)
+        took.append(time.monotonic() - began)
+    return min(took)
+
+
 def ask(connection: socket.socket, data: bytes = b"hello") -> bytes:
     connection.sendall(data)
     answer = b""
@@ -113,14 +123,9 @@ def test_latency_adds_up_over_the_ways_it_holds_for(
     with client(proxy) as connection:
         ask(connection)
         proxy.latency(0.2, direction=direction)  # type: ignore[arg-type]
-        began = time.monotonic()
-        ask(connection)
-        took = time.monotonic() - began
-        assert seconds <= took < seconds + 0.19
+        assert seconds <= quickest(connection) < seconds + 0.19
         proxy.heal()
-        began = time.monotonic()
-        ask(connection)
-        assert time.monotonic() - began < 0.19
+        assert quickest(connection) < 0.19
 
 
 def test_latency_does_not_limit_the_bandwidth(echo: Echo, fault_proxy: Proxies) -> None:
@@ -217,7 +222,8 @@ def test_reset_reaches_both_sides(echo: Echo, fault_proxy: Proxies) -> None:
 
 
 def test_a_server_that_is_down_refuses_through_the_proxy(fault_proxy: Proxies) -> None:
-    with client(fault_proxy(1)) as connection, pytest.raises(ConnectionResetError):
+    # the reset may arrive before connect() has returned
+    with pytest.raises(ConnectionResetError), client(fault_proxy(1)) as connection:
         connection.recv(1)
 
 

@@ -1,0 +1,130 @@
+/* Rows of columns written as the records of a v2 batch. No Python here, as in `_records.h`, whose columns these are.
+ *
+ * Format: https://kafka.apache.org/documentation/#record. `migrate/encode_plain.py` does the same in Python, under the
+ * same tests. Two passes over the same rows: how many bytes they take, so that there is memory of just that size, and
+ * the bytes.
+ */
+#ifndef ALLOCATOR_ENCODE_H
+#define ALLOCATOR_ENCODE_H
+
+#include "_records.h"
+
+/* A batch that is being measured or written: what stands in its header, and the bytes after it. */
+typedef struct {
+    int64_t base_time, max_time, size, count;
+} body_t;
+
+INLINE uint64_t zigzag(int64_t n) { return (uint64_t)n << 1 ^ (uint64_t)(n >> 63); }
+
+INLINE int64_t varint_size(uint64_t n)
+{
+#if defined(__GNUC__) || defined(__clang__)
+    return (70 - __builtin_clzll(n | 1)) / 7;
+#else
+    int64_t size = 1;
+    while (n >>= 7)
+        size++;
+    return size;
+#endif
+}
+
+INLINE uint8_t *put_varint(uint8_t *p, uint64_t n)
+{
+    for (; UNLIKELY(n > 0x7F); n >>= 7)
+        *p++ = (uint8_t)(n | 0x80);
+    *p++ = (uint8_t)n;
+    return p;
+}
+
+/* Of a key or value with its length; -1 of null is one byte. */
+INLINE int64_t field_size(const view_t *view, const uint8_t *bits, int64_t row)
+{
+    if (UNLIKELY(!(bits[row >> 3] >> (row & 7) & 1)))
+        return 1;
+    return varint_size((uint64_t)view->length << 1) + view->length;
+}
+
+INLINE uint8_t *put_field(uint8_t *p, const view_t *view, const uint8_t *bits, int64_t row, const uint8_t *base,
+                          const uint8_t *end)
+{
+    if (UNLIKELY(!(bits[row >> 3] >> (row & 7) & 1))) {
+        *p = 1;
+        return p + 1;
+    }
+    const size_t size = (size_t)view->length;
+    p = put_varint(p, (uint64_t)size << 1);
+    if (size > 12)
+        memcpy(p, base + view->position, size);
+    else if (LIKELY(end - p >= 12))
+        memcpy(p, view->prefix, 12); /* what is too much is written over: a copy of unknown size is a call */
+    else
+        memcpy(p, view->prefix, size);
+    return p + size;
+}
+
+/* Where the headers at `at`, checked before, end. */
+static int64_t headers_end(const uint8_t *base, int64_t size, int64_t at)
+{
+    header_t header;
+    for (int64_t count = headers_at(base, size, &at); count > 0; count--)
+        at = read_header(base, size, at, &header);
+    return at;
+}
+
+/* Bytes of a record after its length. Headers stand in the record as they are to stand in the batch. */
+INLINE int64_t record_size(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t delta,
+                           int64_t index)
+{
+    const int64_t headers = columns->headers[row];
+    return 1 + varint_size(zigzag(delta)) + varint_size((uint64_t)index << 1) +
+           field_size(&columns->keys[row], columns->key_bits, row) +
+           field_size(&columns->values[row], columns->value_bits, row) +
+           (LIKELY(!headers) ? 1 : headers_end(base, size, headers) - headers);
+}
+
+/* Rows `row` up to `end`, views of the `size` bytes at `base`, go into `body`, but none once it has `target` bytes or
+ * where the time is too far from the first for 64 bits. The row that is next. */
+static int64_t measure_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t end,
+                            int64_t target, body_t *body)
+{
+    for (; row < end && body->size < target; row++) {
+        const int64_t time = columns->timestamps[row];
+        if (!body->count)
+            body->base_time = body->max_time = time;
+        const int64_t delta = minus(time, body->base_time);
+        if (UNLIKELY((delta < 0) != (time < body->base_time)))
+            break;
+        if (time > body->max_time)
+            body->max_time = time;
+        const int64_t length = record_size(columns, base, size, row, delta, body->count);
+        body->size += length + varint_size((uint64_t)length << 1);
+        body->count++;
+    }
+    return row;
+}
+
+/* Rows that were measured, to `p`; `end` is where the memory ends. `body` has the times and, in `count`, how many
+ * records were written. The position after them. */
+static uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t last,
+                           uint8_t *p, const uint8_t *end, body_t *body)
+{
+    for (; row < last; row++, body->count++) {
+        const int64_t delta = minus(columns->timestamps[row], body->base_time), headers = columns->headers[row];
+        p = put_varint(p, (uint64_t)record_size(columns, base, size, row, delta, body->count) << 1);
+        *p++ = 0; /* the attributes, which are unused */
+        p = put_varint(p, zigzag(delta));
+        p = put_varint(p, (uint64_t)body->count << 1);
+        p = put_field(p, &columns->keys[row], columns->key_bits, row, base, end);
+        p = put_field(p, &columns->values[row], columns->value_bits, row, base, end);
+        if (LIKELY(!headers)) {
+            *p++ = 0;
+        } else {
+            const size_t bytes = (size_t)(headers_end(base, size, headers) - headers);
+            memcpy(p, base + headers, bytes);
+            p += bytes;
+        }
+    }
+    return p;
+}
+
+#endif

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from allocator.assign.apportion import apportion
@@ -51,6 +52,8 @@ class _Flow:
     decomposition of separable convex resource allocation, Fujishige 1980, Groenevelt 1991).
 
     Nodes: members, then kinds, then `slots`, which holds the units that tied members may have beyond their ideal.
+    `adjacent` has of a kind the edges to all its takers, of a member those in which it had units at some time: each
+    search walks them all, and most members have partitions of few of the kinds that they may take.
     An edge's unit costs `base` while the member has no more of the kind than now, `base + move` beyond. `price` are
     the potentials that make every remaining arc's reduced cost non-negative.
     """
@@ -73,8 +76,6 @@ class _Flow:
             self.kind.extend([first + index] * len(edges))
             self.own.extend(kind.own)
             self.base.extend(kind.costs or [0] * len(edges))
-            for edge, member in zip(edges, kind.members):
-                self.adjacent[member].append(edge)
         self.count = [0] * len(self.member)
         self.load = [0] * first
         self.price = [0] * (self.slots + 1)
@@ -88,26 +89,29 @@ class _Flow:
     def run(self) -> list[list[int]]:
         for index in sorted(range(len(self.kinds)), key=lambda index: len(self.kinds[index].members)):
             self._begin(index)
-        members = [member for member in range(self.first) if self.adjacent[member]]
+        for edge, count in enumerate(self.count):
+            if count:
+                self.adjacent[self.member[edge]].append(edge)
+        members = sorted(set(self.member))
         blocks = [(members, list(range(self.first, self.slots)))]
         while blocks:
             block = blocks.pop()
             if len(block[0]) > 1 and block[1]:
                 blocks += self._level(*block)
         done = iter(self.count)
-        return [[next(done) for _ in kind.members] for kind in self.kinds]
+        return [list(islice(done, len(kind.members))) for kind in self.kinds]
 
     def _begin(self, index: int) -> None:
         """The cheapest place for each partition of a kind, whatever the load: where flow may start from."""
         kind = self.kinds[index]
         edges = self.adjacent[self.first + index]
-        least = min((self.base[edge] for edge in edges), default=0) + self.move
+        least = min(kind.costs or (0,)) + self.move
         left = kind.size
-        for edge in edges:
-            if self.base[edge] < least:
-                self.count[edge] = self.own[edge]
-                self.load[self.member[edge]] += self.own[edge]
-                left -= self.own[edge]
+        for edge, units in zip(edges, kind.own):
+            if units and self.base[edge] < least:
+                self.count[edge] = units
+                self.load[self.member[edge]] += units
+                left -= units
         self.price[self.first + index] = -least
         if left:
             self._pour([edge for edge in edges if self.base[edge] + self.move == least], left)
@@ -196,7 +200,9 @@ class _Flow:
                             to = kind[edge]
                             if not done[to]:
                                 cost = base[edge] + move if count[edge] > own[edge] else base[edge]
-                                found.append((at - price[to] - cost, to))
+                                reach = at - price[to] - cost
+                                if reach < far[to]:
+                                    found.append((reach, to))
                     if self.is_tied[node] and not self.takes[node]:
                         found.append((at - price[self.slots], self.slots))
                 elif node < self.slots:
@@ -296,6 +302,8 @@ class _Flow:
         for node, edge in zip(nodes, arcs[1:]):
             if edge >= 0:
                 change = -units if node < self.first else units
+                if not self.count[edge]:
+                    self.adjacent[self.member[edge]].append(edge)
                 self.count[edge] += change
                 self.load[self.member[edge]] += change
             elif node < self.first:

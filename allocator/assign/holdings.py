@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple, Union
 
 from allocator.assign.flow import Kind, settle
 from allocator.assign.space import Share, Space
-from allocator.assign.types import GroupView, Member
+from allocator.assign.types import GroupView
 from allocator.types import TopicPartition
 
 __all__ = ["Cost", "Holdings", "Pile", "balanced"]
 
 _BLOCK = 4  # shorter runs of partitions are dealt one by one: slicing would cost more than it saves in znodes
 
-Signature = Callable[[TopicPartition], object]
-Cost = Callable[[Member, object], int]
+Told = Mapping[TopicPartition, Any]
+Signature = Callable[[Any], object]
+Cost = Callable[[Union[str, None], Any], int]
 
 
 class Pile(NamedTuple):
@@ -31,6 +33,18 @@ class Pile(NamedTuple):
     """Ascending."""
 
 
+class _Sorted(dict[Any, "list[int]"]):
+    """What is told of a partition -> the list of those that are alike; the signature is asked once for each telling."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.by_signature: dict[object, list[int]] = {}
+        self._signature = signature
+
+    def __missing__(self, told: object) -> list[int]:
+        self[told] = alike = self.by_signature.setdefault(self._signature(told), [])
+        return alike
+
+
 class Holdings:
     """A view in numbers.
 
@@ -39,7 +53,13 @@ class Holdings:
     """
 
     def __init__(
-        self, view: GroupView, *, sticky: bool = True, signature: Signature | None = None, runs: bool = True
+        self,
+        view: GroupView,
+        *,
+        sticky: bool = True,
+        told: Told | None = None,
+        signature: Signature | None = None,
+        runs: bool = True,
     ) -> None:
         self._runs = runs
         self._owned = view.owned
@@ -50,11 +70,18 @@ class Holdings:
         self.piles: list[Pile] = []
         for members, topics in classes:
             takers = [index[member.id] for member in members]
-            numbers: list[int] = []
+            if told is None or signature is None:
+                numbers: list[int] = []
+                for topic in topics:
+                    start = self.space.starts[topic]
+                    numbers.extend(range(start, start + self.space.counts[topic]))
+                self.piles.append(Pile(takers, None, numbers))
+                continue
+            alike = _Sorted(signature)
             for topic in topics:
-                start = self.space.starts[topic]
-                numbers.extend(range(start, start + self.space.counts[topic]))
-            self.piles += self._piles(takers, numbers, signature)
+                for number, what in enumerate(self.space.told(told, topic), self.space.starts[topic]):
+                    alike[what].append(number)
+            self.piles += [Pile(takers, each, found) for each, found in alike.by_signature.items()]
         self.held: list[list[int]] = [[] for _ in self.members]
         """What each member has and may keep, ascending."""
         self.taken = bytearray(self.space.size)
@@ -69,29 +96,26 @@ class Holdings:
                 for number in found:
                     self.holder[number] = place
 
-    def _piles(self, takers: list[int], numbers: list[int], signature: Signature | None) -> list[Pile]:
-        if signature is None:
-            return [Pile(takers, None, numbers)]
-        by_signature: dict[object, list[int]] = {}
-        partitions = self.space.partitions
-        for number in numbers:
-            by_signature.setdefault(signature(partitions[number]), []).append(number)
-        return [Pile(takers, each, found) for each, found in by_signature.items()]
-
     def _find_holders(self, view: GroupView) -> None:
         starts, taken = self.space.starts, self.taken
         known: dict[frozenset[str], dict[str, int]] = {}
         for place, member in enumerate(self.members):
             if member.topics not in known:
-                known[member.topics] = {topic: n for topic, n in self.space.counts.items() if topic in member.topics}
-            counts, found = known[member.topics], self.held[place]
-            for topic, partition in view.owned.get(member.id, ()):
-                if topic in counts and 0 <= partition < counts[topic]:
-                    number = starts[topic] + partition
-                    if not taken[number]:
-                        taken[number] = 1
-                        found.append(number)
+                known[member.topics] = defaultdict(
+                    int, {topic: n for topic, n in self.space.counts.items() if topic in member.topics}
+                )
+            counts = known[member.topics]
+            found = [
+                starts[topic] + partition
+                for topic, partition in view.owned.get(member.id, ())
+                if 0 <= partition < counts[topic]
+            ]
             found.sort()
+            if any(map(taken.__getitem__, found)):
+                found = [number for number in found if not taken[number]]
+            for number in found:
+                taken[number] = 1
+            self.held[place] = found
 
     def own(self, pile: Pile) -> list[int]:
         """How many of a pile each of its members has."""
@@ -102,7 +126,7 @@ class Holdings:
             having = Counter(self.holder[begin:end])
         else:
             having = Counter(map(self.holder.__getitem__, pile.numbers))
-        return [having.get(member, 0) for member in pile.members]
+        return list(map(having.get, pile.members, repeat(0)))
 
     # -- and back ------------------------------------------------------------------------------------------------
 
@@ -193,6 +217,7 @@ def balanced(
     view: GroupView,
     *,
     weights: Sequence[float] | None = None,
+    told: Told | None = None,
     signature: Signature | None = None,
     cost: Cost | None = None,
     move: int = 1,
@@ -200,14 +225,17 @@ def balanced(
     """The most even assignment of least cost; see `flow.settle` for what that means.
 
     `weights`: by member in order of id, None for equal ones. `signature` tells partitions apart that are not alike
-    to all members; `cost` says what a partition of a signature costs at a member.
+    to all members, by what is `told` of each, None for nothing; `cost` says what a partition of a signature costs
+    where a member's rack is the given one.
     """
-    holdings = Holdings(view, signature=signature)
+    holdings = Holdings(view, told=told, signature=signature)
     owns = [holdings.own(pile) for pile in holdings.piles]
     kinds = []
+    racks = [member.rack for member in holdings.members]
     for pile, own in zip(holdings.piles, owns):
         costs = None
         if cost is not None:
-            costs = [cost(holdings.members[member], pile.signature) for member in pile.members]
+            at = {rack: cost(rack, pile.signature) for rack in set(racks)}
+            costs = [at[racks[member]] for member in pile.members]
         kinds.append(Kind(pile.members, len(pile.numbers), own, costs))
     return holdings.give(owns, settle(weights or [1.0] * len(holdings.members), kinds, move))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import accumulate, chain, compress, takewhile
 
 from allocator.assign.holdings import Holdings, balanced
 from allocator.assign.space import Share
@@ -63,13 +64,16 @@ def _work(view: GroupView, holdings: Holdings) -> list[int] | None:
 
     Whole numbers, a millionth of the mean: their sums do not depend on the order in which they are added.
     """
-    known = [view.load.get(partition) for partition in holdings.space.partitions] if view.load else []
-    clean = [None if load is None else min(load, 1e30) if load > 0 else 0.0 for load in known]
+    if not view.load:
+        return None
+    space = holdings.space
+    known = list(chain.from_iterable(space.told(view.load, topic) for topic in space.topics))
+    clean = [load if load is None or 0 < load < 1e30 else 1e30 if load > 0 else 0.0 for load in known]
     given = [load for load in clean if load is not None]
     mean = sum(given) / len(given) if given else 0.0
     if not mean:
         return None
-    return [round(((mean if load is None else load) / mean + IDLE) * 1e6) for load in clean]
+    return [int(((mean if load is None else load) / mean + IDLE) * 1e6 + 0.5) for load in clean]
 
 
 class _Deal:
@@ -78,9 +82,10 @@ class _Deal:
     def __init__(self, holdings: Holdings, work: Sequence[int]) -> None:
         self._holdings = holdings
         self._work = work
-        self._order = sorted(range(len(work)), key=lambda number: (-work[number], number))
+        # as floats, which sort in half the time; whole numbers of this size are exact
+        self._order = sorted(range(len(work)), key=list(map(float, work)).__getitem__, reverse=True)
         self._pile = [0] * len(work)
-        for place, pile in enumerate(holdings.piles):
+        for place, pile in enumerate(holdings.piles[1:], 1):
             for number in pile.numbers:
                 self._pile[number] = place
         self._takes = [bytearray(len(holdings.members)) for _ in holdings.piles]
@@ -88,7 +93,7 @@ class _Deal:
             for member in pile.members:
                 takes[member] = 1
         self._hands: list[list[int]] = []
-        self.loads: list[float] = []
+        self.loads: list[int] = []
         """What each member has after the last deal."""
 
     def anew(self) -> float:
@@ -97,51 +102,67 @@ class _Deal:
 
     def keeping(self, limit: float) -> float:
         """Each member keeps as many as fit below the limit, the rest is dealt."""
+        work = self._work
         hands: list[list[int]] = []
-        kept = bytearray(len(self._work))
+        free = bytearray(b"\1") * len(work)
         for held in self._holdings.held:
-            total, hand = 0.0, []
-            for number in sorted(held, key=lambda number: (self._work[number], number)):
-                total += self._work[number]
-                if total > limit:
-                    break
-                hand.append(number)
-                kept[number] = 1
+            hand = list(held)
+            if sum(map(work.__getitem__, held)) > limit:
+                hand.sort(key=work.__getitem__)
+                totals = accumulate(map(work.__getitem__, hand))
+                hand = [number for number, _ in takewhile(lambda each: each[1] <= limit, zip(hand, totals))]
+            for number in hand:
+                free[number] = 0
             hands.append(hand)
-        return self._deal(hands, (number for number in self._order if not kept[number]))
+        return self._deal(hands, compress(self._order, map(free.__getitem__, self._order)))
 
     def _deal(self, hands: list[list[int]], numbers: Iterable[int]) -> float:
-        work, pile_of = self._work, self._pile
-        has = [(sum(map(work.__getitem__, hand)), len(hand), member) for member, hand in enumerate(hands)]
-        # whoever has least of all takes most partitions; where they do not, the takers of the pile are looked at. What
-        # a member got by the other way only made its entry in a heap too low
+        work, pile_of, piles = self._work, self._pile, self._holdings.piles
+        # load, count and member in one number: the order of the three, and compared in half a tuple's time
+        width = len(hands).bit_length()
+        one = 1 << width
+        shift = width + len(work).bit_length()
+        loads = [sum(map(work.__getitem__, hand)) for hand in hands]
+        has = [(loads[member] << shift) + len(hand) * one + member for member, hand in enumerate(hands)]
+        # whoever has least of all takes most partitions; where they do not, the takers of the pile are looked at, and
+        # of few piles at once. What a member got by the other way only made its entry in a heap too low
         everyone = list(has)
         heapify(everyone)
-        heaps: dict[int, list[tuple[int, int, int]]] = {}
+        heaps: dict[int, list[int]] = {}
+        if len(piles) <= TRIES:
+            heaps = {place: self._takers(place, has) for place in range(len(piles))}
+        passed_over: list[int] = []
+        few = bool(heaps)
         for number in numbers:
             place = pile_of[number]
             takes = self._takes[place]
-            passed_over: list[tuple[int, int, int]] = []
-            heap = everyone
-            while heap[0] != has[heap[0][2]] or not takes[heap[0][2]]:
-                if heap[0] != has[heap[0][2]]:
-                    heapreplace(heap, has[heap[0][2]])
+            heap = heaps[place] if few else everyone
+            entry = heap[0]
+            member = entry & (one - 1)
+            while entry != has[member] or not takes[member]:
+                if entry != has[member]:
+                    heapreplace(heap, has[member])
                 elif len(passed_over) < TRIES and len(heap) > 1:
                     passed_over.append(heappop(heap))
                 else:
                     if place not in heaps:
-                        heaps[place] = [has[member] for member in self._holdings.piles[place].members]
-                        heapify(heaps[place])
+                        heaps[place] = self._takers(place, has)
                     heap = heaps[place]
-            load, count, member = heap[0]
-            has[member] = (load + work[number], count + 1, member)
+                entry = heap[0]
+                member = entry & (one - 1)
+            has[member] = entry + (work[number] << shift) + one
             hands[member].append(number)
             heapreplace(heap, has[member])
-            for entry in passed_over:
-                heappush(everyone, entry)
+            while passed_over:
+                heappush(everyone, passed_over.pop())
         self._hands = hands
-        self.loads = [load for load, _, _ in has]
-        return max(self.loads, default=0.0)
+        self.loads = [entry >> shift for entry in has]
+        return max(self.loads, default=0)
+
+    def _takers(self, place: int, has: Sequence[int]) -> list[int]:
+        heap = [has[member] for member in self._holdings.piles[place].members]
+        heapify(heap)
+        return heap
 
     def top_up(self, least: Sequence[float], most: Sequence[float]) -> None:
         """Brings members that have too little above `least`, though not above `most`, at the cost of the busiest.

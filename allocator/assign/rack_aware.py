@@ -7,8 +7,7 @@ from typing import Any
 
 from allocator.assign.holdings import balanced
 from allocator.assign.space import Share
-from allocator.assign.types import GroupView, Member
-from allocator.types import TopicPartition
+from allocator.assign.types import GroupView
 
 __all__ = ["rack_aware"]
 
@@ -47,8 +46,7 @@ class _RackAware:
         pairs = len(set(racks.values())) * sum(len(takers) for takers, _ in view.classes())
         by_leader = pairs <= PAIRS
 
-        def signature(partition: TopicPartition) -> object:
-            found = racks.get(partition)
+        def signature(found: tuple[str | None, ...] | None) -> object:
             if not found:
                 return _NOWHERE
             # racks that no member is in make no difference
@@ -59,13 +57,13 @@ class _RackAware:
         steps = 2 * (len(view.members) + sum(view.partitions.values()) + 1)
         move, remote = steps, steps * steps
 
-        def cost(member: Member, where: Any) -> int:
+        def cost(rack: str | None, where: Any) -> int:
             leader, replicas = where
-            if member.rack is None or member.rack not in replicas:
+            if rack is None or rack not in replicas:
                 return remote
-            return 0 if member.rack == leader or not by_leader else 1
+            return 0 if rack == leader or not by_leader else 1
 
-        return balanced(view, signature=signature, cost=cost, move=move)
+        return balanced(view, told=racks, signature=signature, cost=cost, move=move)
 
     def __repr__(self) -> str:
         return self.name

@@ -81,7 +81,7 @@ def _by_text(spec: str) -> Assignor:
     if spec in points:
         try:
             target = points[spec].load()
-        except Exception as error:  # importing runs the package's own code
+        except (Exception, SystemExit) as error:  # importing runs the package's own code
             raise AssignorError(
                 f"allocator function {spec!r}: entry point {points[spec].value!r} does not load: {error!r}"
             ) from error
@@ -103,7 +103,7 @@ def _import(spec: str) -> Any:
         raise AssignorError(f"allocator function {spec!r}: write 'package.module:function'")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # importing runs the module's own code
+    except (Exception, SystemExit) as error:  # importing runs the module's own code
         raise AssignorError(
             f"allocator function {spec!r}: module {module_name!r} does not import: {error!r}"
         ) from error

@@ -7,11 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from allocator.types import TopicPartition
 
 __all__ = ["Share", "Space"]
+
+Told = TypeVar("Told")
 
 # the class's own constructor costs twice as much, and there may be a million of them
 _partition = partial(tuple.__new__, TopicPartition)
@@ -56,6 +58,10 @@ class Space:
         return [
             _partition((topics[topic], number - starts[topic])) for number in numbers for topic in (topic_of[number],)
         ]
+
+    def told(self, of: Mapping[TopicPartition, Told], topic: str) -> Iterator[Told | None]:
+        """What a mapping says of each partition of a topic, None where it says nothing; makes no objects."""
+        return map(cast("Mapping[tuple[str, int], Told]", of).get, zip(repeat(topic), range(self.counts[topic])))
 
     def number(self, item: object) -> int | None:
         """The number of a (topic, partition), None when it is not one of these."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from allocator.types import TopicPartition
@@ -64,18 +66,18 @@ class GroupView:
         for place, member in enumerate(self.members):
             alike.setdefault(member.topics, []).append(place)
         subscriptions = list(alike.values())
-        subscribers: dict[str, list[int]] = {}
+        subscribers: dict[str, list[int]] = defaultdict(list)
         for index, topics in enumerate(alike):
             for topic in topics:
-                subscribers.setdefault(topic, []).append(index)
+                subscribers[topic].append(index)
         by_subscribers: dict[tuple[int, ...], list[str]] = {}
         for topic in sorted(subscribers):
             if self.partitions.get(topic, 0) > 0:
                 by_subscribers.setdefault(tuple(subscribers[topic]), []).append(topic)
         classes = []
         for indices, names in by_subscribers.items():
-            places = sorted(place for index in indices for place in subscriptions[index])
-            classes.append(SubscriberClass(tuple(self.members[place] for place in places), tuple(names)))
+            places = sorted(chain.from_iterable(map(subscriptions.__getitem__, indices)))
+            classes.append(SubscriberClass(tuple(map(self.members.__getitem__, places)), tuple(names)))
         return classes
 
 

@@ -63,7 +63,7 @@ class Alike:
             return
         ensemble = ZooKeeper(self._settings.old_zookeeper)
         try:
-            await ensemble.connect()
+            await ensemble.connect(make_chroot=False)
             yield ensemble
         finally:
             await ensemble.close()

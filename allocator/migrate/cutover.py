@@ -177,7 +177,7 @@ class Cutover:
                     if left:
                         raise CutoverFailed(
                             f"group {group!r} was told to stop and has members still: {', '.join(left)}; those that "
-                            "do not watch the setting (SwitchingConsumer) have to be stopped by hand"
+                            "do not watch the setting (Consumer) have to be stopped by hand"
                         )
             await self._settle(on, group)
         return {"seconds": round(time.monotonic() - began, 1)}

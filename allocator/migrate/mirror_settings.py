@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.errors import ConfigError
+from allocator.wire.kafka_manager import same_cluster
 
 __all__ = ["MirrorSettings"]
 
@@ -53,12 +54,12 @@ class MirrorSettings:
         if self.membership not in ("zookeeper", "kafka"):
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:
-            faults.append("zookeeper is missing: where the processes of the mirror find each other")
+            faults.append("zookeeper is missing (--zookeeper): where the processes of the mirror find each other")
         for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 faults.append(f"{name} is {value!r}; it must be positive")
-        if set(self.old.split(",")) & set(self.new.split(",")):
+        if same_cluster(self.old, self.new):
             faults.append(f"the old and the new cluster share an address: {self.old} and {self.new}")
         if faults:
             raise ConfigError("; ".join(faults))

@@ -100,11 +100,8 @@ class OffsetMap:
                 key, value = pack(partition, some)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
-                rest, more = iter(records), True
-                while more:
-                    made, more = written(rest, 0, len(records))
-                    if made is not None:
-                        await append(self._client, self._at, made)
+                for made in written(iter(records), 0):
+                    await append(self._client, self._at, made)
             except BaseException:
                 for partition, runs in news.items():
                     self._new[partition][:0] = runs

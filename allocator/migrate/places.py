@@ -66,7 +66,7 @@ class Place:
             for hosts in dict.fromkeys(self.zookeepers):
                 ensemble = ZooKeeper(hosts, options=self.zookeeper_options)
                 stack.push_async_callback(ensemble.close)
-                await ensemble.connect()
+                await ensemble.connect(make_chroot=False)
                 ensembles.append(ensemble)
             offsets = GroupOffsets(client, self.group, in_zookeeper=self.storage == "zookeeper")
             stack.push_async_callback(offsets.close)

@@ -83,7 +83,7 @@ def load_plan(path: Path) -> Plan:
     """Raises one ConfigError that lists every fault."""
     try:
         data = path.read_bytes()
-        told = tomllib.loads(data.decode())
+        told = tomllib.loads(data.decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} does not read: {error}") from error
     faults: list[str] = []

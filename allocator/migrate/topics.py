@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 TOPIC: Final = 2  # kind of resource
 SET_ON_TOPIC: Final = 1  # source of a setting
-TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
+UNKNOWN, TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = -1, 36, 37, 41
 
 # settings that mean nothing on another cluster, or stand in the way of what a mirror is to keep
 LEFT_OUT: Final = frozenset(
@@ -59,7 +59,7 @@ async def settings_of(
 ) -> dict[str, dict[str, str]]:
     """What was set on each topic itself; defaults of the cluster are not among it.
 
-    Raises ConfigError for a cluster older than 0.11 whose ZooKeeper is not given.
+    Raises ConfigError for a cluster older than 0.11 whose ZooKeeper is not given, and BrokerError.
     """
     if ensemble is not None:
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
@@ -79,7 +79,10 @@ async def settings_of(
     found: dict[str, dict[str, str]] = {}
     for result in answer.results:
         if result.error_code:
-            raise for_code(result.error_code, f"settings of topic {result.resource_name!r}")
+            error = for_code(result.error_code, f"settings of topic {result.resource_name!r}")
+            # it is all that a broker says while it has no session with its ZooKeeper
+            error.retriable = error.retriable or result.error_code == UNKNOWN
+            raise error
         found[result.resource_name] = {
             each.name: each.value
             for each in result.configs

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_broker import MODERN, FakeBroker
+from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started
 
 from allocator.coordinator.offsets import GroupOffsets
@@ -193,8 +195,7 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
     """A process that was frozen wakes up with batches to send, which its successor has sent."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
     row = Record(partition.topic, 0, 0, 1, 0, b"k", b"v", [])
-    encoded, _ = written(iter([row]), 0, 1)
-    assert encoded is not None
+    (encoded,) = written(iter([row]), 0)
     allowed, asked, acked = False, 0, []
 
     def may_send() -> bool:
@@ -239,6 +240,21 @@ async def test_it_ends_soon_when_it_is_told_to(
         await asyncio.sleep(0)  # its first step: to connect
         began = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() - began < 20
+
+
+@pytest.mark.parametrize(("code", "retriable"), [(-1, True), (29, False)])
+async def test_a_broker_that_has_lost_its_zookeeper_is_asked_again_how_topics_are_set(
+    code: int, retriable: bool
+) -> None:
+    result = DescribeConfigsResponse.DescribeConfigsResult(
+        error_code=code, error_message=None, resource_type=2, resource_name="t", configs=[]
+    )
+    answer = DescribeConfigsResponse(throttle_time_ms=0, results=[result], version=0)
+    broker = FakeBroker({32: lambda _: answer}, versions={**MODERN, 32: (0, 0)})
+    async with broker, KafkaClient(broker.address) as client:
+        with pytest.raises(BrokerError, match="settings of topic 't'") as error:
+            await settings_of(client, ["t"])
+    assert error.value.retriable is retriable
 
 
 async def test_records_of_others_are_not_written_behind_unless_one_says_so(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import NoChroot
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -72,6 +74,8 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
     await commit(old, group, {TopicPartition(topic, 0): 7})
     source = Place(old.bootstrap, group, "zookeeper", (old.zookeeper,))
     target = Place(old.bootstrap, group, "kafka", (old.zookeeper,))
+    with pytest.raises(NoChroot, match="is that the chroot of the members"):  # who would not be seen there
+        await plan_copy(source, replace(target, zookeepers=(f"{old.zookeeper}/typo-{group}",)))
     plan = await plan_copy(source, target)
     assert [(row.partition.partition, row.source, row.before, row.after, row.lag) for row in plan.rows] == [
         (0, 40, 7, 40, 10),

@@ -1,0 +1,33 @@
+"""What a mirror refuses before it connects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allocator.errors import ConfigError
+from allocator.migrate.mirror_settings import MirrorSettings
+
+GOOD: dict[str, Any] = {"old": "a:9092,b:9092", "new": "c:9092", "group": "g", "topics": ["t"], "membership": "kafka"}
+
+
+def test_what_can_be_said_by_itself_is_accepted() -> None:
+    MirrorSettings(**GOOD).check()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"new": "c:9092, B:9092"}, "the old and the new cluster share an address: a:9092,b:9092 and c:9092, B:9092"),
+        ({"topics": []}, "name the topics, or a pattern, and not both"),
+        ({"pattern": "t"}, "name the topics, or a pattern, and not both"),
+        ({"membership": "fixed"}, "membership is 'fixed', not 'zookeeper' or 'kafka'"),
+        ({"membership": "zookeeper"}, "zookeeper is missing"),
+        ({"throttle_bytes_s": 0}, "throttle_bytes_s is 0; it must be positive"),
+    ],
+    ids=str,
+)
+def test_faults_name_what_is_at_fault(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        MirrorSettings(**{**GOOD, **changed}).check()

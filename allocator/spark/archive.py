@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive_commits import ArchiveMismatch, Commits, Manifest
+from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest
 from allocator.spark.archive_compact import compact
-from allocator.spark.archive_files import Transform, now, write
+from allocator.spark.archive_files import Transform, columns_of, now, transformed, write
 from allocator.spark.archive_read import Archive, reach_of
 from allocator.spark.archive_report import ArchiveReport
 from allocator.spark.errors import DataLoss
@@ -48,57 +48,64 @@ def archive(
     """Adds to the archive of `topic` under `directory` what it does not have yet.
 
     Guarantee: after any number of runs, however they ended, each record stands there once. The first run begins where
-    the topic's options say, every later one where the archive ends; new partitions are taken in as they come.
+    the topic's options say, which it notes also of partitions that have nothing yet; every later one begins where the
+    archive ends, and partitions that came meanwhile are taken in from their first record.
     transform: DataFrame -> DataFrame, adds columns (see `archive_schema`) or leaves records out; topic, partition and
     offset must stay. offsets_per_commit: more: fewer, larger files; less: less to do again after a crash.
     allow_gaps: go on where retention deleted what was not archived yet, and note it in the manifest.
     progress: called with offsets done and offsets in all.
-    Raises ArchiveMismatch for an archive of another cluster or of a topic made anew, ArchiveCorrupt, ArchiveBusy,
-    DataLoss, ConfigError, and what reading the topic raises.
+    Raises ArchiveMismatch for an archive of another cluster or of a topic made anew, SchemaMismatch for columns that
+    cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, DataLoss, ConfigError, and what
+    reading the topic raises.
     """
     began = time.monotonic()
     root = _root(directory)
     if offsets_per_commit < 1:
         raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
     commits = Commits(root / f"topic={topic.name}")
-    extent = topic.extent()
     report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
-    start, report.gaps = _start(commits.live(), topic.name, extent, allow_gaps)
+    extent, alive = topic.extent(), commits.live()
+    start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
     report.ranges = _todo(start, extent)
-    if dry_run or not (report.ranges or report.gaps):
+    if dry_run or not (report.ranges or report.gaps or _unknown(alive, start)):
         report.seconds = time.monotonic() - began
         return report
-    if spark is None:
-        from allocator.spark import session
-
-        spark = session("allocator archive")
-    done, total = 0, report.offsets
+    if report.ranges:
+        spark = spark or _session()  # before the lock: it takes seconds
     with commits.locked():
-        # under the lock: another run may have ended since
-        alive = commits.live()
+        # under the lock: another run may have ended since, and have found more than was there before
+        extent, alive = topic.extent(), commits.live()
         start, gaps = _start(alive, topic.name, extent, allow_gaps)
-        todo = _todo(start, extent)
+        new, todo = _unknown(alive, start), _todo(start, extent)
+        report.ranges, report.gaps = todo, gaps
+        done, total = 0, report.offsets
         if progress is not None:
             progress(0, total)
-        while todo or gaps:
+        while todo or gaps or new:
             piece = _piece(topic.name, todo, offsets_per_commit)
             staged = commits.stage()
-            files = write(topic.frame(spark, topic.ranges(piece)), staged, piece, transform) if piece else ()
+            files: tuple[DataFile, ...] = ()
+            columns: dict[str, Any] = {}
+            if piece:
+                spark = spark or _session()
+                rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
+                files, columns = write(rows, staged, piece), columns_of(rows)
             manifest = Manifest(
                 number=max((found.number for found in alive), default=0) + 1,
                 kind="append",
                 topic=topic.name,
                 cluster=extent.cluster,
                 topic_id=extent.topic_id,
-                ranges=piece,
+                ranges={**new, **piece},
                 gaps=gaps,
                 files=files,
                 staged=staged.name,
                 at=now(),
+                columns=columns,
             )
             commits.commit(manifest)
             report.add(manifest)
-            alive, gaps = [*alive, manifest], {}
+            alive, gaps, new = [*alive, manifest], {}, {}
             done += sum(high - low for low, high in piece.values())
             if progress is not None:
                 progress(done, total)
@@ -106,6 +113,12 @@ def archive(
             todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
     report.seconds = time.monotonic() - began
     return report
+
+
+def _session() -> SparkSession:
+    from allocator.spark import session
+
+    return session("allocator archive")
 
 
 def _root(directory: str | Path) -> Path:
@@ -137,23 +150,32 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     start, gaps = {}, {}
     for partition, (first, end) in extent.log.items():
         if partition not in archived:
-            start[partition] = extent.chosen[partition][0]
+            # once the archive stands, what the options say moves on ("committed"), and would leave records out
+            start[partition] = first if alive else extent.chosen[partition][0]
             continue
-        at = archived[partition][1]
+        low, at = archived[partition]
+        so_far = f"{topic}:{partition} is archived " + (
+            f"up to offset {at - 1}" if at > low else f"from offset {at} on"
+        )
         if at > end:
             raise ArchiveMismatch(
-                f"{topic}:{partition} is archived up to offset {at - 1} and ends at {end - 1}: it was made anew, or "
-                "lost its tail; archive it to another directory"
+                f"{so_far} and ends at {end - 1}: it was made anew, or lost its tail; archive it to another directory"
             )
         if at < first:
             if not allow_gaps:
                 raise DataLoss(
-                    f"{topic}:{partition} is archived up to offset {at - 1} and begins at {first} now: {first - at} "
-                    "offsets were deleted unarchived; allow gaps to go on without them"
+                    f"{so_far} and begins at {first} now: {first - at} offsets were deleted unarchived; allow gaps to "
+                    "go on without them"
                 )
             gaps[partition] = (at, first)
         start[partition] = max(at, first)
     return start, gaps
+
+
+def _unknown(alive: list[Manifest], start: Mapping[int, int]) -> Reach:
+    """Partitions that the archive does not speak of, with where it begins in them: an empty range."""
+    archived = reach_of(alive)
+    return {p: (at, at) for p, at in start.items() if p not in archived}
 
 
 def _todo(start: Mapping[int, int], extent: Extent) -> Reach:

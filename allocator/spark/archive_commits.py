@@ -74,6 +74,8 @@ class Manifest:
     gaps: Reach = field(default_factory=dict)
     """What was gone from the topic before it was archived, and was passed over by the user's wish."""
     replaces: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Of its files: name -> type, as Spark writes it in JSON."""
 
     @property
     def directory(self) -> str:

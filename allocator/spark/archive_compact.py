@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator.spark.archive_commits import ArchiveCorrupt, Commits, Manifest
-from allocator.spark.archive_files import now, write
+from allocator.spark.archive_files import columns_of, now, write
 from allocator.spark.archive_read import Archive, reach_of
 from allocator.spark.archive_report import ArchiveReport
 
@@ -89,7 +89,7 @@ def _compacted(spark: SparkSession, found: Archive, commits: Commits, group: lis
     rows = part.frame(spark).repartition(F.col("partition"))
     staged = commits.stage()
     ranges = reach_of(group)  # gaps among them: they are offsets without a record, as others are
-    files = write(rows, staged, ranges, None)
+    files = write(rows, staged, ranges)
     records = sum(written.records for written in files)
     expected = sum(manifest.records for manifest in group)
     if records != expected:
@@ -100,5 +100,15 @@ def _compacted(spark: SparkSession, found: Archive, commits: Commits, group: lis
     replaces = tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)}))
     last = group[-1]
     return Manifest(
-        number, "compact", last.topic, last.cluster, last.topic_id, ranges, files, staged.name, now(), {}, replaces
+        number,
+        "compact",
+        last.topic,
+        last.cluster,
+        last.topic_id,
+        ranges,
+        files,
+        staged.name,
+        now(),
+        replaces=replaces,
+        columns=columns_of(rows),
     )

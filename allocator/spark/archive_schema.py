@@ -61,7 +61,12 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
         return lambda: _functions().expr(f"try_validate_utf8(cast({column} as string))")
     if kind == "json" and schema:
         _check_ddl(column, schema)
-        return lambda: _functions().from_json(_functions().col(column).cast("string"), schema)
+
+        def parsed() -> Column:
+            _check_ddl(column, schema)
+            return _functions().from_json(_functions().col(column).cast("string"), schema)
+
+        return parsed
     if kind in ("avro", "confluent-avro") and schema:
         return _avro(column, Path(schema), CONFLUENT_HEADER if kind == "confluent-avro" else 0)
     raise ConfigError(f"{column}: {spec!r} is no schema; one of {', '.join(KINDS)}")
@@ -79,7 +84,7 @@ def _check_ddl(column: str, schema: str) -> None:
     from pyspark.sql.types import StructType
 
     if SparkSession.getActiveSession() is None:
-        return  # the parser is Spark's: it will tell, before anything is written
+        return  # the parser is Spark's; it is asked again before anything is written
     try:
         StructType.fromDDL(schema)
     except ParseException as error:

@@ -98,7 +98,9 @@ INSTEAD: Mapping[str, str] = {
 
 
 def _jaas(text: str) -> dict[str, str]:
-    found = {name: value for name, _, value in re.findall(r"(\w+)\s*=\s*([\"'])(.*?)\2", text)}
+    # quoted as Java's StreamTokenizer has it: a backslash before a quote, or another backslash, keeps it
+    quoted = re.findall(r"""(\w+)\s*=\s*(["'])((?:\\.|(?!\2).)*)\2""", text, re.DOTALL)
+    found = {name: re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL) for name, _, value in quoted}
     if not re.search(r"\.(Plain|Scram)LoginModule\b", text) or not {"username", "password"} <= found.keys():
         raise ValueError(
             "only PlainLoginModule and ScramLoginModule with username and password are understood; give "

@@ -40,7 +40,7 @@ async def refuse_members(client: KafkaClient, options: Options) -> None:
         return
     zk = ZooKeeper(options.zookeeper)
     try:
-        await zk.connect(options.timeout_s)
+        await zk.connect(options.timeout_s, make_chroot=False)
         state = await describe(zk, options.group, options.zookeeper_root)
     finally:
         await zk.close()

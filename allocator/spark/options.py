@@ -134,7 +134,8 @@ class Options:
     # batch only; default latest: what is there when the batch is planned
     ending_offsets: Optional[Place] = field(default=None, metadata={"kind": _END})
     ending_timestamps: Optional[Place] = field(default=None, metadata={"kind": _TIME})
-    # where a time is later than every record: "error" (default), or the partition's end
+    # where a time to begin at is later than every record: "error" (default), or the partition's end, which a time to
+    # end at always means there
     timestamp_strategy: str = setting(Text(("error", "latest")), "error")
     # records of one micro-batch, shared out by what each partition has; more: fewer, larger batches
     max_offsets_per_trigger: Optional[int] = setting(Whole(1, 2**62), None)
@@ -174,7 +175,7 @@ class Options:
     session_timeout_s: float = setting(Number(1, 3600), 30.0)
     # of the member: how the others see it; default: made from the host's name
     client_id: Optional[str] = setting(Text(), None)
-    # where records are written to; a column `topic` does it record by record
+    # where records are written to, whatever a column `topic` says; without it, that column does it record by record
     topic: Optional[str] = setting(Text(check=_topic, what="a topic"), None)
     # of what is written
     compression: str = setting(Text(("none", "gzip", "snappy", "lz4", "zstd")), "none")

@@ -109,7 +109,7 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _by_partition(text: str) -> dict[TopicPartition, int]:
-    found = {}
+    found: dict[TopicPartition, int] = {}
     for topic, numbers in _object(text).items():
         checked([topic])
         if not isinstance(numbers, Mapping) or not numbers:
@@ -117,7 +117,10 @@ def _by_partition(text: str) -> dict[TopicPartition, int]:
         for number, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"{topic}:{number} needs a whole number, not {json.dumps(value)}")
-            found[TopicPartition(topic, _number(topic, number))] = value
+            tp = TopicPartition(topic, _number(topic, number))
+            if tp in found:
+                raise ValueError(f"{topic}:{tp.partition} stands there twice")
+            found[tp] = value
     if not found:
         raise ValueError("it names no partition")
     return found

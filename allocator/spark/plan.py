@@ -19,13 +19,14 @@ from allocator.wire.list_offsets import EARLIEST as BEGIN
 from allocator.wire.list_offsets import LATEST as END
 from allocator.wire.list_offsets import list_offsets
 
-__all__ = ["Bounds", "bounds", "clip", "ends", "find_partitions", "plan_batch", "resolve", "some"]
+__all__ = ["END_NAME", "Bounds", "bounds", "clip", "ends", "find_partitions", "plan_batch", "resolve", "some"]
 
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
 # partition -> the first offset that it has, and the one after its last
-Bounds = Mapping[TopicPartition, tuple[int, int]]
+Bounds = dict[TopicPartition, tuple[int, int]]
+END_NAME = "ending_offsets"
 
 
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
@@ -82,8 +83,10 @@ async def ends(client: KafkaClient, options: Options, tps: Collection[TopicParti
 async def resolve(client: KafkaClient, options: Options, place: Place, known: Bounds, name: str) -> Offsets:
     """The offset of `place` in each partition of `known`, as it is asked for: it may lie outside the log.
 
-    `name` of the option, for errors. Raises ConfigError for a partition of which JSON says nothing and for a time
-    after every record (unless `timestamp_strategy` is "latest"), NoOffsetsError, BrokerError.
+    `name` of the option, for errors: a time after every record is the partition's end for END_NAME. `known` is brought
+    up to date where a group has committed since what was written after it was asked for.
+    Raises ConfigError for a partition of which JSON says nothing and for a time after every record to begin at (unless
+    `timestamp_strategy` is "latest"), NoOffsetsError, BrokerError.
     """
     found: Offsets = {}
     times: dict[TopicPartition, int] = {}
@@ -109,15 +112,18 @@ async def resolve(client: KafkaClient, options: Options, place: Place, known: Bo
         if new:
             log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, some(new))
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
+    grown = [tp for tp in (*committed, *times) if found[tp] > known[tp][1]]
+    if grown:
+        known.update({tp: (known[tp][0], end) for tp, end in (await ends(client, options, grown)).items()})
     return found
 
 
 async def _at_times(
     client: KafkaClient, options: Options, times: Mapping[TopicPartition, int], known: Bounds, name: str
 ) -> Offsets:
-    there = await list_offsets(client, times, timeout_s=options.timeout_s)
+    there = await list_offsets(client, times, isolation_level=options.isolation_level, timeout_s=options.timeout_s)
     late = sorted(tp for tp, at in there.items() if at is None)
-    if late and options.timestamp_strategy == "error":
+    if late and options.timestamp_strategy == "error" and name != END_NAME:
         raise ConfigError(
             f"{name}: no record of {some(late)} is as young as {times[late[0]]} ms; set timestamp_strategy to latest "
             "to take the end there"
@@ -131,6 +137,8 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
     if outside and options.fail_on_data_loss:
         tp = min(outside)
         more = f" (and {len(outside) - 1} more partitions)" if len(outside) > 1 else ""
+        if options.isolation_level == "read_committed":
+            more = f", as far as transactions have ended{more}"
         raise DataLoss(
             f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has "
             f"{known[tp][0]} to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to "
@@ -145,7 +153,7 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | Non
     """The ranges that a batch reads, one a partition; `narrow` takes away what filters leave out."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or Place(EARLIEST), options.end or Place(LATEST)
-    for place, name in ((start_place, "starting_offsets"), (end_place, "ending_offsets")):
+    for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
         _must_exist(place, tps, name)
     if narrow is not None:
         tps = [tp for tp in tps if narrow.wants(tp)]
@@ -154,7 +162,7 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | Non
         # what JSON says of partitions that the filters leave out is not asked about
         start_place, end_place = (place.only(known) for place in (start_place, end_place))
     start = await resolve(client, options, start_place, known, "starting_offsets")
-    end = await resolve(client, options, end_place, known, "ending_offsets")
+    end = await resolve(client, options, end_place, known, END_NAME)
     backwards = sorted(tp for tp in known if tp in end_place.named and end[tp] < start[tp])
     if backwards:
         tp = backwards[0]

@@ -31,6 +31,8 @@ HEADERS = {"headers": "array<struct<key:string,value:binary>>"}
 
 # of the rows whose format has no timestamp (before 0.10), as Java's NO_TIMESTAMP_TYPE
 NO_TIMESTAMP_TYPE = -1
+# the last time, in the year 294247, that Spark's microseconds can hold; what is later is told as this one
+LAST_MS = (2**63 - 1) // 1000
 
 
 def columns(include_headers: bool) -> dict[str, str]:
@@ -87,6 +89,18 @@ def _cast(name: str) -> Callable[[Any, Batch, Any], Any]:
     return lambda found, batch, kind: found.column(name).cast(kind)
 
 
+def _timestamp(found: Any, batch: Batch, kind: Any) -> Any:
+    pa, times = pyarrow(), found.column("timestamp")
+    try:
+        return times.cast(kind)
+    except pa.ArrowInvalid:
+        # some producer gave nanoseconds for milliseconds: one such record must not make a topic unreadable
+        from pyarrow import compute
+
+        cut = compute.min_element_wise(times.cast(pa.int64()), LAST_MS, skip_nulls=False)
+        return compute.multiply(cut, 1000).cast(kind)
+
+
 def _timestamp_type(found: Any, batch: Batch, kind: Any) -> Any:
     return found.column("timestamp_type").cast(kind).fill_null(NO_TIMESTAMP_TYPE)
 
@@ -97,7 +111,7 @@ _MAKERS: dict[str, Callable[[Any, Batch, Any], Any]] = {
     "topic": lambda found, batch, kind: pyarrow().repeat(pyarrow().scalar(batch.topic, kind), found.num_rows),
     "partition": lambda found, batch, kind: pyarrow().repeat(pyarrow().scalar(batch.partition, kind), found.num_rows),
     "offset": _cast("offset"),
-    "timestamp": _cast("timestamp"),
+    "timestamp": _timestamp,
     "timestampType": _timestamp_type,
     "headers": _cast("headers"),
 }

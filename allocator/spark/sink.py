@@ -108,7 +108,8 @@ def _write(options: Options, records: Iterator[Out]) -> Written:
     count = 0
     with producer(options) as sending:
         for record in records:
-            topic = options.topic if record.topic is None else record.topic
+            # as in Spark's connector: what was read has a column `topic`, and would go back to where it came from
+            topic = record.topic if options.topic is None else options.topic
             if topic is None:
                 raise ConfigError(f"record {count} of a task has no topic: its column is null and no option is given")
             if record.partition is not None and record.partition < 0:

@@ -117,8 +117,11 @@ class SkewReport:
         return {tp: round(load, 4) for tp, load in found.items()}
 
     def busiest_member(self) -> Optional[dict[str, float]]:
-        """Of `members` with equal weight: the work of the busiest over the mean, by allocator function; 1.0 is even."""
-        if self.members is None or not self.partitions:
+        """Of `members` with equal weight: the work of the busiest over the mean, by allocator function; 1.0 is even.
+
+        None where there is no work: no record has a byte.
+        """
+        if self.members is None or not any(found.bytes for found in self.partitions):
             return None
         topics = frozenset(self.topics)
         members = tuple(Member(f"m{number}", f"m{number}", topics) for number in range(self.members))
@@ -172,11 +175,13 @@ class SkewReport:
             )
             if not records:
                 continue
-            busiest = max(found, key=lambda one: one.bytes)
+            # tombstones without a key have no bytes
+            what = "bytes" if any(one.bytes for one in found) else "records"
+            busiest = max(found, key=lambda one: getattr(one, what))
             late = sum(one.late for one in found)
             lines.append(
-                f"  busiest partition: {busiest.partition}, {self.imbalance(topic):.2f} times the mean in bytes; "
-                f"{late} records out of order in time, by up to {max(one.latest_ms for one in found) / 1000:g} s"
+                f"  busiest partition: {busiest.partition}, {self.imbalance(topic, what):.2f} times the mean in {what}"
+                f"; {late} records out of order in time, by up to {max(one.latest_ms for one in found) / 1000:g} s"
             )
             if self.spread.get(topic):
                 lines.append(f"  {self.spread[topic]} keys stand in more than one partition: their order is lost")

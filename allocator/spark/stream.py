@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -150,6 +151,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         client, options = await self._client(), self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or Place(LATEST), known, "starting_offsets")
+        # where a group stands that reads what is not committed yet, a transaction may be open
+        upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
+        known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
         return Positions(clip(options, offsets, known, "starting_offsets"), {})
 
     async def _ends_now(self) -> Offsets:
@@ -181,6 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             upto = {tp: min(end, self._target[tp]) for tp, end in upto.items() if tp in self._target}
             begin = {tp: min(first, upto[tp]) for tp, first in begin.items() if tp in upto}
         start.update(begin)
+        upto = await self._held_back(client, start, upto)
         self._must_reach(start, upto)
         if most is not None:
             # what was made anew is read whole: beside a busy partition a share would never come
@@ -204,6 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._latest = upto = await ends(client, options, list(start))
         if self._target is not None:
             upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
+        upto = await self._held_back(client, start, upto)
         self._must_reach(start, upto)
         if most is not None:
             upto = share_out(start, upto, most)
@@ -239,6 +245,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             f"topic {', '.join(map(repr, topics))} was deleted, or lost partitions, while the query read it; create it "
             "and begin anew with another checkpointLocation, or set fail_on_data_loss to false to read the others on"
         )
+
+    async def _held_back(self, client: KafkaClient, start: Mapping[TopicPartition, int], upto: Offsets) -> Offsets:
+        """`upto`, and `start` where only an open transaction ends the partition before it: nothing was lost there.
+
+        A checkpoint or group that read what was not committed is ahead of what read_committed may read now.
+        """
+        short = [tp for tp, end in upto.items() if end < start[tp]]
+        if not short or self.options.isolation_level != "read_committed":
+            return upto
+        whole = await ends(client, replace(self.options, isolation_level="read_uncommitted"), short)
+        return {**upto, **{tp: start[tp] for tp in short if whole[tp] >= start[tp]}}
 
     def _must_reach(self, start: Mapping[TopicPartition, int], upto: Mapping[TopicPartition, int]) -> None:
         short = sorted(tp for tp, end in upto.items() if end < start[tp])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Optional
 from allocator.spark.link import Link
 from allocator.spark.options import READ, Options, own_name, read_options
 from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
-from allocator.spark.plan import bounds, clip, find_partitions, resolve
+from allocator.spark.plan import END_NAME, bounds, clip, find_partitions, resolve
 from allocator.spark.ranges import Range
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ __all__ = ["Extent", "Topic"]
 
 # what the ranges that are read stand for
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
+# what is said anew for the frame, by whatever name it was given
+CHOSEN = ("brokers", "topics", "include_headers")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Topic:
             partitions = await find_partitions(client, options)
             known = await bounds(client, options, partitions)
             places = options.start or Place(EARLIEST), options.end or Place(COMMITTED if to_committed else LATEST)
-            names = "starting_offsets", "ending_offsets"
+            names = "starting_offsets", END_NAME
             start, end = [
                 clip(options, await resolve(client, options, place, known, name), known, name)
                 for place, name in zip(places, names)
@@ -90,7 +92,7 @@ class Topic:
             from allocator.spark.rows import schema_text
 
             return spark.createDataFrame([], schema_text(True))
-        given = {name: value for name, value in self.options.items() if own_name(name) not in RANGED}
+        given = {name: value for name, value in self.options.items() if own_name(name) not in (*RANGED, *CHOSEN)}
         given.update(
             brokers=self.brokers,
             include_headers="true",

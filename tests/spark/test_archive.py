@@ -18,7 +18,7 @@ from spark_records import Made
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive_commits import ArchiveMismatch, DataFile, Manifest
+from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest
 from allocator.spark.archive_compact import _groups
 from allocator.spark.audit import audit
 from allocator.spark.errors import DataLoss, SchemaMismatch
@@ -106,11 +106,65 @@ def test_years_of_small_commits_are_grouped_with_one_look_at_each() -> None:
     assert looks < 5 * len(made)
 
 
+def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """What a group commits moves on: a later run that began there would leave out what came in between."""
+    report = archive(Made([10, 5], chosen={0: (3, 10), 1: (5, 5)}), tmp_path, spark=spark)
+    assert (report.records, Archive(tmp_path).reach()) == (7, {0: (3, 10), 1: (5, 5)})
+    later = Made([20, 9, 6], chosen={0: (15, 20), 1: (8, 9), 2: (6, 6)})
+    assert archive(later, tmp_path, dry_run=True).ranges == {0: (10, 20), 1: (5, 9), 2: (0, 6)}
+    assert archive(later, tmp_path, spark=spark).records == 20
+    gone = Made([20, 9, 6, 9], log={0: (0, 20), 1: (0, 9), 2: (0, 6), 3: (4, 9)})
+    assert archive(gone, tmp_path, spark=spark).ranges == {3: (4, 9)}
+    # and where nothing is archived at all
+    assert archive(Made([4], name="new", chosen={0: (4, 4)}), tmp_path).commits == [1]
+    assert archive(Made([6], name="new", chosen={0: (6, 6)}), tmp_path, dry_run=True).ranges == {0: (4, 6)}
+    with pytest.raises(DataLoss, match="new:0 is archived from offset 4 on and begins at 5 now"):
+        archive(Made([6], name="new", log={0: (5, 6)}), tmp_path)
+
+
+def test_a_run_that_another_one_overtook_does_not_take_the_topic_for_another(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, locked = Made([10]), Commits.locked
+
+    def overtaken(commits: Commits) -> Any:
+        monkeypatch.undo()
+        topic.log[0] = (0, 20)
+        assert archive(topic, tmp_path, spark=spark).records == 20
+        return locked(commits)
+
+    monkeypatch.setattr(Commits, "locked", overtaken)
+    assert archive(topic, tmp_path, spark=spark).records == 0
+    assert Archive(tmp_path).reach() == {0: (0, 20)}
+
+
+def test_a_transform_whose_columns_do_not_fit_the_archive_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Else no reader could read it any more, nor the next run put files together."""
+
+    def adding(column: str) -> Callable[[Any], Any]:
+        return lambda rows: rows.selectExpr("*", f"{column} x")
+
+    archive(Made([10]), tmp_path, transform=adding("named_struct('a', 1)"), spark=spark)
+    with pytest.raises(SchemaMismatch, match=r"column 'x' is struct<a: integer> in commit 1 and string now"):
+        archive(Made([20]), tmp_path, transform=adding("'text'"), spark=spark)
+    with pytest.raises(SchemaMismatch, match="column 'value' is binary in commit 1 and string now"):
+        archive(Made([20]), tmp_path, transform=lambda rows: rows.withColumn("VALUE", rows.topic), spark=spark)
+    # a struct may have more fields
+    archive(Made([20]), tmp_path, transform=adding("named_struct('b', 'text', 'A', 2)"), spark=spark)
+    compact(tmp_path, spark=spark)
+    with pytest.raises(SchemaMismatch, match="in commit 3"):
+        archive(Made([21]), tmp_path, transform=adding("named_struct('b', 5)"), spark=spark)
+    rows = Archive(tmp_path).frame(spark).select("x.a", "x.b").distinct().collect()
+    assert {(row.a, row.b) for row in rows} == {(1, None), (2, "text")}
+
+
 def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([10]), tmp_path, transform=lambda rows: rows.selectExpr("*", "length(value) size"), spark=spark)
     assert {row.size for row in Archive(tmp_path).frame(spark).collect()} == {3}
     with pytest.raises(SchemaMismatch, match="leaves out offset"):
         archive(Made([12]), tmp_path, transform=lambda rows: rows.drop("offset"), spark=spark)
+    with pytest.raises(SchemaMismatch, match="returned NoneType, no DataFrame"):
+        archive(Made([12]), tmp_path, transform=lambda rows: None, spark=spark)  # type: ignore[arg-type,return-value]
     assert Archive(tmp_path).records == 10
     # runs without it and with it may follow each other
     archive(Made([12]), tmp_path, spark=spark)

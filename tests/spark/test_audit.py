@@ -221,7 +221,7 @@ def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
 
 
 # an audit takes seconds whatever it audits, so each example is many topics; the first example is always the empty one
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=2, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(cases(), min_size=60, max_size=60))
 def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
     check(spark, many)
@@ -229,7 +229,7 @@ def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: li
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(cases(), min_size=20, max_size=100))
 def test_what_is_found_is_what_the_definition_says_of_many_more(
     spark: SparkSession, many: list[tuple[Log, Log]]

@@ -59,6 +59,34 @@ def test_archive_skew_and_audit_of_a_topic(
     assert "<svg" in (tmp_path / "skew.html").read_text()
 
 
+def test_what_fails_within_spark_is_told_without_its_stack(
+    spark: SparkSession,
+    kafka_cluster: LocalCluster,
+    topic_factory: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"])
+    (tmp_path / "broken.py").write_text(
+        "from pyspark.sql import functions as F\n"
+        "def no_column(rows): return rows.withColumn('x', F.col('nope'))\n"
+        "def no_number(rows): return rows.withColumn('x', F.udf(lambda v: 1 // 0, 'int')('value'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    archive = ("archive", tmp_path / "archive", "--brokers", kafka_cluster.bootstrap, "--topic", topic)
+    for words, code, expected in (
+        (("--transform", "broken:no_column"), 1, "error: Spark failed: [UNRESOLVED_COLUMN"),
+        (("--transform", "broken:no_number"), 1, "error: Spark failed: ZeroDivisionError: integer division"),
+        (("--value", "json:n nonsense"), 2, "error: value: 'n nonsense' is no schema"),
+    ):
+        found = run(*archive, *words)
+        assert (found[0], expected in found[1]) == (code, True), found
+        assert not any(noise in found[1] for noise in ("Traceback", "java.base", "ContextLogger")), found
+    # by another of its names
+    assert run("skew", "--brokers", kafka_cluster.bootstrap, "--topic", topic, "-o", "includeHeaders=false")[0] == 0
+
+
 def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
     cases: list[tuple[tuple[Any, ...], str]] = [
         (("archive", tmp_path), "--topic"),
@@ -69,6 +97,8 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "package.module:function"),
         (("skew", "--brokers", "b:1"), "--topic"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path), "--html"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran"), "spark://host:7077"),
         (("audit", "orders", f"archive:{tmp_path}"), "names no side"),
         (("audit", "kafka://b:1/orders", f"archive:{tmp_path}"), "no archive"),
         (("audit", "kafka://b:1/orders", "kafka://b:1/", "--by", "key"), "topics"),

@@ -128,6 +128,7 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "starting_offsets": '{"orders": {"0": -3}}'}, READ, "below -2"),
         ({**OURS, "starting_offsets": '{"orders": {"x": 3}}'}, READ, "has no partition"),
         ({**OURS, "starting_offsets": '{"orders": {"0": 3, "0": 4}}'}, READ, "twice"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "00": 4}}'}, READ, "orders:0 stands there twice"),
         ({**OURS, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
         ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "is no end"),
         ({**OURS, "ending_offsets": "committed"}, READ, "must be latest"),
@@ -150,6 +151,19 @@ def test_every_fault_is_told_at_once() -> None:
 )
 def test_what_does_not_fit_is_told(options: dict[str, str], use: str, said: str) -> None:
     assert said in "\n".join(faults(options, use))
+
+
+def test_a_password_is_read_as_java_reads_it() -> None:
+    text = r'x.PlainLoginModule required username="u" password="p\"w\\ d'  # "p, a quote, w, a backslash, a blank, d"
+    found = read_options(
+        {
+            **OURS,
+            "security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": text + '";',
+        }
+    )
+    assert found.security["sasl_plain_password"] == 'p"w\\ d'
 
 
 def test_no_password_is_ever_shown() -> None:

@@ -106,6 +106,15 @@ def test_a_long_binary_key_leaves_room_for_the_plot(report: SkewReport) -> None:
     assert "(empty)" in page
 
 
+def test_records_without_a_byte_are_told_by_their_number(report: SkewReport) -> None:
+    three = next(found for found in report.partitions if found.partition == 3)
+    empty = three._replace(topic="none", records=5, bytes=0, keyless=5, tombstones=5)
+    found = dataclasses.replace(report, partitions=(empty,), hot=(), counts={"none": 4}, spread={}, members=2)
+    assert "busiest partition: 3, 4.00 times the mean in records" in found.to_text()
+    assert "<svg" in found.to_html()
+    assert (found.to_json()["topics"][0]["imbalance_bytes"], found.busiest_member()) == (None, None)
+
+
 def test_wrong_options_and_nothing_to_measure(spark: SparkSession) -> None:
     empty = frame(spark, [])
     with pytest.raises(ConfigError, match="hot"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,18 @@ from kafka.admin import KafkaAdminClient
 
 pytest.importorskip("pyarrow")
 
-from allocator.errors import AllocatorError
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
+from allocator.spark.places import COMMITTED, Place
+from allocator.spark.plan import bounds, clip, find_partitions, plan_batch, resolve
 from allocator.spark.ranges import Range
 from allocator.spark.reading import read_range
 from allocator.spark.rows import arrow_schema
-from allocator.testing import LocalCluster, produce
-from allocator.types import TopicPartition
+from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka import KafkaClient
 
 TopicFactory = Callable[..., str]
 SCHEMA = arrow_schema([("offset", True), ("value", True)])
@@ -30,6 +35,16 @@ def options(cluster: LocalCluster, topic: str, **more: Any) -> Options:
 
 def offsets(options: Options, wanted: Range) -> list[int]:
     return [offset for batch in read_range(options, wanted, SCHEMA) for offset in batch.column("offset").to_pylist()]
+
+
+def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
+    reading = options(cluster, topic, **more)
+
+    async def plan() -> list[Range]:
+        async with KafkaClient(cluster.bootstrap) as client:
+            return await plan_batch(client, reading)
+
+    return asyncio.run(plan())
 
 
 def test_a_range_is_read_exactly_within_record_batches(
@@ -58,6 +73,22 @@ def test_what_retention_took_is_data_loss_or_passed_over(
     assert offsets(lenient, Range(topic, 0, 10, 60)) == list(range(40, 60))
     assert offsets(lenient, Range(topic, 0, 10, 30)) == []
     assert offsets(lenient, Range(topic, 0, 200, 300)) == []
+
+
+def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
+    # microseconds, nanoseconds, none, and what it should be
+    times = [1_700_000_000_000_000, 1_700_000_000_000_000_000, -1, 1_700_000_000_000]
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
+    batches = read_range(
+        options(kafka_cluster, topic),
+        Range(topic, 0, 0, 4),
+        arrow_schema([("timestamp", True), ("timestampType", True)]),
+    )
+    found = [us for batch in batches for us in batch.column("timestamp").cast("int64").to_pylist()]
+    assert found == [times[0] * 1000, 9_223_372_036_854_775_000, None, times[3] * 1000]
 
 
 def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
@@ -99,6 +130,49 @@ def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     patient = options(cluster, topic, timeout_s=90, fetch_bytes=65536)
     cluster.brokers[0].start()
     assert offsets(patient, Range(topic, 1, 0, 2000)) == list(range(2000))
+
+
+def test_a_time_after_every_record_is_an_end_and_no_beginning(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    """As Spark's connector has it: an idle partition must not keep a batch from ending yesterday at midnight."""
+    topic = topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, 1000 * n) for n in range(10)])
+    assert planned(kafka_cluster, topic, ending_timestamps=5000) == [Range(topic, 0, 0, 5)]
+    assert planned(kafka_cluster, topic, endingTimestamp=60_000) == [Range(topic, 0, 0, 10)]
+    with pytest.raises(ConfigError, match=f"no record of {topic}:1 is as young"):
+        planned(kafka_cluster, topic, starting_timestamps=5000)
+
+
+def test_what_a_group_commits_while_a_batch_is_planned_is_no_data_loss(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str
+) -> None:
+    topic = topic_factory()
+    tp = TopicPartition(topic, 0)
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 10)
+    reading = options(kafka_cluster, topic, group=group, starting_offsets="committed")
+
+    async def plan(committed: int) -> int:
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            known = await bounds(client, reading, await find_partitions(client, reading))
+            offsets = GroupOffsets(client, group)
+            await offsets.commit({tp: OffsetAndMetadata(committed, "", -1)})
+            await offsets.close()
+            if committed == 15:
+                produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
+            found = await resolve(client, reading, Place(COMMITTED), known, "starting_offsets")
+            return clip(reading, found, known, "starting_offsets")[tp]
+
+    assert asyncio.run(plan(15)) == 15
+    with pytest.raises(DataLoss, match="to offset 99, and has 0 to 15"):
+        asyncio.run(plan(99))
+
+
+def test_an_offset_within_an_open_transaction_is_told_as_such() -> None:
+    reading = read_options({"brokers": "b:1", "topics": "t", "isolation_level": "read_committed"})
+    tp = TopicPartition("t", 0)
+    with pytest.raises(DataLoss, match="to offset 15, and has 0 to 13, as far as transactions have ended;"):
+        clip(reading, {tp: 15}, {tp: (0, 13)}, "ending_offsets")
 
 
 def test_a_topic_that_is_gone_is_named(kafka_cluster: LocalCluster) -> None:

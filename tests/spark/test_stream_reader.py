@@ -18,6 +18,7 @@ from allocator.spark.options import STREAM, read_options
 from allocator.spark.rows import arrow_schema
 from allocator.spark.stream import METADATA_S, StreamReader
 from allocator.testing import LocalCluster, produce, wait_until
+from allocator.wire.zookeeper import NoChroot
 
 TopicFactory = Callable[..., str]
 COLUMNS = arrow_schema([("topic", True), ("partition", True), ("offset", True)])
@@ -30,11 +31,13 @@ class Query:
     def __init__(self, **options: Any) -> None:
         self.options = {name: str(value) for name, value in options.items()}
         self.at: str | None = None
+        self.readers: list[StreamReader] = []
         self.restart()
 
     def restart(self, **options: Any) -> None:
         self.options.update({name: str(value) for name, value in options.items()})
         self.reader = StreamReader(read_options(self.options, STREAM), COLUMNS)
+        self.readers.append(self.reader)
 
     def plan(self) -> tuple[str, str]:
         """The next batch: from and up to, as texts that a checkpoint holds."""
@@ -66,7 +69,8 @@ def make_query(kafka_cluster: LocalCluster) -> Iterator[Callable[..., Query]]:
 
     yield make
     for query in made:
-        query.reader.stop()
+        for reader in query.readers:
+            reader.stop()
 
 
 def fill(cluster: LocalCluster, topic: str, counts: dict[int, int]) -> None:
@@ -151,11 +155,12 @@ async def test_a_group_with_live_members_is_refused(
     topic_factory: TopicFactory,
     group: str,
     make_query: Callable[..., Query],
+    zk_chroot: str,
     membership: Any,
 ) -> None:
     topic = topic_factory(partitions=1)
     fill(kafka_cluster, topic, {0: 4})
-    names = {"group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    names = {"group": group, "zookeeper": zk_chroot}
     query = make_query(topics=topic, commit="after_batch", max_offsets_per_trigger=1, **names)
     await asyncio.to_thread(query.batch)
     zookeeper = {} if membership == "kafka" else {"zookeeper": names["zookeeper"]}
@@ -169,6 +174,18 @@ async def test_a_group_with_live_members_is_refused(
                 await asyncio.to_thread(query.batch)
         idle = make_query(topics=topic, **names)
         assert await asyncio.to_thread(idle.batch) == records(topic, {0: range(4)})
+
+
+def test_a_chroot_that_no_member_made_is_refused_as_a_typo_would_hide_the_members(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory()
+    fill(kafka_cluster, topic, {0: 4})
+    place = f"{kafka_cluster.zookeeper}/{group}"
+    query = make_query(topics=topic, group=group, zookeeper=place, commit="after_batch")
+    with pytest.raises(NoChroot, match=group):
+        query.plan()
+    assert committed(kafka_cluster, group, topic, 1) == {}
 
 
 def test_a_checkpoint_of_another_topic_is_refused(
@@ -221,6 +238,34 @@ def test_a_topic_made_anew_is_told_or_read_from_its_first_record_under_a_cap_too
     assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told
     assert lenient.batch() == sorted(records(anew, {0: range(5)}) + records(busy, {0: range(60)}))
     assert lenient.batch() == records(busy, {0: range(60, 120)})
+
+
+def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_is_no_loss(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
+) -> None:
+    """Of a query that read what was not committed yet, and shall read no more than that from now on."""
+    from confluent_kafka import Producer
+
+    topic = topic_factory()
+    fill(kafka_cluster, topic, {0: 10})
+    producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=0)
+    producer.flush(30)
+    before = make_query(topics=topic, group=group, commit="after_batch")
+    assert len(before.batch()) == 11
+    assert before.batch() == []  # and the group is told
+    after = make_query(topics=topic, isolation_level="read_committed", fail_on_data_loss="false")
+    after.at = before.at
+    of_group = {"group": group, "starting_offsets": "committed", "isolation_level": "read_committed"}
+    for query in (after, make_query(topics=topic, **of_group)):
+        assert query.batch() == []
+    producer.commit_transaction(30)
+    fill(kafka_cluster, topic, {0: 1})
+    # before or after the transaction's marker
+    (found,) = wait_until(after.batch, METADATA_S + 20, "the end of the transaction")
+    assert found in records(topic, {0: range(11, 13)})
 
 
 def test_available_now_ends_where_topics_ended_when_it_began(

@@ -1,0 +1,70 @@
+"""What Spark says of an error, and what of it is told. Texts as pyspark 4.2 has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.spark.errors import NothingRead
+from allocator.spark.failures import SparkFailed, plain
+
+TRACEBACK = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "reading.py", line 5, in start
+allocator.errors.BrokersUnavailable: nobody answers
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "reading.py", line 7, in start
+allocator.spark.errors.NothingRead: orders:1 offsets 0 to 9: nobody answers
+"""
+FAULTS = """[PYTHON_DATA_SOURCE_ERROR] Failed when Python data source instance: Traceback (most recent call last):
+  File "options.py", line 3, in read_options
+allocator.errors.ConfigError: the settings have 2 faults:
+  one
+  two
+ SQLSTATE: 38000"""
+THEIRS = """An exception was thrown:
+Traceback (most recent call last):
+  File "x.py", line 1
+my.own.BadError: 7
+\tat org.apache.spark.X(X.scala:1)"""
+JAVA = """An error occurred while calling o405.parquet.
+: org.apache.spark.SparkException: [CANNOT_MERGE_SCHEMAS] Failed merging schemas
+\tat org.apache.spark.X(X.scala:1)"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (TRACEBACK, NothingRead, "orders:1 offsets 0 to 9: nobody answers"),
+        (
+            TRACEBACK + "\n\tat org.X(Y.scala:1)\nCaused by: x: " + TRACEBACK,
+            NothingRead,
+            "orders:1 offsets 0 to 9: nobody answers",
+        ),
+        (FAULTS, ConfigError, "the settings have 2 faults:\n  one\n  two"),
+        (THEIRS, SparkFailed, "Spark failed: my.own.BadError: 7"),
+        (
+            JAVA,
+            SparkFailed,
+            "Spark failed: org.apache.spark.SparkException: [CANNOT_MERGE_SCHEMAS] Failed merging schemas",
+        ),
+        ("[PATH_NOT_FOUND] no /x. SQLSTATE: 42K03", SparkFailed, "Spark failed: [PATH_NOT_FOUND] no /x."),
+        (
+            JAVA.replace("[CANNOT", "Cannot call methods on a stopped SparkContext. ["),
+            SparkFailed,
+            "Spark failed: its master does not answer, or ended this application; look at the master",
+        ),
+        ("", SparkFailed, "Spark failed: Theirs"),
+    ],
+)
+def test_an_error_of_ours_comes_out_of_sparks_text(text: str, kind: type[AllocatorError], said: str) -> None:
+    theirs = type("Theirs", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
+    found = plain(theirs(text))
+    assert (type(found), str(found)) == (kind, said)
+
+
+def test_what_is_not_sparks_is_left_as_it_is() -> None:
+    assert plain(ValueError(TRACEBACK)) is None

@@ -42,10 +42,8 @@ TASKS = {
     "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
     "Try it out": ("cluster", "traffic", "completion"),
 }
-# commands that need more than a bare installation -> the extra that brings it
-EXTRAS = {"cluster": "testing", "web": "web"}
 
-ERROR, USAGE = 1, 2
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
 _JSON = "allocator.cli.json"
 
 _FIRST_STEPS = (
@@ -81,14 +79,7 @@ class _LazyGroup(click.Group):
         if name not in LAZY:
             return super().get_command(ctx, name)
         module, _, attribute = LAZY[name][0].partition(":")
-        try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
-            if name not in EXTRAS:
-                raise
-            raise click.ClickException(
-                f"{error}; `pip install 'allocator[{EXTRAS[name]}]'` adds what it needs"
-            ) from error
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -99,6 +90,8 @@ class _LazyGroup(click.Group):
         """Every error that a command raises, in one form; wrong usage is the caller's mistake and has its own code."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
         except AllocatorError as error:
             _fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
         except click.ClickException as error:
@@ -138,7 +131,9 @@ def _fail(ctx: click.Context, error: BaseException, code: int, message: str | No
         what = {"type": kind, "message": message or str(error), "retriable": retriable}
         click.echo(json.dumps({"error": what}, indent=2))
     else:
-        click.echo(f"error: {error}", err=True)
+        from allocator.cli.output import plain
+
+        click.echo(f"error: {plain(str(error), lines=True)}", err=True)
     sys.exit(code)
 
 
@@ -178,7 +173,11 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
 
     try:
         settings = load(config)
-        beside = None if settings.web.port is None else _web()(settings)
+        beside = None
+        if settings.web.port is not None:  # only who wants it needs what it needs
+            from allocator.cli.web import beside as serving
+
+            beside = serving(settings)
         if check:
             process.check(settings)
     except AllocatorError as error:
@@ -207,15 +206,6 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(main, {}, "allocator", "_ALLOCATOR_COMPLETE").source())
-
-
-def _web() -> Any:
-    """What serves beside a daemon; only who wants it needs what it needs."""
-    try:
-        from allocator.cli.web import beside
-    except ImportError as error:
-        raise ConfigError(f"[web] port: {error}; `pip install 'allocator[web]'` adds what it needs") from error
-    return beside
 
 
 def _as_toml(settings: dict[str, dict[str, Any]]) -> str:

@@ -43,7 +43,7 @@ def up(
         if not equals:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
-    with _told_to_stop(), _missing_as_text():
+    with _told_to_stop():
         from allocator.testing.cluster import LocalCluster
 
         version = None if kafka == "none" else kafka
@@ -62,7 +62,7 @@ def up(
 @click.option("--json", "as_json", is_flag=True, help="Print one object of JSON: what it is -> where it is.")
 def fetch(versions: tuple[str, ...], as_json: bool) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
-    with _told_to_stop(), _missing_as_text():
+    with _told_to_stop():
         from allocator.testing.jars import jar_directory
         from allocator.testing.java import find_java
         from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release
@@ -106,9 +106,12 @@ def _text(running: Cluster) -> str:
 def _told_to_stop() -> Iterator[None]:
     """Within it SIGINT and SIGTERM raise `_Asked`, once: an impatient second Ctrl-C must not stop the stopping."""
 
+    def deaf(number: int, frame: FrameType | None) -> None:
+        pass
+
     def asked(number: int, frame: FrameType | None) -> None:
         for each in before:
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, deaf)  # not SIG_IGN: Python complains of one that came in the same moment
         raise _Asked
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -119,11 +122,3 @@ def _told_to_stop() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _missing_as_text() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing; pip install 'allocator[testing]' brings it") from error

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar
 import click
 from rich.text import Text
 
-from allocator.cli.output import console, print_json
+from allocator.cli.group import Seconds
+from allocator.cli.output import console, plain, print_json
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.doctor_finding import COULD_NOT_LOOK, Finding, Severity
 
@@ -49,10 +50,10 @@ class _Where:
 @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
 @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
 @click.option("--kafka-zookeeper", help="Where Kafka's own znodes stand.  [--zookeeper, with and without chroot]")
-@click.option("--session-timeout", type=click.FloatRange(min=0.1), help="Of the members, in seconds.  [10]")
-@click.option("--interval", default=5.0, show_default=True, type=click.FloatRange(min=0), help="Seconds between looks.")
-@click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Then it is stuck.")
-@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds, a request.")
+@click.option("--session-timeout", type=Seconds(), help="Of the members.  [10]")
+@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Between looks.")
+@click.option("--patience", default=60.0, show_default=True, type=Seconds(0), help="Then it is stuck.")
+@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="For each answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     group: Optional[str],
@@ -79,8 +80,12 @@ def doctor(
       2   wrong usage or settings
       3   something is wrong
     """
+    from allocator.membership.znodes import Paths
+
     where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
     group = group or default_group
+    if where.zookeeper is not None and group is not None:
+        Paths(where.root, group)  # raises for a name that is no znode's; Kafka alone knows of others
     findings = asyncio.run(_examine(where, group, interval, patience))
     if as_json:
         healthy = _exit_code(findings) == HEALTHY
@@ -102,6 +107,7 @@ def _find(
 ) -> tuple[_Where, str | None]:
     from allocator.consumer.config import load
     from allocator.migrate.doctor_members import DEFAULT_SESSION_S
+    from allocator.wire.zookeeper import check_path
 
     options = security = group = None
     if config is not None:
@@ -116,10 +122,9 @@ def _find(
         group = settings.group.name
     if zookeeper is None and brokers is None:
         raise ConfigError("where are the clusters? Give --zookeeper, --brokers or --config")
+    root = check_path("ZooKeeper root", root or "/allocator")
     session_timeout_s = session_timeout_s or DEFAULT_SESSION_S
-    return _Where(
-        zookeeper, options, root or "/allocator", brokers, security, session_timeout_s, kafka_zookeeper, timeout_s
-    ), group
+    return _Where(zookeeper, options, root, brokers, security, session_timeout_s, kafka_zookeeper, timeout_s), group
 
 
 async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
@@ -142,7 +147,7 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
 
         async def ensemble(hosts: str, session_timeout_s: float) -> ZooKeeper:
             zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=where.zookeeper_options)
-            await zk.connect(where.timeout_s)
+            await zk.connect(where.timeout_s, make_chroot=False)
             open_ones.push_async_callback(zk.close)
             return zk
 
@@ -190,11 +195,13 @@ def _print(findings: list[Finding], group: str | None) -> None:
     if not findings:
         out.print(Text(f"{what}: healthy"))
     for finding in findings:
-        out.print(Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {finding.what}"))
+        out.print(
+            Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {plain(finding.what)}")
+        )
         for label, text in (("where", finding.place), ("why", finding.why), ("do", finding.do)):
-            out.print(Text(f"  {label + ':':6} {text}"))
+            out.print(Text(f"  {label + ':':6} {plain(text)}"))
         if finding.command:
-            out.print(Text(f"  {'run:':6} {finding.command}"))
+            out.print(Text(f"  {'run:':6} {plain(finding.command)}"))
         out.print()
     counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]
     if findings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Optional
@@ -11,15 +12,31 @@ from typing import Any, Optional
 import click
 from rich.console import Console
 
-from allocator.cli.output import console, print_json
+from allocator.cli.output import console, plain, print_json
 from allocator.cli.report import GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import ConfigError
 
-__all__ = ["group", "with_clusters"]
+__all__ = ["Seconds", "group", "with_clusters"]
 
 Command = Callable[..., Any]
 
 ERROR = 1
+DAY_S = 86_400.0
+
+
+class Seconds(click.FloatRange):
+    """A time. Up to a day unless told otherwise: nan and inf pass a comparison, and no client takes them."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0.1, most: float = DAY_S) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number", param, ctx)
+        return seconds
 
 
 @click.group()
@@ -40,7 +57,7 @@ def with_clusters(command: Command) -> Command:
     @click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="host:port,host:port/chroot")
     @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
     @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
-    @click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
+    @click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="For each answer.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_access(
@@ -114,6 +131,8 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
         ]
         print_json({"groups": summaries})
         return
+    if not reports:
+        click.echo(f"there is no group under {access.root}", err=True)
     for report in reports:
         state = report.state
         click.echo(
@@ -134,9 +153,9 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
         print_json(report.to_json())
     else:
         out = console()
-        out.print(report.headline(), markup=False)
+        out.print(plain(report.headline()), markup=False)
         for table in (members_table(report), offsets_table(report)):
-            if table.row_count:
+            if table.rows:
                 out.print()
                 out.print(table)
         _print_problems(report, out)
@@ -146,7 +165,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 
 @group.command("adopt")
 @click.argument("name", metavar="GROUP")
-@click.option("--wait", default=60.0, show_default=True, type=click.FloatRange(min=0), help="Seconds until done.")
+@click.option("--wait", default=60.0, show_default=True, type=Seconds(0), help="Until it is done.")
 @click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
@@ -251,7 +270,7 @@ def reset_command(
 
 def _print_problems(report: GroupReport, out: Console) -> None:
     for index, problem in enumerate(report.problems):
-        out.print(("\n" if index == 0 else "") + f"problem: {problem}", markup=False)
+        out.print(("\n" if index == 0 else "") + f"problem: {plain(problem)}", markup=False)
 
 
 def _count_problems(report: GroupReport) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import click
 
+from allocator.cli.group import Seconds
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.tasks import Scope
@@ -39,12 +40,12 @@ __all__ = ["mirror"]
     "session_timeout_s",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(min=1.0),
-    help="Seconds; a process that dies is missed for so long.",
+    type=Seconds(1, 3600),
+    help="A process that dies is missed for so long.",
 )
 @click.option("--append", is_flag=True, help="Go on behind records that are on the new cluster already.")
 @click.option("--once", is_flag=True, help="End when everything that is there now is mirrored.")
-@click.option("--status-s", default=10.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds.")
+@click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Between lines of status.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool, **settings: Any) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
@@ -88,7 +89,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     if as_json:
         told = {
             "partitions": len(progress),
-            "lag": None if unknown else lag,
+            "lag": lag if progress and not unknown else None,
             "records": mirroring.records,
             "found": mirroring.found,
             "repeated": mirroring.repeated,
@@ -104,9 +105,10 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         for each in sorted(progress, key=lambda each: -(each.lag or 0))[:5]
         if each.lag
     )
-    lags = f"lag {lag:,}" + (f" ({behind})" if behind else "") + (f", of {unknown} not known yet" if unknown else "")
+    lags = f", lag {lag:,}" if progress else " yet"
+    lags += (f" ({behind})" if behind else "") + (f", of {unknown} not known yet" if unknown else "")
     click.echo(
-        f"{len(progress)} partitions, {lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
+        f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"
         + (f"; {mirroring.found:,} found there after a crash" if mirroring.found else "")
         + (f"; {mirroring.repeated:,} there are not the mirror's, or repeated" if mirroring.repeated else "")

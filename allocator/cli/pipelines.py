@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from allocator.spark.archive import archive as archive_topic
 from allocator.spark.archive_schema import decoder, load_transform
 from allocator.spark.audit import BY, FIELDS
 from allocator.spark.audit import audit as audit_sides
+from allocator.spark.failures import plain
 from allocator.spark.skew import skew as measure
 from allocator.spark.topic import Topic
 
@@ -43,6 +46,22 @@ def _run_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def _plainly(command: Command) -> Command:
+    """What fails within Spark is an error like any other, without its stack."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        try:
+            command(**given)
+        except Exception as error:
+            told = plain(error)
+            if told is None:
+                raise
+            raise told from error
+
+    return run
 
 
 def _topic_options(command: Command) -> Command:
@@ -80,6 +99,7 @@ def _topic_options(command: Command) -> Command:
     "--compact", "compacting", is_flag=True, help="Then put small files together; without --topic, only that."
 )
 @_run_options
+@_plainly
 def archive(
     directory: str,
     brokers: Optional[str],
@@ -143,6 +163,7 @@ def archive(
 @click.option("--members", type=click.IntRange(min=1), help="Tell how even the work of so many members would be.")
 @click.option("--html", help="Write a page with plots to this file.")
 @_run_options
+@_plainly
 def skew(
     brokers: Optional[str],
     topics: tuple[str, ...],
@@ -183,6 +204,7 @@ def skew(
 @click.option("--right-option", "right_options", multiple=True, metavar="NAME=VALUE", help="Likewise.")
 @click.option("--html", help="Write the report as a page to this file.")
 @_run_options
+@_plainly
 def audit(
     left: str,
     right: str,
@@ -291,9 +313,10 @@ def _tell_extents(sides: list[Any], as_json: bool) -> None:
 
 def _check_writable(path: str | None) -> None:
     """Before an hour's work, not after it."""
-    if path is not None and not (
-        Path(path).absolute().parent.is_dir() and os.access(Path(path).absolute().parent, os.W_OK)
-    ):
+    if path is None:
+        return
+    place = Path(path).absolute()
+    if place.is_dir() or not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
         raise ConfigError(f"--html {path}: cannot be written; name a file in a directory that can be")
 
 
@@ -306,7 +329,14 @@ def _write(path: str, text: str) -> None:
 def _session(name: str, master: str | None) -> SparkSession:
     from allocator.spark import session
 
-    return session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"})
+    if master is not None and not re.match(r"local$|local\[|spark://|yarn|k8s://", master):
+        raise ConfigError(f"--master {master}: write local, local[4], spark://host:7077, yarn or k8s://host")
+    spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
+    from pyspark.logger import PySparkLogger
+
+    # what fails in Spark is raised here, and told in one way; pyspark logs some of it with Java's stack before
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
+    return spark
 
 
 @contextlib.contextmanager

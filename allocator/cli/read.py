@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
+from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.membership.describe import GroupState, describe, list_groups
@@ -16,7 +17,7 @@ from allocator.membership.report import read_logs, subscribed
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import list_offsets
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.wire.zookeeper import ZooKeeper, check_path
 
 __all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
 
@@ -40,10 +41,13 @@ class Access:
     security: Optional[Mapping[str, Any]] = None
     timeout_s: float = 10.0
 
+    def __post_init__(self) -> None:
+        check_path("ZooKeeper root", self.root)
+
     @contextlib.asynccontextmanager
     async def ensemble(self) -> AsyncIterator[ZooKeeper]:
         zk = ZooKeeper(self.zookeeper, session_timeout_s=self.timeout_s, options=self.zookeeper_options)
-        await zk.connect(self.timeout_s)
+        await zk.connect(self.timeout_s, make_chroot=False)
         try:
             yield zk
         finally:
@@ -66,7 +70,8 @@ class Access:
 async def read_all(access: Access) -> list[GroupReport]:
     """Every group under the root, without offsets."""
     async with access.ensemble() as zk:
-        states = await asyncio.gather(*(describe(zk, group, access.root) for group in await _groups(zk, access)))
+        names = await list_groups(zk, access.root)
+        states = await asyncio.gather(*(describe(zk, group, access.root) for group in names))
     return [GroupReport(state) for state in states if state is not None]
 
 
@@ -77,7 +82,11 @@ async def read_group(access: Access, group: str) -> GroupReport:
     """
     async with access.ensemble() as zk:
         state = await describe(zk, group, access.root)
-        known = await _groups(zk, access)
+        try:
+            other = elsewhere(await read_choice(zk, path_of(access.root, group)), access.brokers)
+        except ConfigError as error:
+            other = str(error)
+        known = await list_groups(zk, access.root)
     logs, existing = Logs(), frozenset[TopicPartition]()
     if access.brokers is not None:
         try:
@@ -91,6 +100,8 @@ async def read_group(access: Access, group: str) -> GroupReport:
             if state is None or isinstance(error, ConfigError):
                 raise
             logs = Logs(problems=(f"offsets are not known: {error}",))
+    if other is not None:
+        logs = replace(logs, problems=(*logs.problems, other))
     if state is None:
         if not logs.committed:
             raise NoSuchGroup(
@@ -163,7 +174,3 @@ def _refuse_members(state: GroupState | None, group: str) -> None:
 
 def _members(state: GroupState) -> str:
     return ", ".join(f"{info.name} on {info.host}" for info in state.members.values())
-
-
-def _groups(zk: ZooKeeper, access: Access) -> Awaitable[list[str]]:
-    return list_groups(zk, access.root)

@@ -7,9 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from rich.table import Table
-from rich.text import Text
-
+from allocator.cli.output import Listing
 from allocator.errors import ConfigError
 from allocator.membership.report import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
@@ -26,13 +24,12 @@ __all__ = [
 ]
 
 
-def members_table(report: GroupReport) -> Table:
-    table = _table("member", "client id", "host", "partitions", "weight", "rack", "subscribes to", right={3, 4})
+def members_table(report: GroupReport) -> Listing:
+    table = Listing("member", "client id", "host", "partitions", "weight", "rack", "subscribes to", right={3, 4})
     for entry in report.to_json()["members"]:
         leads = " (leads)" if entry["id"] == report.state.leader else ""
         subscription = entry["pattern"] or ", ".join(entry["topics"])
-        _row(
-            table,
+        table.add(
             entry["id"] + leads,
             entry["client_id"],
             entry["host"],
@@ -44,12 +41,12 @@ def members_table(report: GroupReport) -> Table:
     return table
 
 
-def offsets_table(report: GroupReport) -> Table:
-    table = _table("topic", "partition", "owner", "committed", "log end", "lag", right={1, 3, 4, 5})
+def offsets_table(report: GroupReport) -> Listing:
+    table = Listing("topic", "partition", "owner", "committed", "log end", "lag", right={1, 3, 4, 5})
     for partition in report.partitions:
         entry = report.partition_to_json(partition)
         owner = f"{entry['client_id']} {entry['owner']}" if entry["client_id"] else entry["owner"]
-        _row(table, partition.topic, partition.partition, owner, entry["committed"], entry["log_end"], entry["lag"])
+        table.add(partition.topic, partition.partition, owner, entry["committed"], entry["log_end"], entry["lag"])
     return table
 
 
@@ -129,25 +126,10 @@ class ResetPlan:
         }
 
 
-def reset_table(plan: ResetPlan) -> Table:
-    table = _table("topic", "partition", "committed", "new", "change", right={1, 2, 3, 4})
+def reset_table(plan: ResetPlan) -> Listing:
+    table = Listing("topic", "partition", "committed", "new", "change", right={1, 2, 3, 4})
     for partition, offset in plan.after.items():
         before = plan.before[partition]
         change = None if before is None else f"{offset - before:+d}"
-        _row(table, partition.topic, partition.partition, before, offset, change)
+        table.add(partition.topic, partition.partition, before, offset, change)
     return table
-
-
-# ----------------------------------------------------------------------------------------------------------------
-
-
-def _table(*columns: str, right: Collection[int] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in right else "left", no_wrap=True)
-    return table
-
-
-def _row(table: Table, *cells: object) -> None:
-    # Text, because names may hold what rich takes for markup
-    table.add_row(*(Text("-" if cell is None else str(cell)) for cell in cells))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import click
@@ -16,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli.group import with_clusters
-from allocator.cli.output import print_json
+from allocator.cli.group import Seconds, with_clusters
+from allocator.cli.output import plain, print_json
 from allocator.errors import AllocatorError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["frame", "top"]
 
 WORST = 10  # partitions shown, those with the most lag
+NAME = 24  # columns for a name, for which others go
+GAP = 2  # between columns
 FRAME_S = 0.5
 STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim"}
 
@@ -44,8 +47,8 @@ class NothingKnown(AllocatorError):
     "--interval",
     default=2.0,
     show_default=True,
-    type=click.FloatRange(0.2, 3600),
-    help="Seconds between looks at Kafka.",
+    type=Seconds(0.2, 3600),
+    help="Between looks at Kafka.",
 )
 @with_clusters
 def top(
@@ -57,7 +60,7 @@ def top(
     """
     logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # what it warns of is shown
     chosen = name or default_group
-    if once or as_json or not sys.stdout.isatty():
+    if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         asyncio.run(_once(access, chosen, interval, as_json))
     else:
         asyncio.run(_live(access, chosen, interval))
@@ -92,7 +95,7 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
         else:
             console = Console(highlight=False)
             console = console if console.is_terminal else Console(highlight=False, width=200)
-            console.print(frame(watcher, chosen))
+            console.print(frame(watcher, chosen, width=console.width))
 
 
 async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
@@ -122,7 +125,7 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
             while not stop.is_set():
                 await happens(news, interval_s)
                 news.clear()
-                live.update(frame(watcher, chosen, console.height), refresh=True)
+                live.update(frame(watcher, chosen, console.height, console.width), refresh=True)
                 await happens(stop, FRAME_S)
 
 
@@ -138,7 +141,6 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
-    import os
     import termios
     import tty
 
@@ -159,82 +161,109 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000) -> Group:
-    """What is shown: all groups, and more of the chosen one or the only one."""
+def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, width: int = 1000) -> Group:
+    """What is shown: all groups, and more of the chosen one or the only one, in so many lines and columns."""
     names = sorted(name for name, group in watcher.groups.items() if group.seen)
     shown = chosen if chosen in names else names[0] if names else None
-    parts: list[Any] = [Text(f"allocator top   {len(names)} groups   q quits, Tab shows the next", style="bold")]
+    count = "1 group" if len(names) == 1 else f"{len(names)} groups"
+    parts: list[Any] = [Text(f"allocator top   {count}   q quits, Tab shows the next", style="bold")]
     parts += [Text(f"{what} does not answer: {why}", style="red") for what, why in sorted(watcher.problems.items())]
     if not names:
         return Group(*parts, Text("no group yet" if watcher.ready else "reading ...", style="dim"))
-    parts.append(_groups(watcher, names, shown))
+    if chosen not in (None, shown):
+        parts.append(Text(f"there is no group {chosen!r}", style="yellow"))
+    listed = _around(names, shown, max(3, height // 3))
+    parts.append(_groups(watcher, listed, shown, width))
+    if len(listed) < len(names):
+        parts.append(Text(f"and {len(names) - len(listed)} more", style="dim"))
     if shown is not None:
         group = watcher.groups[shown]
-        room = max(5, height - len(names) - len(parts) - 9)
-        parts += [Text(), *_worst_first(group), _members(group, max(3, room - min(WORST, room // 2))), Text()]
-        parts.append(_partitions(group, min(WORST, room // 2)))
+        room = max(5, height - len(listed) - len(parts) - 9)
+        behind = _partitions(group, min(WORST, room // 2), width)
+        parts += [Text(), *_worst_first(group), _members(group, max(3, room - behind.row_count), width)]
+        parts += [Text(), behind] if behind.row_count else []
     return Group(*parts)
 
 
-def _groups(watcher: Watcher, names: list[str], shown: Optional[str]) -> Table:
+def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
+    """So many of the names, with that one among them."""
+    at = 0 if shown is None else names.index(shown)
+    start = max(0, min(at - room // 2, len(names) - room))
+    return names[start : start + room]
+
+
+def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int) -> Table:
     from allocator.web.snapshot import figures
 
     heads = ("group", "state", "generation", "members", "partitions", "unowned", "lag", "committed/s", "written/s")
-    table = _table(heads, left=2)
+    rows = []
     for name in names:
         group = watcher.groups[name]
         now = figures(group)
         point = group.series.points[-1] if group.series.points else None
-        unowned = Text(str(now["unowned"]), style="red bold" if now["unowned"] else "")
-        table.add_row(
-            Text(name, style="bold" if name == shown else ""),
+        row = (
+            Text(plain(name), style="bold" if name == shown else ""),
             Text(now["phase"], style=STYLES[now["phase"]]),
-            str(now["generation"]),
-            str(now["members"]),
-            str(now["partitions"]),
-            unowned,
+            Text(str(now["generation"])),
+            Text(str(now["members"])),
+            Text(str(now["partitions"])),
+            Text(str(now["unowned"]), style="red bold" if now["unowned"] else ""),
             _figure(now["lag"]),
             _figure(None if point is None else point.consumed),
             _figure(None if point is None else point.produced),
         )
-    return table
+        rows.append(row)
+    return _table(heads, rows, width, ("generation", "written/s", "partitions", "committed/s", "members", "state"))
 
 
-def _members(group: Seen, rows: int) -> Table:
+def _members(group: Seen, room: int, width: int) -> Table:
     state, logs = group.report.state, group.report.logs
-    table = _table(("member", "host", "partitions", "lag"), left=2)
-    for member, info in list(state.members.items())[:rows]:
+    rows = []
+    for member, info in list(state.members.items())[:room]:
         claim = state.claims.get(member)
         held = claim.held if claim is not None else frozenset()
         leads = " (leads)" if member == state.leader else ""
         lag = sum(logs.lag(partition) or 0 for partition in held)
-        table.add_row(Text(f"{info.name}{leads}"), Text(info.host), str(len(held)), _figure(lag if logs.end else None))
-    if len(state.members) > rows:
-        table.add_row(Text(f"and {len(state.members) - rows} more", style="dim"), "", "", "")
-    return table
+        name, host = Text(plain(info.name) + leads), Text(plain(info.host))
+        rows.append((name, host, Text(str(len(held))), _figure(lag if logs.end else None)))
+    if len(state.members) > room:
+        rows.append((Text(f"and {len(state.members) - room} more", style="dim"), Text(), Text(), Text()))
+    return _table(("member", "host", "partitions", "lag"), rows, width, ("host", "partitions"))
 
 
-def _partitions(group: Seen, rows: int) -> Table:
+def _partitions(group: Seen, room: int, width: int) -> Table:
     report = group.report
-    table = _table(("partition with the most lag", "owner", "lag"), left=2)
+    rows = []
     lags = [(lag, partition) for partition in report.partitions if (lag := report.logs.lag(partition))]
-    for lag, partition in sorted(lags, key=lambda each: (-each[0], each[1]))[:rows]:
+    for lag, partition in sorted(lags, key=lambda each: (-each[0], each[1]))[:room]:
         owner = report.state.owners.get(partition)
         info = report.state.members.get(owner or "")
-        table.add_row(Text(f"{partition.topic}:{partition.partition}"), Text(info.name if info else "-"), _figure(lag))
-    return table
+        name = f"{partition.topic}:{partition.partition}"
+        rows.append((Text(name), Text(plain(info.name) if info else "-"), _figure(lag)))
+    return _table(("partition with the most lag", "owner", "lag"), rows, width, ("owner",))
 
 
 def _worst_first(group: Seen) -> list[Text]:
-    return [Text(finding.what, style="red", overflow="ellipsis", no_wrap=True) for finding in group.problems[:3]]
+    return [Text(plain(finding.what), style="red", overflow="ellipsis", no_wrap=True) for finding in group.problems[:3]]
 
 
-def _figure(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:,.0f}".replace(",", " ")
+def _figure(value: Optional[float]) -> Text:
+    return Text("-" if value is None else f"{value:,.0f}".replace(",", " "))
 
 
-def _table(heads: tuple[str, ...], left: int) -> Table:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[Text, ...]], width: int, lesser: tuple[str, ...]) -> Table:
+    """Where there is no room, `lesser` columns go, the first ones first, and then the end of a name."""
+    widths = [max([len(head), *(row[at].cell_len for row in rows)]) for at, head in enumerate(heads)]
+    kept = list(range(len(heads)))
+    for head in lesser:
+        if min(NAME, widths[0]) + sum(widths[at] + GAP for at in kept[1:]) > width:
+            kept.remove(heads.index(head))
+    rest = sum(widths[at] + GAP for at in kept[1:])
     table = Table(box=None, pad_edge=False, header_style="bold dim")
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < left else "right", no_wrap=True)
+    for at in kept:
+        words = heads[at] in ("host", "owner", "state")
+        table.add_column(heads[at], justify="left" if at == 0 or words else "right", no_wrap=True)
+    table.columns[0].max_width = max(1, width - rest)
+    for row in rows:
+        table.add_row(*(row[at] for at in kept))
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Optional
 
 import click
@@ -43,8 +44,13 @@ def record(
         security = settings.kafka.security() or None
     if brokers is None:
         raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+    if not Path(file).absolute().parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: there is no directory {Path(file).parent}")
     recording = asyncio.run(_read(brokers, security, topics, limit))
-    recording.save(file)
+    try:
+        recording.save(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error}") from error
     if as_json:
         print_json({"file": file, "records": len(recording.records), "partitions": dict(recording.partitions)})
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
-from allocator.cli.group import with_clusters
-from allocator.errors import ConfigError
+from allocator.cli.group import Seconds, with_clusters
+from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
     "--interval",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(0.2, 3600),
-    help="Seconds between looks at Kafka.",
+    type=Seconds(0.2, 3600),
+    help="Between looks at Kafka.",
 )
 @with_clusters
 def web(
@@ -60,13 +61,17 @@ def web(
 
     Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
     """
+    from allocator.consumer import logs
     from allocator.web.guard import Guard
 
+    _need_the_extra()
     guard = Guard.make(hosts, _token(token_file))
-    asyncio.run(_serve(access, guard, host, port, interval))
+    logs.configure("warning", "text")  # who changed something is of use with the time alone
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # what does not answer is said once
+    asyncio.run(_serve(access, guard, host, port, interval, as_json))
 
 
-async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float) -> None:
+async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float, as_json: bool) -> None:
     from prometheus_client import CollectorRegistry
 
     from allocator.tasks import Scope
@@ -96,13 +101,18 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
     )
     async with serve(site, host, port) as bound, Scope() as scope:
         name = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{name}:{bound}/ ({'changes need the token' if guard.token else 'read-only'})")
+        url, changes = f"http://{name}:{bound}/", "changes need the token" if guard.token else "read-only"
+        click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
         scope.start(watcher.run(), "watcher")
         await scope.run(stop.wait())
 
 
 def beside(settings: Config) -> Beside:
-    """The server of `[web]`, to run beside a daemon. Raises ConfigError for settings that it cannot have."""
+    """The server of `[web]`, to run beside a daemon.
+
+    Raises ConfigError for settings that it cannot have, MissingExtra where `allocator[web]` is not installed.
+    """
+    _need_the_extra()
     from allocator.cli.read import Access
     from allocator.web.actions import actions
     from allocator.web.daemon import beside_daemon
@@ -137,6 +147,13 @@ def resetting(access: Access) -> Reset:
         return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
 
     return reset
+
+
+def _need_the_extra() -> None:
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("the page and the metrics need prometheus-client: pip install 'allocator[web]'") from error
 
 
 def _token(path: Optional[str]) -> Optional[str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +20,8 @@ from click.testing import CliRunner
 from allocator.cli import LAZY, main
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
-# commands whose output is for a terminal, a browser or a shell
-NO_JSON = {"completion": "prints a program for the shell", "top": "a live screen", "web": "serves JSON by HTTP"}
+# commands whose output is for a shell
+NO_JSON = {"completion"}
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -104,6 +107,14 @@ def test_every_command_and_option_says_what_it_is() -> None:
         ["cluster", "up", "--set", "nothing"],
         ["cluster", "up", "--kafka", "7.7"],
         ["run", "no-such.toml"],
+        ["traffic", "record", "--brokers", "127.0.0.1:1", "--topic", "orders", "/no/such/directory/orders.json"],
+        ["group", "list", "--timeout", "nan"],
+        ["group", "list", "--timeout", "inf"],
+        ["group", "list", "--root", "allocator"],
+        ["group", "list", "--root", "/a/../b"],
+        ["group", "list", "--zookeeper", "127.0.0.1:1/../x"],
+        ["doctor", "a/b"],
+        ["doctor", "--root", "/a/"],
     ],
 )
 def test_wrong_usage_is_code_2_and_an_object_where_json_is_asked_for(arguments: list[str]) -> None:
@@ -134,6 +145,59 @@ def test_servers_that_cannot_be_reached_are_named_once_and_nothing_else_is_said(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ZooKeeper 127.0.0.1:1: no node answered within 0.5 s")
+
+
+@pytest.mark.parametrize("command", [["web", "--zookeeper", "127.0.0.1:1"], ["run", "orders.toml", "--check"]])
+def test_a_page_without_its_extra_names_the_extra(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.chdir(tmp_path)
+    Path("orders.toml").write_text(
+        '[kafka]\nbrokers = ["127.0.0.1:1"]\n[zookeeper]\nhosts = "127.0.0.1:1"\n'
+        '[group]\nname = "billing"\ntopics = ["orders"]\n[handler]\ntarget = "builtins:print"\n[web]\nport = 0\n'
+    )
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code in (1, 2)
+    (line,) = result.output.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith("pip install 'allocator[web]'")
+
+
+def test_the_page_says_where_it_is_for_a_program_too() -> None:
+    command = [sys.executable, "-m", "allocator.cli", "web", "--zookeeper", "127.0.0.1:1", "--port", "0", "--json"]
+    with subprocess.Popen(
+        [*command, "--timeout", "0.2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = json.loads(process.stdout.readline())
+        logged = process.stderr.readline()
+        process.terminate()
+        assert process.wait(60) == 0
+    assert said["url"].startswith("http://127.0.0.1:")
+    assert said["changes"] == "read-only"
+    assert re.match(r"20\S+Z warning allocator\.web\.watch: ZooKeeper 127\.0\.0\.1:1: no node", logged)
+
+
+def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from allocator.cli.cluster import _told_to_stop
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    both = {signal.SIGINT, signal.SIGTERM}
+
+    def come() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, both)
+        try:
+            for number in both:
+                signal.pthread_kill(threading.get_ident(), number)  # one for the process may go to another thread
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+
+    with pytest.raises(click.exceptions.Exit), _told_to_stop():
+        come()
+    assert said == []
 
 
 def test_completion_offers_commands_and_options() -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allocator.consumer import Consumer
+from allocator.consumer.switching import ClusterChoice, choose, path_of
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
 
 
 class Shell:
@@ -61,6 +64,16 @@ class Shell:
         return {partition.partition: offset.offset for partition, offset in found.items()}
 
 
+@contextlib.asynccontextmanager
+async def ensemble(hosts: str) -> AsyncIterator[ZooKeeper]:
+    zk = ZooKeeper(hosts)
+    await zk.connect()
+    try:
+        yield zk
+    finally:
+        await zk.close()
+
+
 @pytest.fixture
 def shell(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Shell:
     topic = topic_factory(3)
@@ -98,6 +111,25 @@ async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(
         assert without["partitions"][0]["owner"] == consumer.member_id
 
 
+async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_told_as_such(shell: Shell) -> None:
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+    zk, path = ZooKeeper(shell.zookeeper), path_of("/allocator", shell.group)
+    await zk.connect()
+    try:
+        await choose(zk, path, ClusterChoice("new1:9092,new2:9092"))
+        found = await shell.json("describe", shell.group, code=1)
+        assert [problem for problem in found["problems"] if "new1:9092,new2:9092" in problem] == found["problems"]
+        assert found["problems"]
+        await choose(zk, path, ClusterChoice(f"new1:9092,{shell.cluster.bootstrap}"))  # one in common: the same cluster
+        assert (await shell.json("describe", shell.group))["problems"] == []
+        await zk.set(path, b"rubbish")
+        (problem,) = (await shell.json("describe", shell.group, code=1))["problems"]
+        assert path in problem
+    finally:
+        await zk.close()
+
+
 async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
@@ -122,6 +154,8 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     ],
 )
 async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str, offsets: list[int]) -> None:
+    async with ensemble(shell.zookeeper):
+        pass  # it makes the chroot
     async with KafkaClient(shell.cluster.bootstrap) as client:
         await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
     plan = await shell.json("offsets", "reset", shell.group, "--to", to)
@@ -165,13 +199,36 @@ async def test_only_the_named_topics_are_reset(shell: Shell, topic_factory: Call
     assert {(p["topic"], p["committed"]) for p in found["partitions"]} == {(shell.topic, 10), (other, 1)}
 
 
+async def test_who_looks_makes_no_chroot_and_is_told_that_there_is_none(shell: Shell) -> None:
+    where = ["--zookeeper", shell.zookeeper, "--brokers", shell.cluster.bootstrap, "--json"]
+    reset = ["group", "offsets", "reset", shell.group, "--to", "latest", "--topic", shell.topic, "--execute"]
+    for command in (reset, ["top", "--once"], ["doctor", "--interval", "0"]):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "allocator.cli", *command, *where, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 1
+        assert f"has no znode /{shell.group}" in out.decode()
+    async with ensemble(shell.cluster.zookeeper) as zk:
+        assert await zk.exists(f"/{shell.group}") is None
+    assert await shell.committed() == {}, "its members stand elsewhere, perhaps, and would commit over these"
+
+
+async def test_a_znode_that_no_group_can_have_is_no_group(shell: Shell) -> None:
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+        async with ensemble(shell.zookeeper) as zk:
+            await zk.create(f"/allocator/{'x' * 250}")
+        assert [each["group"] for each in (await shell.json("list"))["groups"]] == [shell.group]
+
+
 async def test_what_cannot_be_done_is_said(shell: Shell) -> None:
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
     missing = await shell.json("describe", "nobody", code=1)
     assert missing["error"]["type"] == "NoSuchGroup"
     assert "ZooKeeper has no group 'nobody' under /allocator" in missing["error"]["message"]
 
-    async with shell.consumer() as consumer:
-        await shell.consume(consumer, 30)
     code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "11")
     assert code == 2
     assert f"offset 11 is outside the log: {shell.topic}:0 has 0 to 10" in err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from allocator.cli.output import Listing
 from allocator.cli.report import (
     GroupReport,
     Logs,
@@ -51,6 +53,33 @@ def text(table: Any) -> list[str]:
     with console.capture() as capture:
         console.print(table)
     return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_what_a_member_calls_itself_does_not_steer_the_terminal_of_who_looks() -> None:
+    rude = MemberInfo("a\x1b[2Jb\n\x9b1m", "host\x07", frozenset({"t"}))
+    _, line = text(members_table(GroupReport(GroupState("g", {OLD: rude}, {}, None))))
+    assert line.startswith(f"{OLD} (leads)  a\\x1b[2Jb\\n\\x9b1m  host\\x07 ")
+
+
+def test_ten_thousand_rows_take_no_noticeable_time() -> None:
+    listing = Listing("topic", "partition", "owner", right={1})
+    for number in range(10_000):
+        listing.add("orders", number, f"worker-{number % 100}")
+    began = time.process_time()
+    lines = text(listing)
+    assert time.process_time() - began < 1.5, "rich's own table took five seconds"
+    assert lines[0] == "topic   partition  owner"
+    assert lines[-1] == "orders       9999  worker-99"
+    assert len(lines) == 10_001
+
+
+def test_in_a_narrow_terminal_the_widest_column_is_cut() -> None:
+    listing = Listing("topic", "owner", "lag", right={2})
+    listing.add("t", "東京の請求書を書く人", 12345)
+    console = Console(width=20)
+    with console.capture() as capture:
+        console.print(listing)
+    assert capture.get().splitlines() == ["topic  owner     lag", "t      東京 …  12345"]
 
 
 def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns() -> None:

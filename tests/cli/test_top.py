@@ -10,10 +10,18 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
 from allocator import Consumer
+from allocator.cli.read import Access
+from allocator.cli.top import frame
+from allocator.membership.describe import GroupState
+from allocator.membership.report import Logs
+from allocator.membership.znodes import MemberInfo
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.watch import Group, Watcher
 
 pytestmark = pytest.mark.deadline(150)
 PATIENCE_S = 60.0
@@ -61,6 +69,31 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         assert f"there is no group 'another'; there are {group}" in err
 
         await in_a_terminal(where)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(120, 9), (80, 7), (40, 3)])
+async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width: int, heads: int) -> None:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    for number in range(50):
+        group = watcher.groups.setdefault(f"invoices-of-{number:02}", Group(f"invoices-of-{number:02}"))
+        members = {f"m-{n:016x}-{n:010}": MemberInfo(f"worker-{n}", "a-host", frozenset({"t"})) for n in range(20)}
+        group.learn(GroupState(group.name, members, {}, None), 0.0)
+        ends = {TopicPartition("t", n): 1000 + n for n in range(30)}
+        group.measure(
+            Logs(dict.fromkeys(ends, OffsetAndMetadata(0, "", -1)), dict.fromkeys(ends, 0), ends), frozenset(ends), 0.0
+        )
+    console = Console(width=width, height=24)
+    with console.capture() as capture:
+        console.print(frame(watcher, "invoices-of-25", 24, width))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("group ")).split()
+    assert len(head) == heads
+    assert "lag" in head
+    (own,) = (line for line in lines if line.startswith("invoices-of-25"))
+    assert "30 435" in own
+    assert "and 42 more" in lines
 
 
 async def in_a_terminal(where: tuple[str, ...]) -> None:

@@ -375,7 +375,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
     """
     source = os.fspath(path)
     try:
-        document = tomllib.loads(Path(path).read_bytes().decode())
+        document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -157,7 +157,8 @@ class ConsumerGroup:
     async def _generations(self, client: KafkaClient, member: GroupMember, standing: Standing) -> None:
         while True:
             round = await standing.settled()
-            generation = await self._make(round, client, member, standing)
+            with client.measures.span("rebalance", step="assigned", partitions=len(round.partitions)):
+                generation = await self._make(round, client, member, standing)
             if generation is None:
                 continue
             try:
@@ -168,7 +169,8 @@ class ConsumerGroup:
                 generation.end("the group gives up")  # only if somebody cancelled us
                 if self._offer is generation:
                     self._offer = None  # nobody took it, so nobody has to see its end before the next one
-                await generation.over()
+                with client.measures.span("rebalance", step="revoked", partitions=len(round.partitions)):
+                    await generation.over()
                 standing.current = None
             if generation.failure is not None:
                 raise generation.failure

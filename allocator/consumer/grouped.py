@@ -8,19 +8,23 @@ import logging
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Optional
 
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
+from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
 from allocator.types import TopicPartition
+from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["GroupedConsumer"]
 
 log = logging.getLogger(__name__)
 
 ANY_TOPIC = ".*"
+TURN_S = 0.2  # how soon `consume` sees that the group is told something else
 
 
 class GroupedConsumer:
@@ -43,6 +47,10 @@ class GroupedConsumer:
     instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
     the next `consume` of that topic, or `close`.
+
+    A group that is paused, or told to read another cluster (docs/migration.md), is followed by `consume`: it returns
+    nothing more once that is known, the member leaves when nothing that was returned is waited for, and goes on at what
+    is committed there. What was returned and never committed comes again.
 
     `membership`, `settle_s`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
     With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
@@ -78,7 +86,9 @@ class GroupedConsumer:
         self.closing = False
         self.synced_offsets: set[str] = set()
         self.topics_to_commit: set[str] = set()
-        self._engine = Engine(
+        hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
+        self._make = partial(
+            Engine,
             Joining(
                 membership=membership,
                 settle_s=settle_s,
@@ -89,11 +99,10 @@ class GroupedConsumer:
                 assignor=partition_allocator,
                 session_timeout_s=session_timeout_s,
                 connect_timeout_s=connect_timeout_s,
-                zookeeper=zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ()),
+                zookeeper=hosts,
                 root=root,
                 zookeeper_options=zookeeper_options,
             ),
-            brokers=brokers,
             listener=_PauseUnasked(self),
             auto_commit_interval_s=None,
             commit_on_revoke=False,
@@ -105,6 +114,13 @@ class GroupedConsumer:
             max_partition_bytes=max_bytes,
             value_deserializer=self._deserialize,
         )
+        self._brokers = brokers
+        self._engine = self._make(brokers=brokers)
+        self._reads: Optional[ClusterChoice] = None  # None: not in the group
+        self._connect_timeout_s = connect_timeout_s
+        self._watcher = None
+        if membership == "zookeeper":
+            self._watcher = Watcher(ZooKeeper(hosts, options=zookeeper_options), path_of(root, group))
         self._asked: set[str] = set()
         self._started = False
 
@@ -120,8 +136,46 @@ class GroupedConsumer:
     async def _connect(self) -> None:
         if self._started:
             return
-        await self._engine.start()
+        self._going = asyncio.Lock()
+        if self._watcher is not None:
+            await self._watcher.start(self._connect_timeout_s)
+        try:
+            await self._follow()
+        except BaseException:
+            if self._watcher is not None:
+                await self._watcher.close()
+            raise
         self._started = True
+
+    async def _follow(self) -> bool:
+        """Leaves and joins as the group is told to; whether there is something to read."""
+        told = self._told()
+        if told == self._reads:
+            return told is not None
+        if self._engine.progress.in_hand:
+            return False
+        async with self._going:
+            told = self._told()
+            if self.closing or told == self._reads or self._engine.progress.in_hand:
+                return False  # somebody else saw to it while we waited; the next turn tells
+            if self._reads is not None:
+                log.info("%s: told %s: leaves", self.group_name, told)
+                self._reads = None
+                await self._engine.close()
+            if told is None:
+                return False
+            self._engine = self._make(brokers=told.brokers or self._brokers)
+            await self._join()
+            self._reads = told
+            return True
+
+    def _told(self) -> ClusterChoice | None:
+        """Which cluster the group is to read; None: that is not known, or it is none."""
+        told = ClusterChoice() if self._watcher is None else self._watcher.current
+        return None if told is None or told.frozen else told
+
+    async def _join(self) -> None:
+        await self._engine.start()
         try:
             await self._engine.offsets.find()
         except BaseException:
@@ -145,8 +199,14 @@ class GroupedConsumer:
         return asyncio.ensure_future(self._wind_down())
 
     async def _wind_down(self) -> None:
-        if self._started:
-            await self._engine.close()
+        if not self._started:
+            return
+        async with self._going:  # a join that is under way can be ended when it is through
+            if self._reads is not None:
+                self._reads = None
+                await self._engine.close()
+            if self._watcher is not None:
+                await self._watcher.close()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -183,14 +243,22 @@ class GroupedConsumer:
         if self.closing:
             return None
         self._engine.progress.finish(topic)
-        self._engine.polled()
-        self._ask(topic)
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_wait_time / 1000.0
         values: list[Any] = []
         starts: dict[TopicPartition, int] = {}
         size = 0
+        asked = None
         while not self.closing:
+            if not await self._follow():
+                if values or loop.time() >= end:
+                    break
+                await asyncio.sleep(max(0.0, min(TURN_S, end - loop.time())))
+                continue
+            if asked is not self._engine:
+                asked = self._engine
+                asked.polled()
+                self._ask(topic)
             batch = self._engine.take(topic)
             if batch is not None:
                 partition = TopicPartition(batch.topic, batch.partition)
@@ -204,7 +272,7 @@ class GroupedConsumer:
                     continue
             if values or loop.time() >= end:
                 break
-            await self._engine.news(end - loop.time())
+            await self._engine.news(min(TURN_S, end - loop.time()))
         if self.autocommit and starts and not await self._committed_first(starts):
             return []
         return values
@@ -274,6 +342,8 @@ class GroupedConsumer:
         return asyncio.ensure_future(self._commit_offsets(metadata))
 
     async def _commit_offsets(self, metadata: str | None) -> None:
+        if self._reads is None:  # and so nothing waits for it
+            return
         text = f"committed by {self.name}" if metadata is None else metadata
         topics = set(self.topics_to_commit)
         try:

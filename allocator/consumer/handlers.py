@@ -96,7 +96,7 @@ def load_handler(target: str, mode: str = "record") -> Handler:
         sys.path.insert(0, "")  # a console script starts without it, `python -m` with it
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # importing runs the module's own code
+    except (Exception, SystemExit) as error:  # importing runs the module's own code
         raise ConfigError(f"handler {target!r}: module {module_name!r} does not import: {error!r}") from error
     for part in path.split("."):
         if not hasattr(found, part):

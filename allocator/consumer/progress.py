@@ -28,6 +28,11 @@ class Progress:
         self._reached: dict[TopicPartition, int] = {}
         self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
 
+    @property
+    def in_hand(self) -> bool:
+        """Whether the user works on something."""
+        return bool(self._handed)
+
     def hand_out(self, partition: TopicPartition, next_offset: int) -> None:
         """The user works on everything before `next_offset` now."""
         self._handed[partition] = next_offset

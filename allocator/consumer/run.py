@@ -142,7 +142,10 @@ async def _until_signal(
             notifier.tell("STOPPING=1")
             daemon.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # of nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
     try:
         async with Scope() as scope, (beside or AsyncExitStack)():
@@ -161,7 +164,7 @@ async def _until_signal(
         log.exception("stopped by an error that nobody foresaw")
         return ERROR
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
     return CLEAN
 

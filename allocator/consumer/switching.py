@@ -21,9 +21,10 @@ from allocator.fetch.batch import Batch
 from allocator.membership.znodes import Paths
 from allocator.tasks import happens
 from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.kafka_manager import same_cluster
 from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
-__all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "path_of", "read_choice"]
+__all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "elsewhere", "path_of", "read_choice"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,15 @@ class ClusterChoice(NamedTuple):
 def path_of(root: str, group: str) -> str:
     """The znode of a group."""
     return f"{Paths(root, group).base}/cluster"
+
+
+def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
+    """What to tell who looks at the group's offsets by these brokers, if its members are told to read by others."""
+    if choice.brokers is None or brokers is None or same_cluster(choice.brokers, brokers):
+        return None
+    return (
+        f"the group is told to read {choice.brokers}; offsets and lag are those of {brokers}: look at it by the others"
+    )
 
 
 async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterChoice:

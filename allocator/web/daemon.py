@@ -53,11 +53,14 @@ class DaemonHealth:
 
     def ready(self) -> list[str]:
         if not self._consumers:
-            return ["it has not begun yet"]
+            return ["it has not begun yet, or its group is paused"]
         consumer = self._consumers[-1]
         if not consumer.may_act():
             self._begun = False
-            return ["its lease is not valid: it is joining, or ZooKeeper (or Kafka's coordinator) does not answer"]
+            return [
+                "its lease is not valid: it is joining, its group is paused, or ZooKeeper (or Kafka's coordinator) "
+                "does not answer"
+            ]
         owned = consumer.assignment()
         if consumer.generation == 0 and not owned:
             return ["it has joined, and no assignment has come yet"]

@@ -65,7 +65,10 @@ class Guard:
         """Whether a request comes from a page of ours, or from no page."""
         if origin is None:
             return True
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
         return parts.scheme in ("http", "https") and parts.netloc.lower() == (host or "").lower()
 
     def allows(self, authorization: str | None) -> bool:

@@ -190,6 +190,9 @@ class HealthOf(Handler):
         self.set_status(503 if problems else 200)
         self.answer({"ok": not problems, "problems": problems})
 
+    head = get
+    """What some balancers and monitors ask instead; the status says it all."""
+
 
 class Act(Handler):
     async def post(self, name: str, what: str) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.consumer.switching import path_of, read_choice
+from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.describe import GroupState
 from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
-from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
+from allocator.membership.znodes import GROUP_NAME, Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
 from allocator.migrate.doctor import Finding, Severity, look
 from allocator.tasks import Scope, happens
 from allocator.web.history import History, Series
@@ -115,7 +115,9 @@ class GroupWatch:
     claim that changes.
     """
 
-    def __init__(self, zk: ZooKeeper, root: str, group: Group, changed: Callable[[], None]) -> None:
+    def __init__(self, zk: ZooKeeper, access: Access, group: Group, changed: Callable[[], None]) -> None:
+        root = access.root
+        self._brokers = access.brokers
         self._store = Store(zk, Paths(root, group.name))
         self._group = group
         self._tell = changed
@@ -169,7 +171,9 @@ class GroupWatch:
                 problems.append(f"the leader keeps the old assignment: {document.problem}")
             problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
         try:
-            self._group.paused = (await self._choice.get()).frozen
+            choice = await self._choice.get()
+            self._group.paused = choice.frozen
+            problems += filter(None, [elsewhere(choice, self._brokers)])
         except ConfigError as error:
             problems.append(str(error))
         # copies: what was said of an earlier moment must not change
@@ -313,7 +317,7 @@ class Watcher:
             for name in names:
                 if name not in watched or watched[name].done():
                     group = self.groups.setdefault(name, Group(name))
-                    watched[name] = scope.start(GroupWatch(zk, self._access.root, group, self._changed).run(), name)
+                    watched[name] = scope.start(GroupWatch(zk, self._access, group, self._changed).run(), name)
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
             for name in set(self.groups) - {*names}:
@@ -380,7 +384,8 @@ class Watcher:
 async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list[str]:
     while True:
         try:
-            return sorted(await zk.get_children(root, watch))
+            # any znode may stand there; one with another name is no group
+            return sorted(filter(GROUP_NAME.match, await zk.get_children(root, watch)))
         except NoZnode:
             if await zk.exists(root, watch) is None:
                 return []

@@ -329,6 +329,8 @@ def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
         load(files.path)
     with pytest.raises(ConfigError, match=r"config\.toml: is not TOML: .*line 1"):
         files.load("kafka = \n")
+    files.path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # as editors on Windows begin
+    assert load(files.path).zookeeper.hosts == "zk1:2181,zk2:2181/chroot"
     files.path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         load(files.path)

@@ -113,8 +113,8 @@ async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> Non
     await setting.produce(100)
     with contextlib.suppress(ZeroDivisionError):
         async with setting.consumer() as consumer:
-            await consumer.getbatch(10)
-            batch = await consumer.getbatch(10)
+            await consumer.getbatch(30)
+            batch = await consumer.getbatch(30)
             raise ZeroDivisionError
     async with setting.consumer() as again:
         values = await read(again, 75)
@@ -125,7 +125,7 @@ async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> Non
 async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as first:
-        batch = await first.getbatch(10)
+        batch = await first.getbatch(30)
         assert batch is not None
         async with setting.consumer() as second:
             held = TopicPartition(batch.topic, batch.partition)
@@ -148,14 +148,14 @@ async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
     values = []
     async with setting.consumer() as consumer:
         for _ in range(50):
-            record = await consumer.getone(10)
+            record = await consumer.getone(30)
             assert record is not None
             values.append(int(record.value))
         while len(values) < 200:
-            for records in (await consumer.getmany(10, max_records=7)).values():
+            for records in (await consumer.getmany(30, max_records=7)).values():
                 values += [int(record.value) for record in records]
         while len(values) < 290:
-            for records in (await consumer.getmany(10)).values():
+            for records in (await consumer.getmany(30)).values():
                 values += [int(record.value) for record in records]
         values += await read(consumer, 300 - len(values))
         assert await consumer.getone(0) is None
@@ -166,13 +166,13 @@ async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
 async def test_getmany_stops_where_the_last_record_that_it_may_give_ends_a_batch(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as consumer:
-        first = await consumer.getbatch(10)
+        first = await consumer.getbatch(30)
         assert first is not None
         size = len(list(first))
         await wait_until_async(lambda: sum(consumer.lag().values()) == 400 - size, 30, "all of it fetched")
         values = []
         while len(values) < 400 - size:
-            found = await consumer.getmany(10, max_records=size)
+            found = await consumer.getmany(30, max_records=size)
             assert sum(map(len, found.values())) <= size
             values += [int(record.value) for records in found.values() for record in records]
     assert len(set(values)) == 400 - size
@@ -181,7 +181,7 @@ async def test_getmany_stops_where_the_last_record_that_it_may_give_ends_a_batch
 async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as consumer:
-        record = await consumer.getone(10)
+        record = await consumer.getone(30)
         assert record is not None
         partition = TopicPartition(record.topic, record.partition)
         consumer.pause(partition)
@@ -262,7 +262,7 @@ async def test_where_to_begin_without_a_commit(setting: Setting) -> None:
     setting.group += "-none"
     async with setting.consumer(auto_offset_reset="none") as consumer:
         with pytest.raises(NoOffsetsError, match="no offset to start at"):
-            await consumer.getbatch(10)
+            await consumer.getbatch(30)
     setting.group += "-time"
     async with setting.consumer(auto_offset_reset=int(time.time() * 1000) + 3_600_000) as consumer:
         await owns(consumer, 4)
@@ -279,20 +279,20 @@ async def test_a_value_that_does_not_deserialize_is_named_and_passed(setting: Se
         lambda: setting.cluster.produce(setting.topic, [(None, b"1", 0), (None, b"oops", 0), (None, b"3", 0)])
     )
     async with setting.consumer(value_deserializer=int) as consumer:
-        record = await consumer.getone(10)
+        record = await consumer.getone(30)
         assert record is not None
         assert record.value == 1
         with pytest.raises(DeserializationError, match=f"{setting.topic}:0.*1"):
-            await consumer.getone(10)
-        record = await consumer.getone(10)
+            await consumer.getone(30)
+        record = await consumer.getone(30)
         assert record is not None
         assert record.value == 3
         consumer.seek(TopicPartition(setting.topic, 0), 0)
-        many = await consumer.getmany(10)
+        many = await consumer.getmany(30)
         assert [record.value for records in many.values() for record in records] == [1]
         with pytest.raises(DeserializationError):
-            await consumer.getmany(10)
-        many = await consumer.getmany(10)
+            await consumer.getmany(30)
+        many = await consumer.getmany(30)
         assert [record.value for records in many.values() for record in records] == [3]
 
 

@@ -276,15 +276,15 @@ async def test_a_function_of_the_group_that_fails_is_told() -> None:
 
 
 async def test_the_pause_begins_with_the_failure_and_not_when_it_is_heard_of() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=0.5) as group:
+    async with GroupServer() as broker, broker.group(join_backoff_s=2.0) as group:
         (await group.next()).start(_fail())
         await seen(broker, LEAVE, 1)
         left = time.monotonic()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
         with pytest.raises(ZeroDivisionError):
             await group.next()
         await seen(broker, JOIN, 3)
-        assert time.monotonic() - left < 0.9
+        assert time.monotonic() - left < 3.9
 
 
 async def _fail() -> None:

@@ -53,6 +53,7 @@ number = 7
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "some_handlers.py").write_text(MODULE)
     (tmp_path / "broken_handlers.py").write_text("1 / 0")
+    (tmp_path / "leaving_handlers.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)  # found in the current directory
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
     importlib.invalidate_caches()
@@ -91,6 +92,7 @@ def test_a_handler_is_found_by_text_and_run_as_it_is_written(module: str, name: 
         ("some_handlers:Needy", "its class cannot be called without arguments"),
         ("no_such_module:f", "module 'no_such_module' does not import: ModuleNotFoundError"),
         ("broken_handlers:f", "module 'broken_handlers' does not import: ZeroDivisionError"),
+        ("leaving_handlers:f", "module 'leaving_handlers' does not import: SystemExit(0)"),
         ("some_handlers", "write 'package.module:function'"),
     ],
 )

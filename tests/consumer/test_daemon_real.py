@@ -213,7 +213,8 @@ async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(make: C
     it.fill(10)
     process = it.run(it.config("blocks", handler={"drain_timeout_s": 0.5}))
     it.wait_done(1)
-    assert stopped(process) == 0
+    assert stopped(process, signal.SIGHUP) == 0
+    assert any("SIGHUP: draining" in line["message"] for line in it.logs())
     assert any("still running and is cut off" in line["message"] for line in it.logs())
     assert await it.committed() == {}
 

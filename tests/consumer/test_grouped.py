@@ -12,8 +12,10 @@ from tornado import gen
 from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer, TopicPartition
+from allocator.consumer.switching import ClusterChoice, choose, path_of
 from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.wire.zookeeper import ZooKeeper
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
@@ -234,3 +236,76 @@ async def test_servers_that_do_not_answer_are_named(service: Service) -> None:
         await GroupedConsumer(["127.0.0.1:1"], "g", [service.cluster.zookeeper], connect_timeout_s=0.5).connect()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
         await GroupedConsumer([service.cluster.bootstrap], "g", ["127.0.0.1:1"], connect_timeout_s=0.5).connect()
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+async def test_it_goes_where_its_group_is_told_to(
+    service: Service, topic_factory: Callable[..., str], autocommit: bool
+) -> None:
+    """Nothing more is returned; what was returned is waited for; then it rests, and goes on with the other brokers."""
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    await ensemble.connect()
+    idle = await asyncio.to_thread(topic_factory, 1)
+    await service.produce(list(range(40)))
+    consumer = service.consumer(autocommit=autocommit)
+    try:
+        await consumer.connect()
+        values = await drink(consumer, service.topic, 40)
+        await choose(ensemble, path, ClusterChoice(None, frozen=True))
+        if not autocommit:
+            await told(consumer, None)
+            for _ in range(5):
+                assert await consumer.consume(idle) == []
+            assert consumer.allocation[service.topic], "it holds what is in its user's hands"
+            await consumer.commit_offsets()
+        await rests(consumer, idle)
+        assert consumer.allocation == {}
+        assert await ensemble.get_children(path.replace("/cluster", "/members")) == []
+
+        await service.produce(list(range(40, 60)))
+        assert await consumer.consume(service.topic) == []
+        await consumer.commit_offsets()  # nothing waits for it
+
+        other = service.cluster.bootstrap.replace("127.0.0.1", "localhost")  # the same, so the offsets are there
+        await choose(ensemble, path, ClusterChoice(other))
+        values += await drink(consumer, service.topic, 20)
+        assert sorted(values) == list(range(60))
+        assert consumer._reads == ClusterChoice(other)
+        await consumer.commit_offsets()
+        assert sum(offset for offset, _ in (await service.committed(consumer)).values()) == 60
+    finally:
+        await consumer.close()
+        await ensemble.close()
+
+
+async def test_one_that_connects_while_its_group_is_paused_waits(service: Service) -> None:
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    await ensemble.connect()
+    await choose(ensemble, path, ClusterChoice(None, frozen=True))
+    await service.produce([1, 2, 3])
+    consumer = service.consumer()
+    await consumer.connect()
+    assert await consumer.consume(service.topic) == []
+    waiting = asyncio.gather(*(consumer.consume(service.topic) for _ in range(3)))  # side by side, as services do
+    await choose(ensemble, path, ClusterChoice())
+    values = [value for found in await waiting for value in found or ()]
+    values += await drink(consumer, service.topic, 3 - len(values)) if len(values) < 3 else []
+    assert sorted(values) == [1, 2, 3]
+    await consumer.close()
+    assert await consumer.consume(service.topic) is None
+    await ensemble.close()
+
+
+async def told(consumer: GroupedConsumer, choice: ClusterChoice | None) -> None:
+    async def knows() -> bool:
+        return consumer._told() == choice
+
+    await wait_until_async(knows, 30, "it to be told")
+
+
+async def rests(consumer: GroupedConsumer, topic: str) -> None:
+    async def left() -> bool:
+        assert await consumer.consume(topic) == []
+        return consumer._reads is None
+
+    await wait_until_async(left, 60, "it to leave")

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hand_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.measures import SAMPLE_S, Measure
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_what_happened_is_seen_for_at_least_one_sample_and_at_most_two() -> None:

@@ -248,7 +248,7 @@ async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(
     await service.produce(0, 40)
     heard = Heard()
     async with service.consumer(max_poll_interval_s=1.5, listener=heard) as consumer:
-        batch = await consumer.getbatch(10)
+        batch = await consumer.getbatch(30)
         assert batch is not None
         mine = TopicPartition(batch.topic, batch.partition)
         async with service.consumer() as heir:
@@ -321,7 +321,7 @@ async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
 
         monkeypatch.setattr(offsets, "commit", failing)
         await wait_until_async(lambda: len(tries) >= 4, 20, "the auto-commit")
-        assert tries[3] - tries[0] < 0.9, "it waited for a whole interval after each failure"
+        assert tries[3] - tries[0] < 2.9, "it waited for a whole interval after each failure"
 
         async def all_of_it() -> bool:
             found = [await consumer.committed(partition) for partition in service.partitions]
@@ -351,12 +351,12 @@ async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always
         await owns(consumer, 4)
         consumer._engine._ownership.failed(CommitFailed("for once"))
         with pytest.raises(CommitFailed, match="for once"):
-            await consumer.getbatch(10)
+            await consumer.getbatch(30)
         assert len(await read(consumer, 4)) == 4
         consumer._engine.membership.ended = ended = RuntimeError("a bug of ours")
         for _ in range(2):
             with pytest.raises(RuntimeError, match="a bug of ours"):
-                await consumer.getone(10)
+                await consumer.getone(30)
         consumer._engine.membership.ended = None
         assert ended is not None
 
@@ -366,7 +366,7 @@ async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always
         consumer._engine._scope.start(broken())
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
-                await consumer.getbatch(10)
+                await consumer.getbatch(30)
 
 
 @each("fixed")

@@ -102,6 +102,9 @@ async def test_a_consumer_group_makes_spans_too(
         generation = await members.next()
         await generation.commit({topic: {0: 0}})
     assert about(spans.one("commit"))["messaging.consumer.group.name"] == group
+    # the generation begins, and its functions are waited for when it ends
+    told = [(about(span)["allocator.step"], about(span)["allocator.partitions"]) for span in spans.named("rebalance")]
+    assert told == [("assigned", 1), ("revoked", 1)]
 
 
 async def test_a_commit_that_fails_is_an_error_in_its_span(

@@ -55,10 +55,10 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     consumers: list[Any] = []
     now = [100.0]
     health = DaemonHealth(consumers, frozenset, lambda: now[0])
-    assert health.ready() == ["it has not begun yet"]
+    assert health.ready() == ["it has not begun yet, or its group is paused"]
     it = Standing()
     consumers.append(it)
-    assert "lease is not valid" in health.ready()[0]
+    assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
     it.lease = True
     assert "no assignment has come" in health.ready()[0]
     it.generation = 1
@@ -82,7 +82,7 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     now[0] += READ_WITHIN_S + 1
     assert "1 of its partitions are not being read" in health.ready()[0]
     it.lease = False  # ZooKeeper is silent
-    assert "lease is not valid" in health.ready()[0]
+    assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
     assert health.live() == [], "nothing that a restart would mend"
     it.lease = True
     it.owned, it.read = {P[0]}, set()

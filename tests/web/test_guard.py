@@ -44,6 +44,8 @@ def test_only_names_of_ours_lead_here(header: str | None, known: bool) -> None:
         ("http://evil.org", False),
         ("null", False),
         ("file://localhost:8180", False),
+        ("http://[", False),
+        ("", False),
     ],
 )
 def test_pages_of_others_are_told_from_ours(origin: str | None, same: bool) -> None:

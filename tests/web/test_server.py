@@ -19,7 +19,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
-from allocator.consumer.switching import SwitchingConsumer
+from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, choose, path_of
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
@@ -332,12 +332,36 @@ async def test_a_paused_group_has_no_members_that_follow_it_and_goes_on_when_it_
         assert (await it.ask(f"/api/groups/{group}/pause", {"for": 3}, Authorization=BEARER)).code == 400
 
 
+async def test_a_page_that_asks_another_cluster_than_the_group_reads_says_so(
+    kafka_cluster: LocalCluster, group: str, unique_name: Callable[[], str]
+) -> None:
+    chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
+    zk = ZooKeeper(chroot)
+    await zk.connect()
+    try:
+        written = WrittenGroup(zk, "/allocator", group, ["t"])
+        await written.join(0)
+        async with served(chroot, kafka_cluster.bootstrap) as it:
+
+            async def says_so() -> bool:
+                found = await it.ask(f"/api/groups/{group}")
+                return b"told to read new1:9092" in found.body
+
+            await wait_until_async(lambda: group in it.watcher.groups and it.watcher.groups[group].seen, PATIENCE_S)
+            assert not await says_so()
+            await choose(zk, path_of("/allocator", group), ClusterChoice("new1:9092"))
+            await wait_until_async(says_so, PATIENCE_S)
+    finally:
+        await zk.close()
+
+
 async def test_it_is_not_ready_while_zookeeper_does_not_answer() -> None:
     async with served("127.0.0.1:1") as it:
         assert (await it.ask("/health/live")).code == 200
         answer = await it.ask("/health/ready")
         assert answer.code == 503
         as_described("/health/ready", json.loads(answer.body), status="503")
+        assert (await it.ask("/health/ready", method="HEAD")).code == 503
         await wait_until_async(lambda: "zookeeper" in it.watcher.problems, PATIENCE_S)
         assert "zookeeper does not answer" in (await it.json("/api/groups"))["problems"][0]
 

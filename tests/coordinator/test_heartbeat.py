@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
+from hand_clock import Clock
+
 from allocator.coordinator.heartbeat import Heartbeat
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def times(**settings: float) -> tuple[Heartbeat, Clock]:

@@ -71,19 +71,20 @@ async def test_one_that_awaits_keeps_its_membership_however_long_it_takes(servic
 
 async def test_one_that_awaits_beyond_max_poll_interval_gives_way_and_commits_no_more(service: Service) -> None:
     first, second = Listener(), Listener()
-    async with service.consumer(first, max_poll_interval_s=1.0) as slow, service.consumer(second) as other:
+    async with service.consumer(first, max_poll_interval_s=1.0) as slow:
         record = await slow.getone(30)
         assert record is not None
-        partition = TopicPartition(service.topic, 0)
-        await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other one to have the partition")
-        assert not slow.assignment()
-        assert first.heard[-1] in ("revoked", "lost")
-        again = await other.getone(30)
-        assert again is not None
-        assert again.offset == record.offset
-        with pytest.raises(AllocatorError):
-            await slow.commit({partition: 1})
-        await other.commit({partition: 1})
+        async with service.consumer(second) as other:
+            partition = TopicPartition(service.topic, 0)
+            await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other one to have the partition")
+            assert not slow.assignment()
+            assert first.heard[-1] in ("revoked", "lost")
+            again = await other.getone(30)
+            assert again is not None
+            assert again.offset == record.offset
+            with pytest.raises(AllocatorError):
+                await slow.commit({partition: 1})
+            await other.commit({partition: 1})
     assert await committed(service) == 1
 
 

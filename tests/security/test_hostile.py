@@ -31,7 +31,7 @@ from allocator.testing.batches import ProducedRecord, encode
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"
-many = settings(deadline=None, max_examples=600, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=600, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture

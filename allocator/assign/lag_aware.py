@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate, chain, compress, takewhile
 
@@ -77,11 +77,19 @@ def _work(view: GroupView, holdings: Holdings) -> list[int] | None:
 
 
 class _Deal:
-    """Longest processing time first, among the subscribers of each partition."""
+    """Longest processing time first, among the subscribers of each partition.
+
+    A member's state is one number: load, count of partitions and index, from the highest bits to the lowest. So the
+    least of them is whose turn it is, compared in half the time of a tuple, and taking a partition is one addition.
+    """
 
     def __init__(self, holdings: Holdings, work: Sequence[int]) -> None:
         self._holdings = holdings
-        self._work = work
+        width = len(holdings.members).bit_length()
+        self._one = 1 << width
+        self._shift = width + len(work).bit_length()
+        self._step = [(each << self._shift) + self._one for each in work]
+        """What each partition adds to the state of who takes it."""
         # as floats, which sort in half the time; whole numbers of this size are exact
         self._order = sorted(range(len(work)), key=list(map(float, work)).__getitem__, reverse=True)
         self._pile = [0] * len(work)
@@ -98,69 +106,84 @@ class _Deal:
 
     def anew(self) -> float:
         """All of it; returns what the busiest member has."""
-        return self._deal([[] for _ in self._holdings.members], self._order)
+        members = range(len(self._holdings.members))
+        return self._deal([[] for _ in members], list(members), self._order)
 
     def keeping(self, limit: float) -> float:
         """Each member keeps as many as fit below the limit, the rest is dealt."""
-        work = self._work
+        step = self._step
         hands: list[list[int]] = []
-        free = bytearray(b"\1") * len(work)
-        for held in self._holdings.held:
+        states: list[int] = []
+        free = bytearray(b"\1") * len(step)
+        beyond = int(limit) + 1 << self._shift
+        for member, held in enumerate(self._holdings.held):
             hand = list(held)
-            if sum(map(work.__getitem__, held)) > limit:
-                hand.sort(key=work.__getitem__)
-                totals = accumulate(map(work.__getitem__, hand))
-                hand = [number for number, _ in takewhile(lambda each: each[1] <= limit, zip(hand, totals))]
+            state = sum(map(step.__getitem__, hand))
+            if state >= beyond:
+                hand.sort(key=step.__getitem__)
+                states_of = list(takewhile(beyond.__gt__, accumulate(map(step.__getitem__, hand))))
+                del hand[len(states_of) :]
+                state = states_of[-1] if states_of else 0
             for number in hand:
                 free[number] = 0
             hands.append(hand)
-        return self._deal(hands, compress(self._order, map(free.__getitem__, self._order)))
+            states.append(state + member)
+        return self._deal(hands, states, list(compress(self._order, map(free.__getitem__, self._order))))
 
-    def _deal(self, hands: list[list[int]], numbers: Iterable[int]) -> float:
-        work, pile_of, piles = self._work, self._pile, self._holdings.piles
-        # load, count and member in one number: the order of the three, and compared in half a tuple's time
-        width = len(hands).bit_length()
-        one = 1 << width
-        shift = width + len(work).bit_length()
-        loads = [sum(map(work.__getitem__, hand)) for hand in hands]
-        has = [(loads[member] << shift) + len(hand) * one + member for member, hand in enumerate(hands)]
+    def _deal(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> float:
+        deal = self._to_anyone if len(self._holdings.piles) == 1 else self._to_takers
+        deal(hands, states, numbers)
+        self._hands = hands
+        self.loads = [state >> self._shift for state in states]
+        return max(self.loads, default=0)
+
+    def _to_anyone(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
+        """Where all take all, whoever has least is asked nothing: half of the time."""
+        step, member_of = self._step, self._one - 1
+        heap = self._takers(0, states)
+        for number in numbers:
+            state = heap[0]
+            hands[state & member_of].append(number)
+            heapreplace(heap, state + step[number])
+        for state in heap:
+            states[state & member_of] = state
+
+    def _to_takers(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
+        step, member_of, pile_of = self._step, self._one - 1, self._pile
         # whoever has least of all takes most partitions; where they do not, the takers of the pile are looked at, and
         # of few piles at once. What a member got by the other way only made its entry in a heap too low
-        everyone = list(has)
+        everyone = list(states)
         heapify(everyone)
         heaps: dict[int, list[int]] = {}
-        if len(piles) <= TRIES:
-            heaps = {place: self._takers(place, has) for place in range(len(piles))}
+        if len(self._takes) <= TRIES:
+            heaps = {place: self._takers(place, states) for place in range(len(self._takes))}
         passed_over: list[int] = []
         few = bool(heaps)
         for number in numbers:
             place = pile_of[number]
             takes = self._takes[place]
             heap = heaps[place] if few else everyone
-            entry = heap[0]
-            member = entry & (one - 1)
-            while entry != has[member] or not takes[member]:
-                if entry != has[member]:
-                    heapreplace(heap, has[member])
+            state = heap[0]
+            member = state & member_of
+            while state != states[member] or not takes[member]:
+                if state != states[member]:
+                    heapreplace(heap, states[member])
                 elif len(passed_over) < TRIES and len(heap) > 1:
                     passed_over.append(heappop(heap))
                 else:
                     if place not in heaps:
-                        heaps[place] = self._takers(place, has)
+                        heaps[place] = self._takers(place, states)
                     heap = heaps[place]
-                entry = heap[0]
-                member = entry & (one - 1)
-            has[member] = entry + (work[number] << shift) + one
+                state = heap[0]
+                member = state & member_of
+            states[member] = state = state + step[number]
             hands[member].append(number)
-            heapreplace(heap, has[member])
+            heapreplace(heap, state)
             while passed_over:
                 heappush(everyone, passed_over.pop())
-        self._hands = hands
-        self.loads = [entry >> shift for entry in has]
-        return max(self.loads, default=0)
 
-    def _takers(self, place: int, has: Sequence[int]) -> list[int]:
-        heap = [has[member] for member in self._holdings.piles[place].members]
+    def _takers(self, place: int, states: Sequence[int]) -> list[int]:
+        heap = [states[member] for member in self._holdings.piles[place].members]
         heapify(heap)
         return heap
 
@@ -179,7 +202,7 @@ class _Deal:
                     moved = True
 
     def _fill(self, member: int, least: Sequence[float], most: float) -> bool:
-        space, loads, work = self._holdings.space, self.loads, self._work
+        space, loads, step, shift = self._holdings.space, self.loads, self._step, self._shift
         topics = self._holdings.members[member].topics
         donors = [(-load, donor) for donor, load in enumerate(loads) if donor != member and self._hands[donor]]
         heapify(donors)
@@ -191,14 +214,14 @@ class _Deal:
             fitting = [
                 number
                 for number in self._hands[donor]
-                if work[number] < room and space.topics[space.topic_of[number]] in topics
+                if step[number] >> shift < room and space.topics[space.topic_of[number]] in topics
             ]
             if fitting:
-                given = max(fitting, key=lambda number: (work[number], -number))
+                given = max(fitting, key=lambda number: (step[number], -number))
                 self._hands[donor].remove(given)
                 self._hands[member].append(given)
-                loads[donor] -= work[given]
-                loads[member] += work[given]
+                loads[donor] -= step[given] >> shift
+                loads[member] += step[given] >> shift
                 heappush(donors, (-loads[donor], donor))
                 moved = True
         return moved

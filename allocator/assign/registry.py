@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from allocator.assign.sticky import sticky
 from allocator.assign.types import WANTABLE, Assignor, GroupView, wants
 from allocator.assign.weighted import weighted
 from allocator.errors import AssignorError
+from allocator.targets import find, to_call
 from allocator.types import TopicPartition
 
 __all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "known_names", "resolve"]
@@ -87,7 +87,7 @@ def _by_text(spec: str) -> Assignor:
             ) from error
         return _adapt(target, spec, forced=True)
     if ":" in spec:
-        return _adapt(_import(spec), spec)
+        return _adapt(find(spec, f"allocator function {spec!r}", AssignorError), spec)
     known = sorted({*_BUILT_IN, *points})
     near = difflib.get_close_matches(spec, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -97,40 +97,10 @@ def _by_text(spec: str) -> Assignor:
     )
 
 
-def _import(spec: str) -> Any:
-    module_name, _, path = spec.partition(":")
-    if not module_name or not path:
-        raise AssignorError(f"allocator function {spec!r}: write 'package.module:function'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # importing runs the module's own code
-        raise AssignorError(
-            f"allocator function {spec!r}: module {module_name!r} does not import: {error!r}"
-        ) from error
-    for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            near = difflib.get_close_matches(
-                part, [name for name in dir(found) if callable(getattr(found, name, None))], n=1
-            )
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise AssignorError(f"allocator function {spec!r}: {module_name!r} has no {path!r}{hint}") from None
-    return found
-
-
 def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
     """`target` as an Assignor; `spec` is the text that led to it, `forced` makes it the name."""
     shown = repr(spec) if spec is not None else repr(target)
-    if isinstance(target, type):
-        try:
-            target = target()
-        except Exception as error:  # a constructor of the user's
-            raise AssignorError(
-                f"allocator function {shown}: its class cannot be called without arguments: {error!r}"
-            ) from error
-    if not callable(target):
-        raise AssignorError(f"allocator function {shown} is {type(target).__name__}, not something to call")
+    target = to_call(target, f"allocator function {shown}", AssignorError)
     if target is naive_allocator:
         return naive  # one function in two signatures: members that name either agree
     own: Assignor = target

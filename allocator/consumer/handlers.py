@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +11,7 @@ from tornado import gen
 
 from allocator import tracing
 from allocator.errors import ConfigError
+from allocator.targets import find, to_call
 
 __all__ = ["Handler", "HandlerMisuse", "load_handler", "traced"]
 
@@ -89,28 +87,8 @@ def load_handler(target: str, mode: str = "record") -> Handler:
 
     Modules in the current directory are found. Raises ConfigError that says what is missing.
     """
-    module_name, _, path = target.partition(":")
-    if not module_name or not path:
-        raise ConfigError(f"handler {target!r}: write 'package.module:function'")
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # a console script starts without it, `python -m` with it
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # importing runs the module's own code
-        raise ConfigError(f"handler {target!r}: module {module_name!r} does not import: {error!r}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [name for name in vars(found) if not name.startswith("_")], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"handler {target!r}: {module_name!r} has no {path!r}{hint}")
-        found = getattr(found, part)
-    if isinstance(found, type):
-        try:
-            found = found()
-        except Exception as error:  # a constructor of the user's
-            raise ConfigError(f"handler {target!r}: its class cannot be called without arguments: {error!r}") from error
-    if not callable(found):
-        raise ConfigError(f"handler {target!r} is {type(found).__name__}, not something to call")
+    what = f"handler {target!r}"
+    found = to_call(find(target, what, here=True), what)
     _check_signature(found, target, mode)
     return Handler(target, found, by_batch=mode == "batch")
 

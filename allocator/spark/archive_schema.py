@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.spark.archive_files import Transform
+from allocator.targets import find, to_call
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,15 +43,12 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
 
 
 def load_transform(target: str) -> Transform:
-    """The user's function `package.module:function`, DataFrame -> DataFrame. Raises ConfigError."""
-    module, _, name = target.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"transform {target!r} cannot be loaded: {error}; write package.module:function") from error
-    if not callable(found):
-        raise ConfigError(f"transform {target!r} is {type(found).__name__}, no function")
-    transform: Transform = found
+    """The user's function `package.module:function`, DataFrame -> DataFrame; of a class one made without arguments.
+
+    Modules in the current directory are found. Raises ConfigError.
+    """
+    what = f"transform {target!r}"
+    transform: Transform = to_call(find(target, what, here=True), what)
     return transform
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -61,13 +60,13 @@ def test_what_a_member_calls_itself_does_not_steer_the_terminal_of_who_looks() -
     assert line.startswith(f"{OLD} (leads)  a\\x1b[2Jb\\n\\x9b1m  host\\x07 ")
 
 
-def test_ten_thousand_rows_take_no_noticeable_time() -> None:
+def test_ten_thousand_rows_are_one_text_to_rich_whose_own_tables_take_seconds() -> None:
     listing = Listing("topic", "partition", "owner", right={1})
     for number in range(10_000):
         listing.add("orders", number, f"worker-{number % 100}")
-    began = time.process_time()
+    screen = Console(width=80)
+    assert len(list(listing.__rich_console__(screen, screen.options))) == 2
     lines = text(listing)
-    assert time.process_time() - began < 1.5, "rich's own table took five seconds"
     assert lines[0] == "topic   partition  owner"
     assert lines[-1] == "orders       9999  worker-99"
     assert len(lines) == 10_001

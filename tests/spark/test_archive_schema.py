@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -110,9 +111,21 @@ def test_an_avro_schema_without_a_column_type_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [("nowhere:f", "nowhere"), ("json:nothing", "nothing"), ("json", "cannot"), ("sys:path", "list")],
+    [
+        ("nowhere:f", "module 'nowhere' does not import"),
+        ("json:nothing", "'json' has no 'nothing'"),
+        ("json:dumpz", "did you mean 'dump"),
+        ("json", "write 'package.module:function'"),
+        ("sys:path", "list"),
+        ("breaks_at_import:f", "ZeroDivisionError"),
+    ],
 )
-def test_a_transform_that_cannot_be_loaded_is_told(target: str, words: str) -> None:
+def test_a_transform_that_cannot_be_loaded_is_told(
+    target: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks_at_import.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
     with pytest.raises(ConfigError, match=words):
         load_transform(target)
     assert load_transform("json:dumps") is json.dumps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Union
 
 from allocator.assign import Assignor, naive_allocator, resolve
@@ -21,6 +22,7 @@ from allocator.membership.kiel import KielMembership, KielSettings
 from allocator.membership.leader import LeaderSettings
 from allocator.membership.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.membership.owners import OwnersSettings
+from allocator.membership.patterns import topic_pattern
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
@@ -135,6 +137,8 @@ class Joining:
             attempts.append(self._assignors)
         if self.membership in ON_ZOOKEEPER:
             attempts.append(lambda: Paths(self.root, self.group or ""))
+        if self.membership == "zookeeper" and self.pattern is not None:
+            attempts[0] = partial(topic_pattern, self.pattern)
         for attempt in attempts:
             try:
                 attempt()

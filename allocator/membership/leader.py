@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from functools import partial
 from allocator.assign import Assignor, Member, choose, compute
 from allocator.errors import AllocatorError
 from allocator.membership.base import Topics
+from allocator.membership.patterns import topic_pattern
 from allocator.membership.plan import adopt, advance
 from allocator.membership.store import Store
 from allocator.membership.view import Load, Surroundings
@@ -315,8 +315,7 @@ class Leader:
     def _subscription(self, info: MemberInfo) -> frozenset[str]:
         if info.pattern is None:
             return info.topics
-        matches = re.compile(info.pattern).match
-        return info.topics | {topic for topic in self._counts if matches(topic)}
+        return info.topics | set(filter(topic_pattern(info.pattern).matches, self._counts))
 
     async def _count_partitions(self, members: Mapping[str, MemberInfo], document: Document) -> None:
         """Brings `_counts` up to date for every topic that somebody subscribes to."""
@@ -351,8 +350,8 @@ class Leader:
         self._counts = {topic: count for topic, count in counts.items() if topic in subscribed}
 
     def _matching(self, names: Iterable[str]) -> set[str]:
-        matchers = [re.compile(pattern).match for pattern in self._patterns]
-        return {topic for topic in names if any(match(topic) for match in matchers)}
+        patterns = list(map(topic_pattern, self._patterns))
+        return {topic for topic in names if any(pattern.matches(topic) for pattern in patterns)}
 
 
 def _counts_of(document: Document) -> dict[str, int]:

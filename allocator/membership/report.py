@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
 from allocator.membership.describe import GroupState
+from allocator.membership.patterns import topic_pattern
 from allocator.membership.znodes import to_ranges
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -173,7 +173,7 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
     for info in state.members.values():
         topics |= info.topics
         if info.pattern is not None:
-            topics |= set(filter(re.compile(info.pattern).match, client.topics()))
+            topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
     return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
 
 

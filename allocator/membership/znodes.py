@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Any
 
 from allocator.errors import AllocatorError, ConfigError, GroupNameError
+from allocator.membership.patterns import topic_pattern
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import check_path
 
@@ -117,6 +118,9 @@ class MemberInfo:
     strategies: tuple[str, ...] = ("naive",)
 
     def encode(self) -> bytes:
+        """Raises ConfigError for what no leader would take."""
+        if self.pattern is not None:
+            topic_pattern(self.pattern)
         data = json.dumps(
             {
                 "format": FORMAT,
@@ -146,9 +150,9 @@ class MemberInfo:
         weight = doc.get("weight", 1.0)
         if pattern is not None:
             try:
-                re.compile(_text(path, "pattern", pattern))
-            except re.error as error:
-                raise Rubbish(path, f"pattern: {error}") from error
+                topic_pattern(_text(path, "pattern", pattern))
+            except ConfigError as error:
+                raise Rubbish(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
             raise Rubbish(path, f"weight {weight!r}")
         return cls(

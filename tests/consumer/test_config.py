@@ -252,6 +252,14 @@ def test_the_default_membership_needs_zookeeper(files: Files) -> None:
     ]
 
 
+def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(files: Files) -> None:
+    text = edited('topics = ["orders", "returns"]', 'pattern = "(?!dead)"')
+    (fault,) = files.faults(text)
+    assert fault.startswith('FILE: group.pattern = "(?!dead)" with group.membership = "zookeeper"')
+    assert "without lookaround" in fault
+    assert files.load(text.replace("[group]", '[group]\nmembership = "kafka"')).group.pattern == "(?!dead)"
+
+
 def test_a_pattern_that_takes_in_the_dead_letters_is_refused(files: Files) -> None:
     text = edited('topics = ["orders", "returns"]', 'pattern = "orders"') + 'dead_letter_topic = "orders.dead"\n'
     (line,) = files.faults(text)

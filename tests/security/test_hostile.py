@@ -213,7 +213,14 @@ def plant(hosts: str, base: str) -> int:
     payloads = [b"", b"\x00" * 1_000_000, bomb, depth, wide, future, b"null", b"{" * 1000, b"\xff\xfe\xfd"]
     pattern = json.dumps({"format": 1, "name": "n", "host": "h", "topics": [], "pattern": "(", "strategies": ["x"]})
     greedy = {"format": 1, "name": "n", "host": "h", "topics": ["no-such-topic"] * 1000, "strategies": ["naive"]}
-    payloads += [pattern.encode(), json.dumps({**greedy, "weight": 1e300}).encode(), json.dumps(greedy).encode()]
+    # for Python's re, two tries for each letter of a topic's name
+    endless = pattern.replace('"("', '"([a-z0-9-]|[a-z0-9-])*!"')
+    payloads += [
+        pattern.encode(),
+        endless.encode(),
+        json.dumps({**greedy, "weight": 1e300}).encode(),
+        json.dumps(greedy).encode(),
+    ]
     count = 0
     tricks = [
         "%2e%2e",

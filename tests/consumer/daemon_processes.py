@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,13 @@ class Setup:
     def run(self, config: Path, **environ: str) -> subprocess.Popen[str]:
         log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
-            [*COMMAND, "run", str(config)], env=self.environ(**environ), stderr=log, text=True, cwd=self.directory
+            [*COMMAND, "run", str(config)],
+            env=self.environ(**environ),
+            stderr=log,
+            text=True,
+            cwd=self.directory,
+            # where the tests run under nohup, who is started would ignore it too
+            preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
         )
         log.close()
         self.processes.append(process)

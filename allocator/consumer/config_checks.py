@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from allocator.consumer.joining import ON_ZOOKEEPER, PLACES
 from allocator.consumer.settings import Reader
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, MissingExtra
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.znodes import Paths
 
@@ -30,7 +30,7 @@ def check_together(config: Config, reader: Reader) -> None:
     if group.membership == "zookeeper" and group.pattern is not None:
         try:
             topic_pattern(group.pattern)
-        except ConfigError as error:
+        except (ConfigError, MissingExtra) as error:
             reader.fault(["group.pattern", "group.membership"], str(error))
     if group.offsets is not None and group.offsets not in PLACES[group.membership]:
         reader.fault(

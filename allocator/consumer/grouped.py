@@ -16,6 +16,7 @@ from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
+from allocator.membership.patterns import ANY_TOPIC
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import ZooKeeper
 
@@ -23,7 +24,6 @@ __all__ = ["GroupedConsumer"]
 
 log = logging.getLogger(__name__)
 
-ANY_TOPIC = ".*"
 TURN_S = 0.2  # how soon `consume` sees that the group is told something else
 
 

@@ -6,14 +6,15 @@ nothing. So these are RE2's (https://github.com/google/re2/wiki/Syntax), as a br
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
-import re2
+from allocator.errors import ConfigError, MissingExtra
 
-from allocator.errors import ConfigError
+__all__ = ["ANY_TOPIC", "TopicPattern", "topic_pattern"]
 
-__all__ = ["TopicPattern", "topic_pattern"]
-
+ANY_TOPIC = ".*"
+"""Needs nothing that is not installed."""
 # bounds the compiled expression, and so the milliseconds that one name takes; two thousand plain names fit
 MEMORY = 256 << 10
 
@@ -22,6 +23,16 @@ class TopicPattern:
     """Matched at the start of a topic's name, as `re.match` does; what was found is remembered."""
 
     def __init__(self, text: str) -> None:
+        self._found: dict[str, bool] = {}
+        if text == ANY_TOPIC:
+            self._match: Callable[[str], object] = bool
+            return
+        try:
+            import re2
+        except ImportError as error:
+            raise MissingExtra(
+                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: pip install 'allocator[patterns]'"
+            ) from error
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
@@ -34,16 +45,15 @@ class TopicPattern:
                 f"pattern {text[:200]!r}: {why}; the leader matches patterns, so they are RE2's: without lookaround, "
                 "backreferences and \\Z, and not too large"
             ) from None
-        self._found: dict[str, bool] = {}
 
     def matches(self, topic: str) -> bool:
         found = self._found.get(topic)
         if found is None:
-            found = self._found[topic] = self._match(topic) is not None
+            found = self._found[topic] = bool(self._match(topic))
         return found
 
 
 @lru_cache(maxsize=256)
 def topic_pattern(text: str) -> TopicPattern:
-    """The compiled expression. Raises ConfigError for what RE2 does not take."""
+    """The compiled expression. Raises ConfigError for what RE2 does not take, MissingExtra where there is no RE2."""
     return TopicPattern(text)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from allocator.errors import AllocatorError, ConfigError, GroupNameError
+from allocator.errors import AllocatorError, ConfigError, GroupNameError, MissingExtra
 from allocator.membership.patterns import topic_pattern
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import check_path
@@ -118,7 +118,7 @@ class MemberInfo:
     strategies: tuple[str, ...] = ("naive",)
 
     def encode(self) -> bytes:
-        """Raises ConfigError for what no leader would take."""
+        """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
         data = json.dumps(
@@ -151,7 +151,7 @@ class MemberInfo:
         if pattern is not None:
             try:
                 topic_pattern(_text(path, "pattern", pattern))
-            except ConfigError as error:
+            except (ConfigError, MissingExtra) as error:
                 raise Rubbish(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
             raise Rubbish(path, f"weight {weight!r}")

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from string import ascii_lowercase
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, MissingExtra
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.znodes import MemberInfo, Rubbish
 
@@ -70,3 +71,15 @@ def test_two_thousand_names_are_an_expression() -> None:
     pattern = topic_pattern("|".join(f"{name}-{number}$" for number, name in enumerate(names)))
     assert all(pattern.matches(f"{name}-{number}") for number, name in enumerate(names))
     assert not pattern.matches("orders")
+
+
+def test_without_re2_any_topic_is_matched_and_the_rest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a member that another one wrote, too: it is left out, and the leader goes on."""
+    written = MemberInfo("n", "h", pattern="orders").encode()
+    topic_pattern.cache_clear()
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert topic_pattern(".*").matches("orders")
+    with pytest.raises(MissingExtra, match=r"allocator\[patterns\]"):
+        MemberInfo("n", "h", pattern="orders").encode()
+    with pytest.raises(Rubbish, match=r"allocator\[patterns\]"):
+        MemberInfo.decode("/m", written)

@@ -43,6 +43,7 @@ HEAVY = (
     "aiokafka",
     "pyarrow",
     "prometheus_client",
+    "re2",
     "opentelemetry",
 )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from heapq import heapify, heapreplace
+from collections.abc import Mapping
+from functools import lru_cache
 
+from allocator.assign.space import Share, Space
 from allocator.assign.types import GroupView
-from allocator.types import TopicPartition
 
 __all__ = ["naive"]
 
@@ -21,27 +21,50 @@ class _Naive:
     subscriptions differ by at most one.
 
     Weight and rack are ignored.
+
+    Cost: O(partitions x log(partitions of a member)), and a sort of the subscribers for each set of topics that the
+    same members subscribe to.
     """
 
     name = "naive"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
+    def __call__(self, view: GroupView) -> Mapping[str, Share]:
         order = sorted(view.members, key=lambda member: member.name)
         place = {member.id: index for index, member in enumerate(order)}
-        dealt: list[list[TopicPartition]] = [[] for _ in order]
-        for members, topics in sorted(view.classes(), key=lambda c: len(c.members)):
-            # one entry per subscriber, least dealt first, then in cycle order
-            hands = [(len(dealt[place[member.id]]), place[member.id]) for member in members]
-            heapify(hands)
-            named = sorted((f"{topic}:{p}", topic, p) for topic in topics for p in range(view.partitions[topic]))
-            for _, topic, partition in named:
-                count, index = hands[0]
-                dealt[index].append(TopicPartition(topic, partition))
-                heapreplace(hands, (count + 1, index))
-        return {member.id: dealt[index] for index, member in enumerate(order)}
+        hands: list[list[int]] = [[] for _ in order]
+        classes = sorted(view.classes(), key=lambda each: len(each.members))
+        space = Space({topic: view.partitions[topic] for _, topics in classes for topic in topics})
+        for members, topics in classes:
+            pool: list[int] = []
+            # no topic's name has a colon, so the partitions of each stand together
+            for topic in sorted(topics, key="{}:".format):
+                pool += map(space.starts[topic].__add__, _by_text(space.counts[topic]))
+            _deal(pool, [place[member.id] for member in members], hands)
+        return {member.id: Share(space, hand) for member, hand in zip(order, hands)}
 
     def __repr__(self) -> str:
         return "naive"
+
+
+@lru_cache(maxsize=16)
+def _by_text(count: int) -> tuple[int, ...]:
+    return tuple(sorted(range(count), key=str))
+
+
+def _deal(pool: list[int], takers: list[int], hands: list[list[int]]) -> None:
+    """Each in turn to the taker with least so far, the first of those; in rounds, since who is level stays level."""
+    waiting = sorted(((len(hands[taker]), taker) for taker in takers), reverse=True)
+    level: list[int] = []
+    at = 0
+    while at < len(pool):
+        count = waiting[-1][0]
+        while waiting and waiting[-1][0] == count:
+            level.append(waiting.pop()[1])
+        level.sort()
+        end = at + (waiting[-1][0] - count) * len(level) if waiting else len(pool)
+        for turn, taker in enumerate(level):
+            hands[taker] += pool[at + turn : end : len(level)]
+        at = end
 
 
 naive = _Naive()

@@ -92,6 +92,7 @@ class _Deal:
         """What each partition adds to the state of who takes it."""
         # as floats, which sort in half the time; whole numbers of this size are exact
         self._order = sorted(range(len(work)), key=list(map(float, work)).__getitem__, reverse=True)
+        self._alike = len(holdings.piles) == 1
         self._pile = [0] * len(work)
         for place, pile in enumerate(holdings.piles[1:], 1):
             for number in pile.numbers:
@@ -105,9 +106,16 @@ class _Deal:
         """What each member has after the last deal."""
 
     def anew(self) -> float:
-        """All of it; returns what the busiest member has."""
-        members = range(len(self._holdings.members))
-        return self._deal([[] for _ in members], list(members), self._order)
+        """All of it; returns what the busiest member has. Who got which is not kept: it is only to compare with."""
+        states = list(range(len(self._holdings.members)))
+        if self._alike:
+            heap = self._takers(0, states)
+            for step in map(self._step.__getitem__, self._order):
+                heapreplace(heap, heap[0] + step)
+            self._put_back(heap, states)
+        else:
+            self._to_takers([[] for _ in states], states, self._order)
+        return self._weigh(states)
 
     def keeping(self, limit: float) -> float:
         """Each member keeps as many as fit below the limit, the rest is dealt."""
@@ -128,14 +136,19 @@ class _Deal:
                 free[number] = 0
             hands.append(hand)
             states.append(state + member)
-        return self._deal(hands, states, list(compress(self._order, map(free.__getitem__, self._order))))
-
-    def _deal(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> float:
-        deal = self._to_anyone if len(self._holdings.piles) == 1 else self._to_takers
-        deal(hands, states, numbers)
+        deal = self._to_anyone if self._alike else self._to_takers
+        deal(hands, states, list(compress(self._order, map(free.__getitem__, self._order))))
         self._hands = hands
+        return self._weigh(states)
+
+    def _weigh(self, states: Sequence[int]) -> float:
         self.loads = [state >> self._shift for state in states]
         return max(self.loads, default=0)
+
+    def _put_back(self, heap: Sequence[int], states: list[int]) -> None:
+        member_of = self._one - 1
+        for state in heap:
+            states[state & member_of] = state
 
     def _to_anyone(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
         """Where all take all, whoever has least is asked nothing: half of the time."""
@@ -145,8 +158,7 @@ class _Deal:
             state = heap[0]
             hands[state & member_of].append(number)
             heapreplace(heap, state + step[number])
-        for state in heap:
-            states[state & member_of] = state
+        self._put_back(heap, states)
 
     def _to_takers(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
         step, member_of, pile_of = self._step, self._one - 1, self._pile

@@ -33,7 +33,7 @@ class _LagAware:
     name counts the mean; what is not above 0 counts as idle. Without `load`, or if all of it is 0, this is `sticky`.
     Weight and rack are ignored.
 
-    Cost: O(partitions x log(partitions)), once for the deal and up to six times for what may stay.
+    Cost: O(partitions x log(partitions)), once for the deal and up to seven times for what may stay.
     """
 
     name = "lag-aware"
@@ -47,9 +47,11 @@ class _LagAware:
         deal = _Deal(holdings, work)
         limit = (1 + SLACK) * deal.anew()
         fair = deal.loads
+        # a partition that counts more fits on top of nobody's fair load
+        large = limit - min(filter(None, fair), default=0)
         # keeping less and less leads to the deal itself, which is below the limit
-        for part in _KEEP:
-            busiest = deal.keeping(limit * part)
+        for part, above in ((1.0, limit), *((part, large) for part in _KEEP)):
+            busiest = deal.keeping(limit * part, above)
             if busiest <= limit:
                 break
         deal.top_up([(1 - SLACK) * load for load in fair], fair)
@@ -114,32 +116,54 @@ class _Deal:
                 heapreplace(heap, heap[0] + step)
             self._put_back(heap, states)
         else:
-            self._to_takers([[] for _ in states], states, self._order)
+            self._give([[] for _ in states], states, self._order)
         return self._weigh(states)
 
-    def keeping(self, limit: float) -> float:
-        """Each member keeps as many as fit below the limit, the rest is dealt."""
-        step = self._step
-        hands: list[list[int]] = []
-        states: list[int] = []
-        free = bytearray(b"\1") * len(step)
+    def keeping(self, limit: float, large: float) -> float:
+        """Each member keeps what fits below the limit, the rest is dealt; first all that count more than `large`.
+
+        Who is above the limit keeps the large ones and gives up the smallest number of others: a large one would lift
+        whoever got it above the limit, and make room for it there would take more.
+        """
+        step, order = self._step, self._order
         beyond = int(limit) + 1 << self._shift
+        above = int(large) + 1 << self._shift
+        many = sum(1 for _ in takewhile(lambda number: step[number] >= above, order))
+        free = bytearray(b"\1") * len(step)
+        hands: list[list[int]] = [[] for _ in self._holdings.members]
+        states = list(range(len(hands)))
+        if many:
+            for member, held in enumerate(self._holdings.held):
+                found = [number for number in held if step[number] >= above]
+                for number in sorted(found, key=step.__getitem__, reverse=True):
+                    if states[member] + step[number] < beyond:
+                        states[member] += step[number]
+                        hands[member].append(number)
+                        free[number] = 0
+            self._give(hands, states, [number for number in order[:many] if free[number]])
         for member, held in enumerate(self._holdings.held):
-            hand = list(held)
-            state = sum(map(step.__getitem__, hand))
+            hand = [number for number in held if step[number] < above] if many else list(held)
+            state = states[member] + sum(map(step.__getitem__, hand))
             if state >= beyond:
                 hand.sort(key=step.__getitem__)
-                states_of = list(takewhile(beyond.__gt__, accumulate(map(step.__getitem__, hand))))
-                del hand[len(states_of) :]
-                state = states_of[-1] if states_of else 0
+                totals = accumulate(map(step.__getitem__, hand), initial=states[member])
+                reached = list(takewhile(beyond.__gt__, totals))
+                del hand[max(0, len(reached) - 1) :]
+                state = reached[-1] if reached else states[member]
             for number in hand:
                 free[number] = 0
-            hands.append(hand)
-            states.append(state + member)
-        deal = self._to_anyone if self._alike else self._to_takers
-        deal(hands, states, list(compress(self._order, map(free.__getitem__, self._order))))
+            hands[member] += hand
+            states[member] = state
+        self._give(hands, states, list(compress(order[many:], map(free.__getitem__, order[many:]))))
         self._hands = hands
         return self._weigh(states)
+
+    def _give(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
+        """Deals the numbers to what members have already."""
+        if self._alike:
+            self._to_anyone(hands, states, numbers)
+        else:
+            self._to_takers(hands, states, numbers)
 
     def _weigh(self, states: Sequence[int]) -> float:
         self.loads = [state >> self._shift for state in states]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 from group_views import group_views, moves
 from hypothesis import given, settings
@@ -70,6 +71,27 @@ def test_a_member_that_falls_behind_is_relieved_by_few_moves() -> None:
     after = compute(lag_aware, view)
     assert busiest(lags, after) <= (1 + SLACK) * 1.1 * busiest(lags, compute(lag_aware, group(4, lags)))
     assert 0 < moves(view, after) <= 12
+
+
+@given(st.integers(0, 1 << 30), st.integers(4, 12))
+@settings(max_examples=60)
+def test_partitions_far_larger_than_the_rest_stay_and_few_make_room_for_them(seed: int, members: int) -> None:
+    """As after a switch from `sticky`, which counts them like any other: who has one is far above the mean."""
+    rng = random.Random(seed)
+    lags = [rng.uniform(0.5, 1.5) for _ in range(100 * members)]
+    huge = rng.sample(range(len(lags)), members // 2)
+    for number in huge:
+        lags[number] = 60.0
+    # one each, and as many others as the rest have
+    holders = dict(zip(huge, range(members)))
+    owned: dict[str, set[TopicPartition]] = {f"m-{index}": set() for index in range(members)}
+    for number in range(len(lags)):
+        owned[f"m-{holders.get(number, number % members)}"].add(TopicPartition("t", number))
+    view = group(members, lags, {member: frozenset(parts) for member, parts in owned.items()})
+    after = compute(lag_aware, view)
+    assert busiest(lags, after) <= (1 + SLACK) * busiest(lags, compute(lag_aware, group(members, lags))) + 1e-9
+    assert all(TopicPartition("t", number) in after[f"m-{holder}"] for number, holder in holders.items())
+    assert moves(view, after) <= 0.4 * len(lags)
 
 
 @given(group_views())

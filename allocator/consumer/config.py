@@ -180,7 +180,8 @@ class GroupSettings:
     name: str = setting(Text(check=_group, what="a name of 1 to 249 characters"))
     # either these topics
     topics: tuple[str, ...] | None = setting(Texts("a list of topics", _topic), None)
-    # or those whose name begins with what this regular expression matches, future ones too
+    # or those whose name begins with what this regular expression matches, future ones too; "zookeeper" needs
+    # allocator[patterns] for it, and takes no lookaround
     pattern: str | None = setting(Text(check=_pattern, what="a regular expression"), None)
     # allocator functions this member can work with, the preferred first: a name or "package.module:function";
     # default "naive"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.errors import ConfigError
+from allocator.membership.base import compiled
+from allocator.membership.patterns import topic_pattern
 from allocator.wire.kafka_manager import same_cluster
 
 __all__ = ["MirrorSettings"]
@@ -47,7 +49,7 @@ class MirrorSettings:
     session_timeout_s: float = 10.0
 
     def check(self) -> None:
-        """Raises ConfigError listing every fault that shows without connecting."""
+        """Raises ConfigError listing every fault that shows without connecting, MissingExtra."""
         faults = []
         if bool(self.topics) == bool(self.pattern):
             faults.append("name the topics, or a pattern, and not both")
@@ -55,6 +57,12 @@ class MirrorSettings:
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append("zookeeper is missing (--zookeeper): where the processes of the mirror find each other")
+        try:
+            compiled(self.pattern)
+            if self.pattern is not None and self.membership == "zookeeper":
+                topic_pattern(self.pattern)
+        except ConfigError as error:
+            faults.append(str(error))
         for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -22,6 +22,8 @@ def test_what_can_be_said_by_itself_is_accepted() -> None:
         ({"new": "c:9092, B:9092"}, "the old and the new cluster share an address: a:9092,b:9092 and c:9092, B:9092"),
         ({"topics": []}, "name the topics, or a pattern, and not both"),
         ({"pattern": "t"}, "name the topics, or a pattern, and not both"),
+        ({"topics": [], "pattern": "("}, "not a regular expression"),
+        ({"topics": [], "pattern": "(?!t)", "membership": "zookeeper", "zookeeper": "z:1"}, "without lookaround"),
         ({"membership": "fixed"}, "membership is 'fixed', not 'zookeeper' or 'kafka'"),
         ({"membership": "zookeeper"}, "zookeeper is missing"),
         ({"throttle_bytes_s": 0}, "throttle_bytes_s is 0; it must be positive"),

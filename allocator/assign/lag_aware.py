@@ -123,24 +123,17 @@ class _Deal:
         """Each member keeps what fits below the limit, the rest is dealt; first all that count more than `large`.
 
         Who is above the limit keeps the large ones and gives up the smallest number of others: a large one would lift
-        whoever got it above the limit, and make room for it there would take more.
+        whoever got it above the limit, and to make room for it there would take more.
         """
-        step, order = self._step, self._order
+        step = self._step
         beyond = int(limit) + 1 << self._shift
         above = int(large) + 1 << self._shift
-        many = sum(1 for _ in takewhile(lambda number: step[number] >= above, order))
-        free = bytearray(b"\1") * len(step)
+        many = sum(1 for _ in takewhile(lambda number: step[number] >= above, self._order))
         hands: list[list[int]] = [[] for _ in self._holdings.members]
         states = list(range(len(hands)))
         if many:
-            for member, held in enumerate(self._holdings.held):
-                found = [number for number in held if step[number] >= above]
-                for number in sorted(found, key=step.__getitem__, reverse=True):
-                    if states[member] + step[number] < beyond:
-                        states[member] += step[number]
-                        hands[member].append(number)
-                        free[number] = 0
-            self._give(hands, states, [number for number in order[:many] if free[number]])
+            self._keep_large(hands, states, many, beyond)
+        free = bytearray(b"\1") * len(step)
         for member, held in enumerate(self._holdings.held):
             hand = [number for number in held if step[number] < above] if many else list(held)
             state = states[member] + sum(map(step.__getitem__, hand))
@@ -154,9 +147,22 @@ class _Deal:
                 free[number] = 0
             hands[member] += hand
             states[member] = state
-        self._give(hands, states, list(compress(order[many:], map(free.__getitem__, order[many:]))))
+        rest = self._order[many:]
+        self._give(hands, states, list(compress(rest, map(free.__getitem__, rest))))
         self._hands = hands
         return self._weigh(states)
+
+    def _keep_large(self, hands: list[list[int]], states: list[int], many: int, beyond: int) -> None:
+        """The same for the `many` largest alone."""
+        step, large = self._step, self._order[:many]
+        free = set(large)
+        for member, held in enumerate(self._holdings.held):
+            for number in sorted(free.intersection(held), key=lambda number: (-step[number], number)):
+                if states[member] + step[number] < beyond:
+                    states[member] += step[number]
+                    hands[member].append(number)
+                    free.remove(number)
+        self._give(hands, states, [number for number in large if number in free])
 
     def _give(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
         """Deals the numbers to what members have already."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from allocator.assign.space import Share, Space
 from allocator.assign.types import GroupView
+from allocator.types import TopicPartition
 
 __all__ = ["naive"]
 
@@ -28,7 +29,7 @@ class _Naive:
 
     name = "naive"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
         order = sorted(view.members, key=lambda member: member.name)
         place = {member.id: index for index, member in enumerate(order)}
         hands: list[list[int]] = [[] for _ in order]

@@ -42,8 +42,8 @@ class TopicPattern:
         except (re2.error, UnicodeEncodeError) as error:
             why = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else error
             raise ConfigError(
-                f"pattern {text[:200]!r}: {why}; the leader matches patterns, so they are RE2's: without lookaround, "
-                "backreferences and \\Z, and not too large"
+                f"pattern {text[:200]!r} is not a regular expression that the leader matches: {why}; it must be one of "
+                "RE2's, without lookaround, backreferences and \\Z, and not too large"
             ) from None
 
     def matches(self, topic: str) -> bool:

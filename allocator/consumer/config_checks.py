@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from allocator.consumer.joining import ON_ZOOKEEPER, PLACES
 from allocator.consumer.settings import Reader
 from allocator.errors import ConfigError, MissingExtra
-from allocator.membership.patterns import topic_pattern
+from allocator.membership.patterns import check_pattern
 from allocator.membership.znodes import Paths
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ def check_together(config: Config, reader: Reader) -> None:
         reader.fault(topics_keys, "set exactly one of them")
     if group.membership in ON_ZOOKEEPER and zookeeper.hosts is None:
         reader.fault(["zookeeper.hosts", "group.membership"], "this membership needs it")
-    if group.membership == "zookeeper" and group.pattern is not None:
-        try:
-            topic_pattern(group.pattern)
-        except (ConfigError, MissingExtra) as error:
-            reader.fault(["group.pattern", "group.membership"], str(error))
+    try:
+        check_pattern(group.pattern, group.membership)
+    except (ConfigError, MissingExtra) as error:
+        reader.fault(["group.pattern", "group.membership"], str(error))
     if group.offsets is not None and group.offsets not in PLACES[group.membership]:
         reader.fault(
             ["group.offsets", "group.membership"], f"they are in one of: {', '.join(PLACES[group.membership])}"

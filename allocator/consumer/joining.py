@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Optional, Union
 
 from allocator.assign import Assignor, naive_allocator, resolve
@@ -14,7 +13,7 @@ from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
 from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import ConfigError
-from allocator.membership.base import Membership, Owner, compiled
+from allocator.membership.base import Membership, Owner
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.membership.kafka_next import KafkaNextMembership, KafkaNextSettings
@@ -22,7 +21,7 @@ from allocator.membership.kiel import KielMembership, KielSettings
 from allocator.membership.leader import LeaderSettings
 from allocator.membership.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.membership.owners import OwnersSettings
-from allocator.membership.patterns import topic_pattern
+from allocator.membership.patterns import check_pattern
 from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
@@ -123,7 +122,10 @@ class Joining:
             )
         if not self.settle_s >= 0:
             faults.append(f"settle_s must be at least 0, not {self.settle_s!r}")
-        attempts: list[Callable[[], Any]] = [lambda: compiled(self.pattern), lambda: checked(self.topics)]
+        attempts: list[Callable[[], Any]] = [
+            lambda: check_pattern(self.pattern, self.membership),
+            lambda: checked(self.topics),
+        ]
         if self.membership == "kafka":
             if self.group_protocol not in PROTOCOLS:
                 faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
@@ -137,8 +139,6 @@ class Joining:
             attempts.append(self._assignors)
         if self.membership in ON_ZOOKEEPER:
             attempts.append(lambda: Paths(self.root, self.group or ""))
-        if self.membership == "zookeeper" and self.pattern is not None:
-            attempts[0] = partial(topic_pattern, self.pattern)
         for attempt in attempts:
             try:
                 attempt()

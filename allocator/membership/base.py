@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from allocator.errors import ConfigError
 from allocator.membership.znodes import Parts
 from allocator.types import TopicPartition
 
-__all__ = ["Membership", "Owner", "Topics", "compiled"]
+__all__ = ["Membership", "Owner", "Topics"]
 
 
 class Owner(Protocol):
@@ -89,11 +87,3 @@ class Membership(Protocol):
     @property
     def held(self) -> Parts:
         """The partitions that this member owns now."""
-
-
-def compiled(pattern: str | None) -> re.Pattern[str] | None:
-    """What topics' names are to begin with. Raises ConfigError."""
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.base import Owner, Topics, compiled
+from allocator.membership.base import Owner, Topics
+from allocator.membership.patterns import compiled
 from allocator.membership.znodes import NONE, Parts
 from allocator.tasks import Scope, happens
 from allocator.types import TopicPartition

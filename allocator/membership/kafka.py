@@ -26,10 +26,11 @@ from allocator.coordinator.group import GroupCoordinator
 from allocator.coordinator.group_messages import JoinedMember
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.base import Owner, compiled
+from allocator.membership.base import Owner
 from allocator.membership.kafka_member import NONE, KafkaMember, Parts
 from allocator.membership.kafka_plan import Joined, Self, decide, is_cooperative, offers
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
+from allocator.membership.patterns import compiled
 from allocator.membership.view import Load, Surroundings
 from allocator.tasks import happens
 from allocator.wire.kafka import KafkaClient

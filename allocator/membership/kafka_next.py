@@ -33,8 +33,9 @@ from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_group import NextGroup
 from allocator.coordinator.next_settings import Ids, NextSettings
 from allocator.errors import AllocatorError
-from allocator.membership.base import Owner, compiled
+from allocator.membership.base import Owner
 from allocator.membership.kafka_member import KafkaMember
+from allocator.membership.patterns import compiled
 from allocator.types import TopicPartition
 from allocator.wire.consumer_heartbeat import IdPartition
 from allocator.wire.kafka import KafkaClient

@@ -21,8 +21,9 @@ from itertools import chain, islice
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.measures import Measures
-from allocator.membership.base import Owner, Topics, compiled
+from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import MembershipLost
+from allocator.membership.patterns import compiled
 from allocator.membership.session import SessionMembership
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Parts

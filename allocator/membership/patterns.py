@@ -1,17 +1,19 @@
-"""Expressions that members subscribe with, matched by whoever leads, in time linear in the topic's name.
+"""Expressions that members subscribe with: a member's own is `compiled`, another's is a `topic_pattern`.
 
 Python's own `re` can take years for a short expression, and a leader that another member's expression holds up moves
-nothing. So these are RE2's (https://github.com/google/re2/wiki/Syntax), as a broker's are that matches them (KIP-848).
+nothing. So those that a leader matches are RE2's (https://github.com/google/re2/wiki/Syntax), as a broker's are that
+matches them (KIP-848): they take time linear in the topic's name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
 from allocator.errors import ConfigError, MissingExtra
 
-__all__ = ["ANY_TOPIC", "TopicPattern", "topic_pattern"]
+__all__ = ["ANY_TOPIC", "TopicPattern", "check_pattern", "compiled", "topic_pattern"]
 
 ANY_TOPIC = ".*"
 """Needs nothing that is not installed."""
@@ -57,3 +59,18 @@ class TopicPattern:
 def topic_pattern(text: str) -> TopicPattern:
     """The compiled expression. Raises ConfigError for what RE2 does not take, MissingExtra where there is no RE2."""
     return TopicPattern(text)
+
+
+def compiled(pattern: str | None) -> re.Pattern[str] | None:
+    """What topics' names are to begin with. Raises ConfigError."""
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+
+
+def check_pattern(pattern: str | None, membership: str) -> None:
+    """Whether one can subscribe with it there. Raises ConfigError, and MissingExtra where that cannot be told."""
+    compiled(pattern)
+    if membership == "zookeeper" and pattern is not None:
+        topic_pattern(pattern)

@@ -13,7 +13,7 @@ from allocator.consumer.listener import RebalanceListener
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
-from allocator.membership.base import compiled
+from allocator.membership.patterns import compiled
 from allocator.migrate.alike import Alike, refuse_one_cluster
 from allocator.migrate.encode import Encoded, encode
 from allocator.migrate.mirror_settings import MirrorSettings

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.errors import ConfigError
-from allocator.membership.base import compiled
-from allocator.membership.patterns import topic_pattern
+from allocator.membership.patterns import check_pattern
 from allocator.wire.kafka_manager import same_cluster
 
 __all__ = ["MirrorSettings"]
@@ -58,9 +57,7 @@ class MirrorSettings:
         if self.membership == "zookeeper" and not self.zookeeper:
             faults.append("zookeeper is missing (--zookeeper): where the processes of the mirror find each other")
         try:
-            compiled(self.pattern)
-            if self.pattern is not None and self.membership == "zookeeper":
-                topic_pattern(self.pattern)
+            check_pattern(self.pattern, self.membership)
         except ConfigError as error:
             faults.append(str(error))
         for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import compress, count, repeat
 from typing import Any, NamedTuple, Union
 
 from allocator.assign.flow import Kind, settle
@@ -79,8 +79,9 @@ class Holdings:
                 continue
             alike = _Sorted(signature)
             for topic in topics:
-                for number, what in enumerate(self.space.told(told, topic), self.space.starts[topic]):
-                    alike[what].append(number)
+                numbers_of = map(alike.__getitem__, self.space.told(told, topic))
+                for kind, number in zip(numbers_of, count(self.space.starts[topic])):
+                    kind.append(number)
             self.piles += [Pile(takers, each, found) for each, found in alike.by_signature.items()]
         self.held: list[list[int]] = [[] for _ in self.members]
         """What each member has and may keep, ascending."""
@@ -139,21 +140,21 @@ class Holdings:
         shrinks: set[int] = set()
         for pile, having, wanted in zip(self.piles, own, counts):
             needs = []
-            keeps = {}
+            gives = {}
             for member, before, after in zip(pile.members, having, wanted):
                 if after > before:
                     needs.append((after - before, member))
                 elif after < before:
-                    keeps[member] = after
-            if keeps:
-                shrinks.update(keeps)
-                self._release(pile, keeps)
+                    gives[member] = before - after
+            if gives:
+                shrinks.update(gives)
+                self._release(pile, gives)
             if needs:
                 taken = self.taken
                 self._deal([number for number in pile.numbers if not taken[number]], needs, added)
         given = {}
         for place, had in enumerate(self.held):
-            kept = [number for number in had if self.taken[number]] if place in shrinks else had
+            kept = list(compress(had, map(self.taken.__getitem__, had))) if place in shrinks else had
             given[self.members[place].id] = self.share(place, kept + added[place])
         return given
 
@@ -163,20 +164,22 @@ class Holdings:
         had = self.held[place]
         return Share(self.space, numbers, (owned, had) if owned and len(owned) == len(had) else None)
 
-    def _release(self, pile: Pile, keeps: dict[int, int]) -> None:
+    def _release(self, pile: Pile, gives: dict[int, int]) -> None:
         if not self.holder:
-            for member, count in keeps.items():
-                for number in self.held[member][count:]:
+            for member, many in gives.items():
+                for number in self.held[member][-many:]:
                     self.taken[number] = 0
             return
         holder = self.holder
-        for number in pile.numbers:
+        for number in reversed(pile.numbers):
             member = holder[number]
-            if member in keeps:
-                if keeps[member]:
-                    keeps[member] -= 1
-                else:
-                    self.taken[number] = 0
+            if member in gives:
+                self.taken[number] = 0
+                gives[member] -= 1
+                if not gives[member]:
+                    del gives[member]
+                    if not gives:
+                        return
 
     def _deal(self, pool: list[int], needs: list[tuple[int, int]], hands: list[list[int]]) -> None:
         needs.sort(key=lambda need: (-need[0], need[1]))

@@ -51,7 +51,11 @@ async def without_its_coordinator(
 ) -> AsyncIterator[None]:
     """Kills or pauses it, and waits until every member has found its successor; in the end it is there again."""
     victim = await coordinator_of(cluster, group)
-    assert {each.membership.group.coordinator for each in members} == {victim.id}
+    await wait_until_async(  # the brokers may just have moved the group
+        lambda: {each.membership.group.coordinator for each in members} == {victim.id},
+        30,
+        lambda: f"all to talk to {victim.id}: {[each.membership.group.coordinator for each in members]}",
+    )
     try:
         await asyncio.to_thread(getattr(victim, fault))
         for each in members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ async def test_join_says_what_prevents_it() -> None:
             await membership.join()
         broker.handlers[10] = find
         broker.codes = [30]
-        membership = KafkaNextMembership(client, "g", ours.owner, settings)
+        membership = KafkaNextMembership(client, "g", ours.owner, replace(settings, connect_timeout_s=10))
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
             await membership.join()
         with pytest.raises(ConfigError, match="not a regular expression"):

@@ -190,6 +190,7 @@ class NextGroup:
             return
         complete = await unless(self._participant.take(given), signals.lost)
         if not self._joined.done():
+            self._timing.polled()
             self._joined.set_result(None)
         if complete:
             self._reached = given
@@ -360,10 +361,10 @@ class NextGroup:
 
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
-        if self.epoch > 0 and not self.closing:
+        if self._joined.done() and self.epoch > 0 and not self.closing:
             self._end(why, NextPhase.AWAY)
         else:
-            self._timing.polled()  # no user could have done anything meanwhile
+            self._timing.polled()  # no user could have done anything meanwhile, who waits for us to join
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

@@ -283,6 +283,16 @@ async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() 
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "coming back")
 
 
+async def test_a_user_who_waits_to_join_is_not_silent() -> None:
+    async with NextBroker() as broker, Member(broker, wait=False, max_poll_interval_s=0.1) as m:
+        m.recorder.block = "take"
+        await m.until(lambda: len(broker.beats) > 20, "the first assignment to take four times as long as polls may")
+        m.recorder.go.set()
+        await m.joined
+        await m.until(lambda: m.group.phase is NextPhase.AWAY, "leaving")
+        assert m.recorder.names == ["take", "lost"]
+
+
 async def test_a_refused_commit_says_something_of_the_membership() -> None:
     async with NextBroker() as broker, Member(broker) as m:
         broker.interval_s = 600.0

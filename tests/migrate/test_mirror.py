@@ -222,6 +222,38 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
         assert acked == [(partition, encoded, 0)]
 
 
+async def test_a_first_batch_that_fails_is_not_overtaken(
+    new: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new topic's leader may refuse one request and take the next, of whose producer it knows nothing."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
+    batches = [next(written(iter([Record(partition.topic, 0, n, 1, 0, b"%d" % n, b"v", [])]), 0)) for n in range(8)]
+    acked: list[int] = []
+    async with KafkaClient(new.bootstrap) as client, Scope() as scope:
+        await client.refresh([partition.topic])
+        send, sent = client.send, 0
+
+        async def first_fails(*args: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            if sent == 1:
+                for _ in range(1000):  # whoever does not wait for it has sent by then
+                    await asyncio.sleep(0)
+                raise BrokerError("not the leader yet", code=6, retriable=True)
+            return await send(*args)
+
+        sender = Sender(client, lambda _, encoded, target: acked.append(encoded.first), lambda: True)
+        sender.open()
+        await sender.add([partition])
+        monkeypatch.setattr(client, "send", first_fails)
+        for encoded in batches:
+            assert sender.put(partition, sender.lane(partition), encoded)
+        scope.start(sender.run(scope))
+        await within(sender.drained([partition]), 30)
+    assert acked == list(range(8))
+    assert [row[2] for row in (await contents(new, partition.topic))[0]] == [b"%d" % n for n in range(8)]
+
+
 async def test_it_ends_soon_when_it_is_told_to(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import hypothesis
+import jitter
 import pytest
 
 from allocator.testing.compatibility import versions_of
@@ -57,6 +58,7 @@ hypothesis.settings.register_profile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
+    parser.addoption("--jitter", type=int, metavar="SEED", help="servers seem to answer late (see tests/jitter.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--jitter") is not None:
+        jitter.install(config.getoption("--jitter"))
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 60 by default")
 
 

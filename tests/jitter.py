@@ -1,0 +1,50 @@
+"""Answers that take their time, each another: `pytest --jitter SEED`.
+
+Servers beside the tests answer at once and in turn, so that many an order of events never comes up in them. With this,
+two of five answers wait, for 60 ms at most and some for 400: what ZooKeeper says stays in its order, as a session
+promises, but is late to one client and not to the other, and requests to brokers may pass each other. Tests hold all
+the same, but for what is measured in tenths of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from allocator.wire.kafka_channel import Channel
+from allocator.wire.zookeeper import ZooKeeper
+
+__all__ = ["install"]
+
+
+def install(seed: int) -> None:
+    """For all clients of this process, to its end."""
+    rng = random.Random(seed)
+
+    def wait_s() -> float:
+        chance = rng.random()
+        return 0.0 if chance < 0.6 else rng.uniform(0, 0.06 if chance < 0.93 else 0.4)
+
+    told: WeakKeyDictionary[ZooKeeper, float] = WeakKeyDictionary()  # -> when the last thing said reaches the client
+
+    def post(client: ZooKeeper, function: Callable[..., None], *args: Any) -> None:
+        def later() -> None:
+            loop = asyncio.get_running_loop()
+            # never two at one time: the loop would not keep their order
+            told[client] = at = max(told.get(client, 0.0) + 1e-6, loop.time() + wait_s())
+            loop.call_at(at, function, *args)
+
+        heard(client, later)
+
+    async def slow_ask(channel: Channel, broker_id: Any, request: Any, deadline: float) -> Any:
+        await asyncio.sleep(wait_s())
+        answer = await ask(channel, broker_id, request, deadline)
+        await asyncio.sleep(wait_s())
+        return answer
+
+    heard, ask = ZooKeeper._post, Channel.ask
+    ZooKeeper._post = post  # type: ignore[method-assign]
+    Channel.ask = slow_ask  # type: ignore[method-assign]

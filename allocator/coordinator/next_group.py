@@ -364,7 +364,7 @@ class NextGroup:
         if self._joined.done() and self.epoch > 0 and not self.closing:
             self._end(why, NextPhase.AWAY)
         else:
-            self._timing.polled()  # no user could have done anything meanwhile, who waits for us to join
+            self._timing.polled()  # no user could have polled: we are not in yet, or already leaving
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress, count, repeat
+from itertools import compress, repeat
 from typing import Any, NamedTuple, Union
 
 from allocator.assign.flow import Kind, settle
@@ -68,19 +68,19 @@ class Holdings:
         classes = replace(view, members=self.members).classes()
         self.space = Space({topic: view.partitions[topic] for _, topics in classes for topic in topics})
         self.piles: list[Pile] = []
+        what = None if told is None else self.space.told(told)
         for members, topics in classes:
             takers = [index[member.id] for member in members]
-            if told is None or signature is None:
+            if what is None or signature is None:
                 numbers: list[int] = []
                 for topic in topics:
-                    start = self.space.starts[topic]
-                    numbers.extend(range(start, start + self.space.counts[topic]))
+                    numbers.extend(self.space.numbers(topic))
                 self.piles.append(Pile(takers, None, numbers))
                 continue
             alike = _Sorted(signature)
             for topic in topics:
-                numbers_of = map(alike.__getitem__, self.space.told(told, topic))
-                for kind, number in zip(numbers_of, count(self.space.starts[topic])):
+                whole = self.space.numbers(topic)
+                for kind, number in zip(map(alike.__getitem__, what[whole.start : whole.stop]), whole):
                     kind.append(number)
             self.piles += [Pile(takers, each, found) for each, found in alike.by_signature.items()]
         self.held: list[list[int]] = [[] for _ in self.members]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import accumulate, chain, compress, takewhile
+from itertools import accumulate, compress, takewhile
 
 from allocator.assign.holdings import Holdings, balanced
 from allocator.assign.space import Share
@@ -68,8 +68,7 @@ def _work(view: GroupView, holdings: Holdings) -> list[int] | None:
     """
     if not view.load:
         return None
-    space = holdings.space
-    known = list(chain.from_iterable(space.told(view.load, topic) for topic in space.topics))
+    known = holdings.space.told(view.load)
     clean = [load if load is None or 0 < load < 1e30 else 1e30 if load > 0 else 0.0 for load in known]
     given = [load for load in clean if load is not None]
     mean = sum(given) / len(given) if given else 0.0

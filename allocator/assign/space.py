@@ -6,7 +6,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
+from operator import eq
 from typing import Any, TypeVar, cast
 
 from allocator.types import TopicPartition
@@ -49,6 +50,10 @@ class Space:
             self._partitions = made
         return self._partitions
 
+    def numbers(self, topic: str) -> range:
+        """Of a topic's partitions."""
+        return range(self.starts[topic], self.starts[topic] + self.counts[topic])
+
     def some(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """Those with these numbers, in their order."""
         if self._partitions is not None:
@@ -59,9 +64,17 @@ class Space:
             _partition((topics[topic], number - starts[topic])) for number in numbers for topic in (topic_of[number],)
         ]
 
-    def told(self, of: Mapping[TopicPartition, Told], topic: str) -> Iterator[Told | None]:
-        """What a mapping says of each partition of a topic, None where it says nothing; makes no objects."""
-        return map(cast("Mapping[tuple[str, int], Told]", of).get, zip(repeat(topic), range(self.counts[topic])))
+    def told(self, of: Mapping[TopicPartition, Told]) -> list[Told | None]:
+        """What a mapping says of each partition, by number, None where it says nothing; makes no objects.
+
+        A mapping of exactly these in their order, as our leaders make it, costs a sixth of one that has to be searched.
+        """
+        if len(of) == self.size and all(map(eq, of, self._names())):
+            return list(of.values())
+        return list(map(cast("Mapping[tuple[str, int], Told]", of).get, self._names()))
+
+    def _names(self) -> Iterator[tuple[str, int]]:
+        return chain.from_iterable(zip(repeat(topic), range(count)) for topic, count in self.counts.items())
 
     def number(self, item: object) -> int | None:
         """The number of a (topic, partition), None when it is not one of these."""

@@ -33,6 +33,13 @@ def test_it_behaves_as_the_frozenset_of_the_same_partitions(one: set[int], other
         assert (partition in share) == (partition in same)
 
 
+@given(st.permutations([*EVERY, TopicPartition("d", 0)]), st.integers(0, 7))
+def test_what_is_told_of_partitions_does_not_depend_on_its_order(order: list[TopicPartition], known: int) -> None:
+    for some in (order[:known], sorted(order[:known]), EVERY):
+        told = {partition: f"{partition.topic}{partition.partition}" for partition in some}
+        assert SPACE.told(told) == [told.get(partition) for partition in EVERY]
+
+
 @pytest.mark.parametrize("item", [("b", 3), ("b", -1), ("d", 0), "b", ("b",), ("b", "0"), None])
 def test_what_is_no_such_partition_is_not_in_it(item: object) -> None:
     assert item not in Share(SPACE, range(6))

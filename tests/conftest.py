@@ -58,7 +58,7 @@ hypothesis.settings.register_profile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
-    parser.addoption("--jitter", type=int, metavar="SEED", help="servers seem to answer late (see tests/jitter.py)")
+    parser.addoption("--jitter", type=int, metavar="SEED", help="answers come late, at random (see tests/jitter.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

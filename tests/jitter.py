@@ -1,9 +1,9 @@
-"""Answers that take their time, each another: `pytest --jitter SEED`.
+"""Answers that come late, each by a delay of its own: `pytest --jitter SEED`.
 
-Servers beside the tests answer at once and in turn, so that many an order of events never comes up in them. With this,
-two of five answers wait, for 60 ms at most and some for 400: what ZooKeeper says stays in its order, as a session
-promises, but is late to one client and not to the other, and requests to brokers may pass each other. Tests hold all
-the same, but for what is measured in tenths of a second.
+Servers on the tests' machine answer at once and in turn, so many an order of events never comes up. With this, two of
+five answers wait, most for up to 60 ms, some for up to 400. What ZooKeeper says stays in order, as a session promises,
+but reaches one client late and another at once; requests to brokers may pass each other. Every test should hold all the
+same, unless it measures tenths of a second.
 """
 
 from __future__ import annotations

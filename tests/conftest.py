@@ -15,7 +15,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 import hypothesis
-import jitter
 import pytest
 
 from allocator.testing.compatibility import versions_of
@@ -67,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--jitter") is not None:
+        import jitter  # not on top: whoever copies this file alone has no such module
+
         jitter.install(config.getoption("--jitter"))
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 60 by default")
 

@@ -173,13 +173,14 @@ class Holdings:
         holder = self.holder
         for number in reversed(pile.numbers):
             member = holder[number]
-            if member in gives:
-                self.taken[number] = 0
-                gives[member] -= 1
-                if not gives[member]:
-                    del gives[member]
-                    if not gives:
-                        return
+            if member not in gives:
+                continue
+            self.taken[number] = 0
+            gives[member] -= 1
+            if not gives[member]:
+                del gives[member]
+            if not gives:
+                return
 
     def _deal(self, pool: list[int], needs: list[tuple[int, int]], hands: list[list[int]]) -> None:
         needs.sort(key=lambda need: (-need[0], need[1]))

@@ -44,10 +44,7 @@ class Space:
     def partitions(self) -> list[TopicPartition]:
         """All of them, by number; made when first asked for."""
         if self._partitions is None:
-            made: list[TopicPartition] = []
-            for topic, count in self.counts.items():
-                made.extend(map(_partition, zip(repeat(topic), range(count))))
-            self._partitions = made
+            self._partitions = list(map(_partition, self._names()))
         return self._partitions
 
     def numbers(self, topic: str) -> range:
@@ -90,7 +87,7 @@ class Space:
         begin = 0
         while begin < len(numbers):
             topic = self.topics[self.topic_of[numbers[begin]]]
-            end = bisect_right(numbers, self.starts[topic] + self.counts[topic] - 1, begin)
+            end = bisect_right(numbers, self.numbers(topic)[-1], begin)
             yield numbers[begin:end]
             begin = end
 

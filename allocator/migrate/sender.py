@@ -67,7 +67,7 @@ class Lane:
     waiting: deque[_Item] = field(default_factory=deque)
     sent: deque[_Item] = field(default_factory=deque)
     asked: int = 0  # requests without an answer yet
-    known: bool = False  # to the brokers: they take any sequence for the first of a new producer
+    most: int = 1  # under way: brokers take any sequence for the first batch of a producer they do not know
     broken: bool = False
     resume_at: float = 0.0
     tries: int = 0
@@ -213,11 +213,7 @@ class Sender:
             if leader is None or now < lane.resume_at:
                 later.append(max(self._client.retry_backoff_s, lane.resume_at - now))
                 continue
-            if (
-                lane.broken
-                or self._under_way[leader] >= UNDER_WAY
-                or len(lane.sent) >= (UNDER_WAY if lane.known else 1)
-            ):
+            if lane.broken or self._under_way[leader] >= UNDER_WAY or len(lane.sent) >= lane.most:
                 continue
             item = lane.waiting[0]
             if sizes[leader] and sizes[leader] + item.encoded.size > REQUEST_BYTES:
@@ -265,7 +261,7 @@ class Sender:
                 continue  # dropped meanwhile
             code, base = codes.get(partition, (-1, -1))
             if code == 0:
-                item.target, lane.tries, lane.known = base, 0, True
+                item.target, lane.tries, lane.most = base, 0, UNDER_WAY
             else:
                 failed = True
                 where = f"{partition.topic}:{partition.partition}"

@@ -17,23 +17,16 @@ from repository import PACKAGE, ROOT, sources
 import allocator
 from allocator import errors
 
-LINES = 400
-# a longer file is looking for a second room; these found none, and here is why
-LONGER: dict[str, str] = {
-    "fetch/leaders.py": "one loop for each leader: its states are read together or not at all",
-    "wire/zookeeper.py": "kazoo's bridge: one object, so that no thread of kazoo's is seen outside this file",
-}
+LINES = 800  # a longer file holds a second concept
 
 
-def test_no_module_grows_beyond_a_size_that_one_reads_at_once() -> None:
+def test_no_module_holds_two_concepts() -> None:
     long = {
         path.relative_to(PACKAGE).as_posix(): count
         for path in sources()
         if (count := len(path.read_text().splitlines())) > LINES
     }
-    assert set(long) <= set(LONGER), f"split them, or give a reason here: {long}"
-    gone = [name for name in LONGER if not (PACKAGE / name).is_file()]
-    assert not gone, f"listed and not there: {gone}"
+    assert not long, f"split them by concept: {long}"
 
 
 def test_the_public_names_are_these() -> None:

@@ -51,6 +51,20 @@ def test_what_an_image_copies_exists_and_is_not_ignored(path: Path) -> None:
             assert any(source == name or source.startswith(f"{name}/") for name in kept), source
 
 
+def test_builders_without_buildkit_get_the_same_files() -> None:
+    def kept(path: Path) -> set[str]:
+        return {line for line in path.read_text().splitlines() if line.startswith("!")}
+
+    assert kept(ROOT / ".dockerignore") == set().union(
+        *(kept(path.with_name("Dockerfile.dockerignore")) for path in DOCKERFILES)
+    )
+
+
+def test_no_health_check_starts_a_java_machine() -> None:
+    for name, service in SERVICES.items():
+        assert "/opt/kafka/bin" not in str(service.get("healthcheck", {}).get("test", "")), name
+
+
 def test_each_compose_file_stands_by_itself_and_the_last_one_has_all() -> None:
     assert COMPOSE["compose.yaml"]["include"] == ["old.yaml", "new.yaml"]
     assert sum(len(file["services"]) for file in COMPOSE.values()) == len(SERVICES), "a name stands in two files"
@@ -153,6 +167,30 @@ def test_the_pod_finds_its_settings_its_page_and_the_time_to_drain(tmp_path: Pat
     user = re.search(r"^USER (\d+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert user is not None
     assert pod["securityContext"]["runAsUser"] == int(user[1])
+
+
+def test_no_service_of_the_namespace_can_change_a_setting() -> None:
+    pod = MANIFEST["Deployment"]["spec"]["template"]["spec"]
+    # else a Service called allocator-web puts ALLOCATOR_WEB_PORT=tcp://... into each container
+    assert pod["enableServiceLinks"] is False
+
+
+def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp_path: Path) -> None:
+    secret = MANIFEST["Secret"]
+    (container,) = MANIFEST["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
+    file = tmp_path / "config.toml"
+    text = MANIFEST["ConfigMap"]["data"]["config.toml"]
+    file.write_text(text)
+    load(file, secret["stringData"])  # as it stands, empty: the passwords that nobody uses
+    file.write_text(
+        text.replace(
+            "[kafka]\n",
+            '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "billing"\n',
+        ).replace("[zookeeper]\n", '[zookeeper]\ndigest_username = "billing"\n')
+    )
+    settings = load(file, {name: "from the secret" for name in secret["stringData"]})
+    assert settings.kafka.sasl_plain_password == settings.zookeeper.digest_password == "from the secret"
 
 
 def test_what_asks_for_health_asks_where_it_is_answered() -> None:

@@ -223,7 +223,9 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
     report = asyncio.run(read_group(access, _chosen(name, default_group)))
     if as_json:
         everything = report.to_json()
-        print_json({key: everything[key] for key in ("group", "partitions", "lag", "problems")})
+        print_json(
+            {key: everything[key] for key in ("group", "partitions", "lag", "lag_unknown_partitions", "problems")}
+        )
     else:
         out = console()
         out.print(offsets_table(report))

@@ -223,9 +223,8 @@ def _members(group: Seen, room: int, width: int) -> Table:
         claim = state.claims.get(member)
         held = claim.held if claim is not None else frozenset()
         leads = " (leads)" if member == state.leader else ""
-        lag = sum(logs.lag(partition) or 0 for partition in held)
         name, host = Text(plain(info.name) + leads), Text(plain(info.host))
-        rows.append((name, host, Text(str(len(held))), _figure(lag if logs.end else None)))
+        rows.append((name, host, Text(str(len(held))), _figure(logs.lag_of(held).total)))
     if len(state.members) > room:
         rows.append((Text(f"and {len(state.members) - room} more", style="dim"), Text(), Text(), Text()))
     return _table(("member", "host", "partitions", "lag"), rows, width, ("host", "partitions"))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from allocator.membership.describe import GroupState
 from allocator.membership.patterns import topic_pattern
@@ -15,9 +15,30 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
 
-__all__ = ["SHOWN", "GroupReport", "Logs", "name_of", "read_logs", "subscribed"]
+__all__ = ["SHOWN", "GroupReport", "Lag", "Logs", "name_of", "read_logs", "subscribed"]
 
 SHOWN = 10  # unowned partitions named in text; JSON has all
+
+
+class Lag(NamedTuple):
+    """Lag of several partitions together, in records."""
+
+    known: int
+    """Sum over the partitions whose lag is known."""
+    unknown: int
+    """How many partitions have a lag that is not known."""
+
+    @property
+    def total(self) -> Optional[int]:
+        """None if any part is unknown: a sum that leaves parts out would pass for the whole."""
+        return None if self.unknown else self.known
+
+    def __str__(self) -> str:
+        if not self.unknown:
+            return f"lag {self.known}"
+        if not self.known:
+            return "lag unknown"
+        return f"lag unknown (at least {self.known}; not known of {self.unknown} partitions)"
 
 
 @dataclass(frozen=True)
@@ -30,9 +51,22 @@ class Logs:
     problems: tuple[str, ...] = ()
 
     def lag(self, partition: TopicPartition) -> Optional[int]:
-        """Records between the committed offset and the end; None where either is not known."""
+        """Records between the committed offset and the end of the log; None where it is not known.
+
+        An empty log has no lag, whether or not an offset was committed. In a log with records and without a committed
+        offset, the lag depends on where the consumer begins, which only the consumer knows.
+        """
         committed, end = self.committed.get(partition), self.end.get(partition)
-        return None if committed is None or end is None else max(0, end - committed.offset)
+        if end is None:
+            return None
+        if committed is None:
+            return 0 if self.start.get(partition) == end else None
+        lag: int = max(0, end - committed.offset)
+        return lag
+
+    def lag_of(self, partitions: Collection[TopicPartition]) -> Lag:
+        found = [self.lag(partition) for partition in partitions]
+        return Lag(sum(lag for lag in found if lag is not None), found.count(None))
 
 
 @dataclass(frozen=True)
@@ -48,6 +82,22 @@ class GroupReport:
     def partitions(self) -> list[TopicPartition]:
         found = {*self.state.owners, *self.state.assigned, *self.subscribed, *self.logs.committed}
         return sorted(found)
+
+    @cached_property
+    def current(self) -> list[TopicPartition]:
+        """Partitions that the group reads.
+
+        The group may have committed offsets of more: of topics that no member subscribes to any more. Without
+        members, all partitions with committed offsets count.
+        """
+        if not self.state.members:
+            return self.partitions
+        return sorted({*self.state.owners, *self.state.assigned, *self.subscribed})
+
+    @cached_property
+    def lag(self) -> Lag:
+        """Over the partitions that the group reads."""
+        return self.logs.lag_of(self.current)
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
@@ -97,7 +147,8 @@ class GroupReport:
             "leader": self.state.leader,
             "members": [self._member(member) for member in self.state.members],
             "partitions": [self.partition_to_json(partition) for partition in self.partitions],
-            "lag": sum(self.logs.lag(partition) or 0 for partition in self.partitions),
+            "lag": self.lag.total,
+            "lag_unknown_partitions": self.lag.unknown,
             "unowned": [_plain(partition) for partition in self.unowned],
             "problems": self.problems,
         }
@@ -134,10 +185,9 @@ class GroupReport:
     def headline(self) -> str:
         document = self.state.document
         strategy = f", strategy {document.strategy}" if document is not None and document.strategy else ""
-        lag = sum(self.logs.lag(partition) or 0 for partition in self.partitions)
         return (
             f"{self.state.group}: {self.phase}, generation {self.state.generation}, {len(self.state.members)} members, "
-            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, lag {lag}{strategy}"
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}"
         )
 
 

@@ -54,12 +54,13 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
     if members or (look.kafka is not None and look.kafka.alive) or look.old.kiel or look.old.consumers:
         return
     logs = look.report.logs
-    lag = sum(logs.lag(partition) or 0 for partition in logs.committed)
+    lag = logs.lag_of(logs.committed)
+    waiting = f"{lag.known} records wait" if lag.total is not None else f"at least {lag.known} records wait"
     in_kafka = f" (Kafka says {look.kafka.state})" if look.kafka is not None else ""
     yield Finding(
         "no-members",
-        Severity.WARNING if lag else Severity.INFO,
-        f"the group has no members{in_kafka}; {lag} records wait behind what it committed",
+        Severity.WARNING if lag != (0, 0) else Severity.INFO,
+        f"the group has no members{in_kafka}; {waiting} behind what it committed",
         (look.report.state.group,),
         "Nothing is consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
         "Start its members, or leave it if it is not needed any more.",

@@ -150,9 +150,10 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
     still: dict[TopicPartition, int] = {}
     for partition in _owned(before) & _owned(after):
         lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
-        if lag is None or was is None:
+        committed, before_that = report.logs.committed.get(partition), earlier.logs.committed.get(partition)
+        if lag is None or was is None or committed is None or before_that is None:
             continue
-        done = report.logs.committed[partition].offset - earlier.logs.committed[partition].offset
+        done = committed.offset - before_that.offset
         if lag > MARKERS and lag >= was and done == 0:
             still[partition] = lag
         elif lag - was > max(MARKERS, NOISE * (report.logs.end[partition] - earlier.logs.end.get(partition, 0))):

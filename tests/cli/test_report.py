@@ -87,7 +87,8 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
     assert found["generation"] == 7
     assert found["strategy"] == "naive"
     assert found["leader"] == OLD
-    assert found["lag"] == 5
+    assert found["lag"] is None, "t:2 and t:3 have records and no committed offset"
+    assert found["lag_unknown_partitions"] == 2
     assert found["unowned"] == [{"topic": "t", "partition": 3}]
     assert found["state"] == "rebalancing"
     assert found["members"][1] == {
@@ -125,8 +126,31 @@ def test_tables_show_the_same_and_take_no_name_for_markup() -> None:
     assert offsets[1].split() == ["t", "0", "billing-a", OLD, "5", "10", "5"]
     assert offsets[4].split() == ["t", "3", "-", "-", "10", "-"]
     assert REPORT.headline() == (
-        "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, lag 5, strategy naive"
+        "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, "
+        "lag unknown (at least 5; not known of 2 partitions), strategy naive"
     )
+
+
+def test_lag_that_nobody_knows_is_not_shown_as_a_number() -> None:
+    unreachable = GroupReport(REPORT.state, Logs(problems=("offsets are not known: no broker answers",)))
+    assert unreachable.to_json()["lag"] is None
+    assert "lag unknown, strategy naive" in unreachable.headline()
+    assert REPORT.logs.lag_of(P[:2]).total == 5
+    assert REPORT.logs.lag_of(P).total is None
+
+
+def test_an_empty_log_has_no_lag_even_before_the_first_commit() -> None:
+    logs = Logs(committed(p0=5), {P[0]: 2, P[1]: 7, P[2]: 0}, {P[0]: 10, P[1]: 7, P[2]: 3})
+    assert [logs.lag(partition) for partition in P] == [5, 0, None, None]
+
+
+def test_topics_that_no_member_subscribes_to_do_not_count_in_the_lag_of_a_living_group() -> None:
+    gone = TopicPartition("gone", 0)
+    logs = Logs(
+        {**committed(p0=5, p1=1, p2=1), gone: OffsetAndMetadata(1, "", -1)}, {}, {**dict.fromkeys(P, 6), gone: 9}
+    )
+    assert GroupReport(group(), logs).lag == (11, 0)
+    assert GroupReport(GroupState("g", {}, {}, None), logs).lag == (19, 0)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp
             '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "billing"\n',
         ).replace("[zookeeper]\n", '[zookeeper]\ndigest_username = "billing"\n')
     )
-    settings = load(file, {name: "from the secret" for name in secret["stringData"]})
+    settings = load(file, dict.fromkeys(secret["stringData"], "from the secret"))
     assert settings.kafka.sasl_plain_password == settings.zookeeper.digest_password == "from the secret"
 
 

@@ -230,8 +230,8 @@ class Consumer:
     async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
         """Commits these offsets (each the next one to read), or everything delivered so far, which then is done.
 
-        Raises NotOwned for a partition that is not ours, CommitFailed when the lease lapsed or the coordinator
-        refuses.
+        Raises NotOwned for a partition that is not ours, ConfigError for an offset below 0, CommitFailed when the
+        lease lapsed or the coordinator refuses.
         """
         if offsets is None:
             await self._engine.commit_progress(in_hand=True)

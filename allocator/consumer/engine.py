@@ -280,17 +280,20 @@ class Engine:
         return {p: OffsetAndMetadata(o.offset, o.metadata or stamp, o.leader_epoch) for p, o in offsets.items()}
 
     async def _auto_commit(self, interval_s: float) -> None:
-        wait_s = interval_s
+        wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False
         while True:
             await asyncio.sleep(wait_s)
             wait_s = interval_s
             try:
                 await self.commit_progress()
+                backoff_s, told = COMMIT_BACKOFF_S, False
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
-                log.warning("%s: auto-commit put off: %s", self.group, error)
+                log.log(logging.DEBUG if told else logging.WARNING, "%s: auto-commit put off: %s", self.group, error)
+                told = True
                 if error.retriable:
-                    wait_s = min(interval_s, COMMIT_BACKOFF_S)
+                    await self.until_may_act()
+                    wait_s, backoff_s = min(interval_s, backoff_s), 2 * backoff_s
 
     # -- what is owned -------------------------------------------------------------------------------------------
 

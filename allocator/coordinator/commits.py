@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
+from typing import Any
 
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.identity import Committer, Identity
 from allocator.coordinator.messages import OUTSIDE, commit_request
 from allocator.coordinator.reactions import COMMIT, MEMBER_COMMIT, Reaction, react
-from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced
+from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka_errors import for_code
 from allocator.wire.offset_commit import OffsetCommit, OffsetCommitAnswer
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
 
+UNKNOWN_ERROR = -1
 NO_MEMBER = 25  # as the coordinator says of a member that it does not know (any more)
 FENCING = (Reaction.LOST, Reaction.RESET, Reaction.FENCED)  # no member, or not of this generation
 PASSING = (Reaction.REJOIN, Reaction.NEW_EPOCH)  # still a member, and soon one that may commit
@@ -33,14 +35,26 @@ MOST_PARTITIONS = 500
 MOST_BYTES = 250_000
 RECORD_BYTES = 100  # about what the offsets topic keeps of a partition, without its names and metadata
 
+# more: a commit succeeds later after the coordinator was unable for a while; less: more requests to one that struggles
+BACKOFF_MAX_S = 1.0
+# of a partition, to "unknown server error", which may pass and may not. more: 0.8.1 has longer for its ZooKeeper;
+# less: callers hear sooner of a coordinator that is broken
+MOST_UNKNOWN = 5
+
 NAMED = 10  # partitions that an error lists
 
 
 class Call:
-    """One call of `commit`: what is still to be committed, and what never will be."""
+    """One call of `commit`: what is still to be committed, and what never will be.
+
+    Raises ConfigError for an offset below 0: brokers store it, and have then forgotten the position.
+    """
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        for tp, value in offsets.items():
+            _check(tp, value.offset)
         self.left: Offsets = dict(offsets)
+        self.unknown: dict[TopicPartition, int] = {}  # how often the coordinator answered with an unknown error
         self.failed: dict[TopicPartition, BrokerError] = {}
         self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is still left
 
@@ -78,6 +92,7 @@ class Commits:
         self._waiting: list[Call] = []
         self._turn: asyncio.Lock | None = None
         self._abandoned = False  # by a caller that was cancelled: a request may be under way
+        self._failures = 0  # requests in a row after which to wait
 
     def enter(self, call: Call) -> None:
         """From here on it has its place in the order; `finish` is to be awaited."""
@@ -133,10 +148,18 @@ class Commits:
             for call in callers:
                 call.note(call.left, exc, final=not exc.retriable)
             if exc.retriable:
-                await asyncio.sleep(self._retry_backoff_s)
+                await self._pause(deadline)
             return
         if self._read(response, callers, some, identity):
-            await asyncio.sleep(self._retry_backoff_s)
+            await self._pause(deadline)
+        else:
+            self._failures = 0
+
+    async def _pause(self, deadline: float) -> None:
+        """Before the next request: longer with each failure in a row, and not past the deadline."""
+        pause_s = min(BACKOFF_MAX_S, self._retry_backoff_s * (1 << min(self._failures, 10)))
+        self._failures += 1
+        await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
 
     def _read(self, response: OffsetCommitAnswer, callers: Sequence[Call], sent: Offsets, identity: Identity) -> bool:
         """Returns whether to pause before the next request."""
@@ -167,7 +190,11 @@ class Commits:
             pause = pause or reaction in (Reaction.RETRY, Reaction.REFIND)
             error = errors.setdefault(code, for_code(code, "the coordinator"))
             for call in callers:
-                call.note([tp], error, final=reaction is Reaction.FAIL)
+                final = reaction is Reaction.FAIL
+                if code == UNKNOWN_ERROR and tp in call.left:
+                    call.unknown[tp] = call.unknown.get(tp, 0) + 1
+                    final = final or call.unknown[tp] > MOST_UNKNOWN
+                call.note([tp], error, final=final)
         return pause
 
     def _identity(self, callers: Iterable[Call], some: Offsets) -> Identity:
@@ -212,6 +239,14 @@ class Commits:
         error = (Fenced if fenced else CommitFailed)(f"group {self._group!r}: not committed: {what}")
         error.retriable = not call.failed
         return error
+
+
+def _check(tp: TopicPartition, offset: Any) -> None:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
+        raise ConfigError(
+            f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record to "
+            "read, 0 or more. To take a committed offset away, stop the group and use Kafka's DeleteOffsets"
+        )
 
 
 def _some(callers: Iterable[Call], group: str) -> Offsets:

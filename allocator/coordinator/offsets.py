@@ -231,8 +231,8 @@ class GroupOffsets:
 
         Retries what may succeed later, alone for the partitions concerned; metadata that is too large is left out
         with a warning. Raises `CommitFailed` naming the partitions that were not committed and why; the others are.
-        It is `Fenced` if the group took one of them from the `committer`.
-        A cancelled call may or may not have committed.
+        It is `Fenced` if the group took one of them from the `committer`. Raises `ConfigError` for an offset below 0,
+        before anything is sent. A cancelled call may or may not have committed.
         """
         if not offsets:
             return

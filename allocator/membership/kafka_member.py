@@ -74,7 +74,8 @@ class KafkaMember:
         return self._held
 
     def may_act(self) -> bool:
-        return self._lease.valid
+        # without an identity the coordinator has refused this member: what it held may have another owner by now
+        return self._group.identity is not None and self._lease.valid
 
     def polled(self) -> None:
         """The user is alive (only with `max_poll_interval_s`)."""

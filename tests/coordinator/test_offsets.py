@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorResponse
 
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import CommitFailed, NoOffsetsError
+from allocator.errors import CommitFailed, ConfigError, NoOffsetsError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -115,6 +116,31 @@ async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: 
         await offsets(client).commit({A: at(1), B: at(2)})
         assert broker.commits == [{0: (1, ""), 1: (2, "")}, {1: (2, "")}, {1: (2, "")}]
         assert broker.count(10) == 1
+
+
+async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_later_and_then_told() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [-1] * 10_000
+        began = time.monotonic()
+        with pytest.raises(CommitFailed, match=r"t:0 .*UNKNOWN") as caught:
+            await GroupOffsets(client, "g", retry_backoff_s=0.01, timeout_s=20).commit({A: at(1), B: at(2)})
+        assert not caught.value.retriable
+        assert len(broker.commits) == 6
+        assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
+        assert broker.stored == {B: at(2)}
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -1001, True, 1.0, None, 2**63])
+async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        wrong = {A: at(1), B: at(offset)}
+        with pytest.raises(ConfigError, match=rf"t:1: offset {offset!r} .* give the offset of the next record"):
+            await group.commit(wrong)
+        with pytest.raises(ConfigError, match=r"t:1: offset"):
+            group.commit_async(wrong)
+        await group.commit({C: at(0)})
+        assert broker.commits == [{2: (0, "")}]
 
 
 @pytest.mark.parametrize("code", [15, 16])

@@ -261,6 +261,19 @@ async def test_a_fenced_instance_loses_everything_and_stops() -> None:
         await ours.membership.leave()
 
 
+@pytest.mark.parametrize("code", [22, 25])
+async def test_a_member_whose_commit_was_fenced_may_not_act_from_that_moment_on(code: int) -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        identity = ours.membership.identity
+        assert identity is not None
+        assert ours.membership.may_act()
+        ours.membership.refused(code, identity)
+        assert not ours.membership.may_act()  # not only after the loop's next turn
+        await wait_until_async(ours.membership.may_act, 20, "the next membership")
+        assert ours.owner.lost_partitions == ALL
+
+
 async def test_leaving_is_no_end_that_anybody_has_to_hear_of() -> None:
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)

@@ -1,0 +1,79 @@
+"""The engine beneath every consumer, where no server is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from allocator.consumer.engine import Engine
+from allocator.consumer.joining import Joining
+from allocator.consumer.listener import RebalanceListener
+from allocator.errors import CommitFailed
+from allocator.testing import wait_until_async
+
+
+def engine(**options: Any) -> Engine:
+    return Engine(
+        Joining(membership="fixed", group="g", client_id="c", topics=("t",)),
+        brokers="127.0.0.1:1",
+        listener=RebalanceListener(),
+        auto_commit_interval_s=0.001,
+        commit_on_revoke=True,
+        auto_offset_reset="earliest",
+        **options,
+    )
+
+
+async def test_an_auto_commit_that_is_put_off_says_so_once_and_waits_for_the_lease(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, tries, lease = engine(), 0, False
+
+    async def commit_progress() -> None:
+        nonlocal tries
+        tries += 1
+        if not lease:
+            error = CommitFailed("no lease")
+            error.retriable = True
+            raise error
+
+    monkeypatch.setattr(ours, "commit_progress", commit_progress)
+    monkeypatch.setattr(ours.membership, "may_act", lambda: lease)
+    with caplog.at_level(logging.WARNING):
+        task = asyncio.ensure_future(ours._auto_commit(0.001))
+        await wait_until_async(lambda: tries > 0, 10, "the first try")
+        for _ in range(50):
+            ours.fetcher.wake()
+            await asyncio.sleep(0.001)
+        assert tries == 1
+        lease = True
+        ours.fetcher.wake()
+        await wait_until_async(lambda: tries > 2, 10, "commits with the lease")
+        task.cancel()
+        await asyncio.wait({task})
+    assert [record.message for record in caplog.records] == ["g: auto-commit put off: no lease"]
+
+
+async def test_commits_that_fail_again_and_again_are_told_once_and_tried_ever_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, tries = engine(), 0
+
+    async def commit_progress() -> None:
+        nonlocal tries
+        tries += 1
+        error = CommitFailed("not now")
+        error.retriable = True
+        raise error
+
+    monkeypatch.setattr(ours, "commit_progress", commit_progress)
+    monkeypatch.setattr(ours.membership, "may_act", lambda: True)
+    with caplog.at_level(logging.WARNING):
+        task = asyncio.ensure_future(ours._auto_commit(0.001))
+        await wait_until_async(lambda: tries >= 3, 10, "tries")
+        task.cancel()
+        await asyncio.wait({task})
+    assert len(caplog.records) == 1

@@ -1,13 +1,35 @@
-"""The clock that a machine's sleep does not stop."""
+"""The clock that a machine's sleep does not stop, and times as users write them."""
 
 from __future__ import annotations
 
+import re
 import time
+from datetime import datetime, timezone
 
-__all__ = ["boot_clock"]
+__all__ = ["boot_clock", "milliseconds"]
 
 
 def boot_clock() -> float:
     """Seconds that never go back and that count while the machine sleeps, where the system offers such a clock."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+def milliseconds(text: str) -> int:
+    """Milliseconds since the epoch, from their number or from an ISO 8601 time with its zone.
+
+    Raises ValueError for any other text, for a time without a zone and for one before 1970.
+    """
+    text = text.strip()
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    try:
+        at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time") from None
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} does not say its zone; add Z or +02:00")
+    since = at - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    if since.days < 0:
+        raise ValueError(f"{text!r} is before 1970")
+    return (since.days * 86400 + since.seconds) * 1000 + since.microseconds // 1000

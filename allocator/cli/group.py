@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from allocator.cli.output import console, plain, print_json
-from allocator.cli.report import GroupReport, members_table, offsets_table, parse_target, reset_table
+from allocator.cli.report import TARGETS, GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import ConfigError
 
 __all__ = ["Seconds", "group", "with_clusters"]
@@ -236,7 +236,7 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
 
 @offsets.command("reset")
 @click.argument("name", metavar="[GROUP]", required=False)
-@click.option("--to", "to", required=True, help="earliest, latest, timestamp:MILLISECONDS, or an offset.")
+@click.option("--to", "to", required=True, help=f"{TARGETS[0].upper()}{TARGETS[1:]}.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all of the group]")
 @click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
 @with_clusters

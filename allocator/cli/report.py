@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from allocator.cli.output import Listing
+from allocator.clock import milliseconds
 from allocator.errors import ConfigError
 from allocator.membership.report import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
 
 __all__ = [
+    "TARGETS",
     "GroupReport",
     "Logs",
     "ResetPlan",
@@ -56,13 +58,19 @@ Target = Union[str, int]
 """What `--to` says: "earliest", "latest", "timestamp:MS", or an offset."""
 
 
+TARGETS = "earliest, latest, an offset, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
+
+
 def parse_target(text: str) -> Target:
-    """Raises ConfigError for what is none of the four."""
-    if text in ("earliest", "latest") or re.fullmatch(r"timestamp:\d{1,15}", text):
+    """`text` may also be an ISO 8601 time with its zone, with or without "timestamp:". Raises ConfigError."""
+    if text in ("earliest", "latest"):
         return text
-    if re.fullmatch(r"\d{1,18}", text):
+    if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    raise ConfigError(f"{text!r} is not earliest, latest, timestamp:MILLISECONDS or an offset")
+    try:
+        return f"timestamp:{milliseconds(text[len('timestamp:') :] if text.startswith('timestamp:') else text)}"
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not {TARGETS} ({error})") from None
 
 
 @dataclass(frozen=True)

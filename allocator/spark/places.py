@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, Optional, Union
 
+from allocator.clock import milliseconds
 from allocator.subscription.topics import checked
 from allocator.types import TopicPartition
 
@@ -76,7 +76,7 @@ def read_place(text: str, words: tuple[str, ...]) -> Place:
         return Place(None, {tp: ENDS.get(offset, offset) for tp, offset in offsets.items()})
     kind, colon, rest = text.partition(":")
     if kind.lower() == "timestamp" and colon:
-        return Place(_time(rest))
+        return Place(milliseconds(rest))
     raise ValueError
 
 
@@ -84,7 +84,7 @@ def read_times(text: str) -> Place:
     """A time for all partitions, or JSON of times by partition. Raises ValueError."""
     text = text.strip()
     if not text.startswith("{"):
-        return Place(_time(text))
+        return Place(milliseconds(text))
     times = _by_partition(text)
     for tp, at in times.items():
         if at < 0:
@@ -148,20 +148,3 @@ def _number(topic: str, value: Any) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**31:
         raise ValueError(f"{topic!r} has no partition {json.dumps(value)}: a number from 0 is needed")
     return int(text)
-
-
-def _time(text: str) -> int:
-    """Milliseconds since the epoch."""
-    text = text.strip()
-    if re.fullmatch(r"\d{1,18}", text):
-        return int(text)
-    try:
-        at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-    except ValueError:
-        raise ValueError(f"{text!r} is no time") from None
-    if at.tzinfo is None:
-        raise ValueError(f"{text!r} does not say its zone; add Z or +02:00")
-    since = at - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    if since.days < 0:
-        raise ValueError(f"{text!r} is before 1970")
-    return (since.days * 86400 + since.seconds) * 1000 + since.microseconds // 1000

@@ -77,7 +77,10 @@ async def _reset(reset: Reset, group: str, given: Mapping[str, Any]) -> dict[str
     _only(given, "to", "topics", "confirm")
     to, topics, confirm = given.get("to"), given.get("topics", []), given.get("confirm")
     if not isinstance(to, (str, int)) or isinstance(to, bool):
-        raise ConfigError('"to" must be "earliest", "latest", "timestamp:MILLISECONDS" or an offset')
+        raise ConfigError(
+            '"to" must be "earliest", "latest", an offset, "timestamp:MILLISECONDS" or '
+            'a time such as "2026-01-31T12:00:00Z"'
+        )
     if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
         raise ConfigError('"topics" must be a list of topics; an empty one stands for all of the group')
     if confirm is not None and confirm != group:

@@ -138,7 +138,10 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "ResetRequest": _object(
         *("topics", "confirm"),
-        to={"type": ["string", "integer"], "description": "earliest, latest, timestamp:MILLISECONDS, or an offset"},
+        to={
+            "type": ["string", "integer"],
+            "description": "earliest, latest, an offset, timestamp:MILLISECONDS, or an ISO 8601 time",
+        },
         topics={**_list(TEXT), "description": "None: all of the group."},
         confirm={**TEXT, "description": "The group's name; without it nothing is done, only said."},
     ),

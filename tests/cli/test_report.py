@@ -195,9 +195,22 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
     assert parse_target("latest") == "latest"
     assert parse_target("timestamp:1700000000000") == "timestamp:1700000000000"
     assert parse_target("17") == 17
-    for wrong in ("oldest", "timestamp:", "timestamp:soon", "-1", "1.5", ""):
+    assert parse_target("2023-11-14T22:13:20Z") == "timestamp:1700000000000"
+    assert parse_target("timestamp:2023-11-15T00:13:20+02:00") == "timestamp:1700000000000"
+    for wrong in (
+        "oldest",
+        "timestamp:",
+        "timestamp:soon",
+        "-1",
+        "1.5",
+        "",
+        "2023-13-14T22:13:20Z",
+        "1969-12-31T00:00Z",
+    ):
         with pytest.raises(ConfigError, match="is not earliest, latest"):
             parse_target(wrong)
+    with pytest.raises(ConfigError, match="does not say its zone; add Z"):
+        parse_target("2023-11-14T22:13:20")
 
 
 @pytest.mark.parametrize(

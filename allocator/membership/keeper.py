@@ -61,6 +61,7 @@ class Keeper:
     async def keep(self, path: str, data: bytes) -> None:
         """Until cancelled; raises MembershipLost when the znode at `path` is not ours any more."""
         loop = asyncio.get_running_loop()
+        newest = -1
         while True:
             self._sooner.clear()
             began, started = loop.time(), self.lease.clock()
@@ -75,6 +76,10 @@ class Keeper:
                 continue
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
+            if stat.version <= newest:
+                # our claim may be forgotten as well, so nothing that we hold is ours any more
+                raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
+            newest = stat.version
             self._measures.heartbeat.add(self._measures.clock() - sent)
             self._renew(started)
             pause = self._zk.session_timeout_s * PACE - (loop.time() - began)

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = ["Engine"]
 log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Parts = frozenset[TopicPartition]
 
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
@@ -82,6 +83,7 @@ class Engine:
             self.committed,
             self.fetcher,
             self.commit_progress,
+            self.commits_settled,
             listener,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
@@ -94,7 +96,10 @@ class Engine:
         self.membership = joining.make(self.client, self._ownership, coordinator, load, self._offsets)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
+        self.closing = False
+        """`close` was called: what cannot be committed now never will be."""
         self._broken: BaseException | None = None
+        self._under_way: dict[asyncio.Future[None], Parts] = {}  # commits, and what they are of
         self._exits = contextlib.AsyncExitStack()
         self._scope: Scope
         self._one_commit: asyncio.Lock
@@ -135,6 +140,8 @@ class Engine:
 
     async def close(self, *, commit: bool = True) -> None:
         """Drains, commits what is done (unless told not to), leaves, and closes every connection."""
+        self.closing = True
+        self.fetcher.wake()
         if not commit:
             self._ownership.stop_committing()
         try:
@@ -228,16 +235,36 @@ class Engine:
         """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""
         group = self.offsets
         if offsets:
-            await group.commit(self._to_send(offsets))
+            with self.committing(offsets):
+                await group.commit(self._to_send(offsets))
             self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+
+    @contextlib.contextmanager
+    def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
+        """These are not released before the block is left."""
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way[under_way] = frozenset(partitions)
+        try:
+            yield
+        finally:
+            del self._under_way[under_way]
+            under_way.set_result(None)
+
+    async def commits_settled(self, partitions: Parts) -> None:
+        """Returns once no commit of one of these partitions is under way."""
+        while True:
+            waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
+            if not waits:
+                break
+            await asyncio.wait(waits)
+        if self._offsets is not None:
+            await self._offsets.settled()
 
     async def commit_progress(
         self,
         partitions: Iterable[TopicPartition] | None = None,
         *,
-        topics: Collection[str] | None = None,
         in_hand: bool = False,
-        metadata: str = "",
     ) -> None:
         """Commits how far the user has got; with `in_hand`, what was handed out as well, which then is done.
 
@@ -245,10 +272,8 @@ class Engine:
         """
         async with self._one_commit:
             offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
-            if topics is not None:
-                offsets = {p: offset for p, offset in offsets.items() if p.topic in topics}
             epoch = self.fetcher.leader_epoch
-            await self.commit({p: OffsetAndMetadata(o, metadata, epoch(p, o)) for p, o in offsets.items()})
+            await self.commit({p: OffsetAndMetadata(o, "", epoch(p, o)) for p, o in offsets.items()})
             # only now: a partition that is to move is released when it is done, and the commit comes before
             self.progress.finish_up_to(offsets)
 
@@ -256,7 +281,9 @@ class Engine:
         """As `commit`, without waiting: it has its place in the order when this returns, and `close` waits for it."""
         group = self.offsets
         if offsets:
-            group.commit_async(self._to_send(offsets), partial(self._decided, callback))
+            task = group.commit_async(self._to_send(offsets), partial(self._decided, callback))
+            self._under_way[task] = frozenset(offsets)
+            task.add_done_callback(self._under_way.pop)
 
     def _decided(self, callback: OnCommit | None, offsets: Offsets, error: AllocatorError | None) -> None:
         if error is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -15,9 +16,9 @@ from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.switching import ClusterChoice, Watcher, path_of
-from allocator.errors import AllocatorError, CommitFailed, DeserializationError, NotOwned
+from allocator.errors import AllocatorError, CommitFailed, DeserializationError, Fenced, NotOwned
 from allocator.membership.patterns import ANY_TOPIC
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["GroupedConsumer"]
@@ -25,6 +26,8 @@ __all__ = ["GroupedConsumer"]
 log = logging.getLogger(__name__)
 
 TURN_S = 0.2  # how soon `consume` sees that the group is told something else
+COMMIT_BACKOFF_S = 0.1  # before a commit that may succeed later is tried again; doubled each time, up to
+COMMIT_BACKOFF_MAX_S = 2.0
 
 
 class GroupedConsumer:
@@ -46,7 +49,7 @@ class GroupedConsumer:
     What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
     instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
-    the next `consume` of that topic, or `close`.
+    the next `consume` of that topic, or `close`; and so is every commit that was begun, awaited or not.
 
     A group that is paused, or told to read another cluster (docs/migration.md), is followed by `consume`: it returns
     nothing more once that is known, the member leaves when nothing that was returned is waited for, and goes on at what
@@ -122,6 +125,7 @@ class GroupedConsumer:
         if membership == "zookeeper":
             self._watcher = Watcher(ZooKeeper(hosts, options=zookeeper_options), path_of(root, group))
         self._asked: set[str] = set()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._started = False
 
     def _deserialize(self, value: bytes) -> Any:
@@ -136,7 +140,8 @@ class GroupedConsumer:
     async def _connect(self) -> None:
         if self._started:
             return
-        self._going = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._going, self._committing = asyncio.Lock(), asyncio.Lock()
         if self._watcher is not None:
             await self._watcher.start(self._connect_timeout_s)
         try:
@@ -183,8 +188,18 @@ class GroupedConsumer:
             raise
 
     def close(self) -> asyncio.Future[None]:
-        """Leaves the group and closes every connection; what was returned and not committed is read again."""
-        return asyncio.ensure_future(self._close())
+        """Leaves the group and closes every connection; what was returned and not committed is read again.
+
+        When the loop was stopped, as by Ctrl-C, it runs once more until that is done, and this returns then.
+        """
+        loop = self._loop
+        if loop is None or loop.is_running():
+            return asyncio.ensure_future(self._close())
+        done = loop.create_future()
+        if not loop.is_closed():  # else all tasks were ended with it, and have left the group
+            loop.run_until_complete(self._close())
+        done.set_result(None)
+        return done
 
     async def _close(self) -> None:
         if self.closing:
@@ -225,6 +240,13 @@ class GroupedConsumer:
         for partition, position in self._engine.state.all_consumed_offsets().items():
             found[partition.topic][partition.partition] = position.offset
         return dict(found)
+
+    def may_act(self) -> bool:
+        """Whether values may be handled and offsets committed at this instant.
+
+        Ask it before each value that was returned a while ago: the lease may have lapsed since.
+        """
+        return self._reads is not None and self._engine.membership.may_act()
 
     @property
     def coordinator_id(self) -> int | None:
@@ -279,8 +301,14 @@ class GroupedConsumer:
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
         """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
+        engine = self._engine
+        wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
-            await self.commit_offsets()
+            engine.must_own(starts)
+            with engine.committing(wanted):
+                async with self._committing:
+                    await self._commit(engine, wanted, None)
+                    self._committed(engine, {p.topic for p in wanted})
         except AllocatorError as error:
             log.warning("%s: these values are read again, their commit failed: %s", self.group_name, error)
             for partition, offset in starts.items():
@@ -337,20 +365,61 @@ class GroupedConsumer:
     def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
         """Commits what was returned of every topic that waits for it, with a text of your own if you like.
 
+        What was returned when this is called is committed, whether the answer is awaited or not, and a partition moves
+        only after that. What may succeed later is tried again for as long as the partition is ours, so that a service
+        lives through a time without ZooKeeper or coordinator; values of a partition that is lost meanwhile are read
+        again by its next owner, with a line in the log. Raises CommitFailed when the coordinator refuses for good.
+
         A text that is too long for the broker is left out, with a warning.
         """
-        return asyncio.ensure_future(self._commit_offsets(metadata))
+        engine, topics = self._engine, frozenset(self.topics_to_commit)
+        wanted: dict[TopicPartition, int] = {}
+        if self._reads is not None:  # else nothing waits for it
+            wanted = {p: o for p, o in engine.progress.uncommitted(in_hand=True).items() if p.topic in topics}
+        # before anything else runs: a rebalance may begin
+        until_done = contextlib.ExitStack()
+        until_done.enter_context(engine.committing(wanted))
+        task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, metadata))
+        task.add_done_callback(lambda _: until_done.close())
+        return task
 
-    async def _commit_offsets(self, metadata: str | None) -> None:
-        if self._reads is None:  # and so nothing waits for it
-            return
+    async def _commit_offsets(
+        self, engine: Engine, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
+    ) -> None:
+        """One after the other: an earlier one that is tried again must not come after a later one."""
+        backoff_s = COMMIT_BACKOFF_S
+        async with self._committing:
+            while wanted:
+                try:
+                    await self._commit(engine, wanted, metadata)
+                    break
+                except (CommitFailed, NotOwned) as error:
+                    if engine.closing or not (error.retriable or isinstance(error, (Fenced, NotOwned))):
+                        raise
+                    log.warning("%s: tried again: %s", self.group_name, error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(COMMIT_BACKOFF_MAX_S, 2 * backoff_s)
+                while self._ours(engine, wanted) and not engine.membership.may_act() and not engine.closing:
+                    await engine.fetcher.news(TURN_S)
+                gone = wanted.keys() - self._ours(engine, wanted)
+                if gone:
+                    log.warning("%s: values of %d partitions are read again: not ours any more", self.name, len(gone))
+                    wanted = {p: offset for p, offset in wanted.items() if p not in gone}
+            self._committed(engine, topics)
+
+    async def _commit(self, engine: Engine, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
+        """Once. Raises NotOwned or CommitFailed."""
         text = f"committed by {self.name}" if metadata is None else metadata
-        topics = set(self.topics_to_commit)
-        try:
-            await self._engine.commit_progress(topics=topics, in_hand=True, metadata=text)
-        except NotOwned as error:
-            raise CommitFailed(str(error)) from error
-        self.topics_to_commit -= topics
+        epoch = engine.fetcher.leader_epoch
+        await engine.commit({p: OffsetAndMetadata(offset, text, epoch(p, offset)) for p, offset in wanted.items()})
+        engine.progress.finish_up_to(wanted)
+
+    def _committed(self, engine: Engine, topics: Collection[str]) -> None:
+        # of some of them more may have been returned since
+        self.topics_to_commit -= set(topics) - {p.topic for p in engine.progress.uncommitted(in_hand=True)}
+
+    def _ours(self, engine: Engine, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        return {p for p in wanted if engine.state.is_assigned(p)}
 
 
 class _PauseUnasked(RebalanceListener):

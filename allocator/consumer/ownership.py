@@ -36,7 +36,8 @@ class Ownership:
     """The `Owner` of a membership, for one consumer.
 
     Guarantee: when `revoked` returns, no record of those partitions is in the user's hands, none will be delivered,
-    and what was done is committed (or its commit has failed for good, and those records are processed again).
+    what was done is committed (or its commit has failed for good, and those records are processed again), and no
+    commit of theirs is under way, whoever began it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Ownership:
         committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
+        commits_settled: Callable[[Parts], Awaitable[None]],
         listener: RebalanceListener,
         measures: Measures,
         *,
@@ -59,6 +61,7 @@ class Ownership:
         self._committed = committed
         self._fetcher = fetcher
         self._commit = commit
+        self._commits_settled = commits_settled
         self._listener = listener
         self._measures = measures
         self._auto_commit = auto_commit
@@ -144,6 +147,8 @@ class Ownership:
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
         await tell(self._listener.on_partitions_revoked, partitions)
+        # also those that nobody waits for: the next owner begins at what is committed when this returns
+        await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
 

@@ -122,6 +122,11 @@ class Commits:
         if call in self._waiting:
             self._waiting.remove(call)
 
+    async def settled(self) -> None:
+        """Wait for the request that a cancelled caller left under way, if any."""
+        if self._abandoned:
+            await self._coordinator.settled(OffsetCommit)
+
     async def close(self) -> None:
         """Wait for the request that is under way, if any."""
         await self._coordinator.settled(OffsetCommit)

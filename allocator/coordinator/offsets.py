@@ -125,6 +125,10 @@ class GroupOffsets:
             await asyncio.wait(self._tasks)
         await self._commits.close()
 
+    async def settled(self) -> None:
+        """Until no request of a commit that was cancelled is under way."""
+        await self._commits.settled()
+
     # -- fetch ----------------------------------------------------------------------------------------------------
 
     async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:

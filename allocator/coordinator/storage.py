@@ -64,6 +64,10 @@ class StoredOffsets(GroupOffsets):
         task.add_done_callback(lambda done: self._committed(done, Call({}), offsets, callback or self._on_commit))
         return task
 
+    async def settled(self) -> None:
+        await self._old.settled()
+        await super().settled()
+
     async def close(self) -> None:
         await self._old.close()
         await super().close()

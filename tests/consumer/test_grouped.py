@@ -13,8 +13,10 @@ from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer, TopicPartition
 from allocator.consumer.switching import ClusterChoice, choose, path_of
-from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
+from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
+from allocator.migrate.doctor_requests import group as kafka_group
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
 
 
@@ -229,6 +231,130 @@ async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Se
     assert sorted(values + rest + other) == list(range(200))
     for member in (first, second):
         await member.close()
+
+
+@through_either
+async def test_commits_that_nobody_awaits_are_not_overtaken_by_a_handover(service: Service) -> None:
+    """As kiel's own example calls it: `consumer.commit_offsets()`, without a yield."""
+    members = [service.consumer(autocommit=False, max_wait_time=50) for _ in range(2)]
+    values: list[Any] = []
+    stop = asyncio.Event()
+
+    async def work(consumer: GroupedConsumer) -> None:
+        while not stop.is_set():
+            found = await consumer.consume(service.topic)
+            if found is None:
+                return
+            values.extend(found)
+            if found:
+                consumer.commit_offsets()
+
+    await members[0].connect()
+    workers = [asyncio.ensure_future(work(members[0]))]
+    # answers that come late, so that handovers find commits under way
+    slow = members[0]._engine.client.send
+
+    async def send(node_id: int, request: Any, timeout_s: float | None = None) -> Any:
+        if request.API_KEY == 8:
+            await asyncio.sleep(0.3)
+        return await slow(node_id, request, timeout_s)
+
+    members[0]._engine.client.send = send  # type: ignore[method-assign]
+    written = 0
+    for _ in range(4):
+        await service.produce(list(range(written, written + 100)))
+        written += 100
+    await wait_until_async(lambda: values, 20, "values")
+    await members[1].connect()
+    workers.append(asyncio.ensure_future(work(members[1])))
+    await wait_until_async(lambda: members[1].allocation.get(service.topic), 30, "the handover")
+    await service.produce(list(range(written, written + 100)))
+    written += 100
+    await wait_until_async(lambda: set(values) == set(range(written)), 30, lambda: f"{len(values)} of {written}")
+    stop.set()
+    await asyncio.gather(*workers)
+    for each in members:
+        await each.close()
+    assert sorted(values) == list(range(written))
+
+
+async def test_a_commit_without_a_lease_waits_for_it_and_ends_no_service(service: Service) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    assert not service.consumer().may_act()
+    await drink(consumer, service.topic, 4)
+    assert consumer.may_act()
+    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
+    keeper.suspend("the test says so")
+    assert not consumer.may_act()
+    commit = consumer.commit_offsets()
+    await asyncio.wait({commit}, timeout=0.5)
+    if commit.done():
+        await commit
+    keeper.prove_now()
+    await asyncio.wait_for(commit, 20)
+    assert consumer.may_act()
+    assert {offset for offset, _ in (await service.committed(consumer)).values()} == {1}
+    await consumer.close()
+
+
+async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Service) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    await drink(consumer, service.topic, 4)
+    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
+    keeper.prove_now = keeper.granted  # type: ignore[method-assign, assignment]
+    keeper._renew = lambda started: None  # type: ignore[method-assign]
+    keeper.suspend("the test says so")
+    commit = consumer.commit_offsets()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(consumer.close(), 20)
+    with pytest.raises(CommitFailed, match="not confirmed"):
+        await commit
+
+
+@through_either
+def test_a_service_that_ctrl_c_stopped_leaves_at_once(service: Service) -> None:
+    """As kiel's worker: the loop is interrupted, and `close` is called when it does not run any more."""
+    asyncio.run(service.produce(list(range(8))))
+    consumer = service.consumer()
+    loop = IOLoop(make_current=False)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    @gen.coroutine
+    def run():
+        yield consumer.connect()
+        while True:
+            messages = yield consumer.consume(service.topic)
+            if messages:
+                loop.call_later(0.05, interrupt)
+
+    loop.add_callback(run)
+    with pytest.raises(KeyboardInterrupt):
+        loop.start()
+    assert consumer.allocation[service.topic]
+    consumer.close()
+    assert asyncio.run(members_of(service)) == []
+    consumer.close()  # once more does no harm
+    loop.close(all_fds=True)
+    consumer.close()
+
+
+async def members_of(service: Service) -> list[str]:
+    if service.membership == "kafka":
+        async with KafkaClient(service.cluster.bootstrap) as client:
+            found = await kafka_group(client, service.group)
+            return [] if found is None else [member.client_id for member in found.members]
+    ensemble = ZooKeeper(service.cluster.zookeeper)
+    await ensemble.connect()
+    try:
+        return await ensemble.get_children(f"/allocator/{service.group}/members")
+    finally:
+        await ensemble.close()
 
 
 async def test_servers_that_do_not_answer_are_named(service: Service) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
@@ -41,13 +43,17 @@ class Offsets:
 async def commit(partitions: Iterable[TopicPartition]) -> None: ...
 
 
-def ownership(state: SubscriptionState, offsets: Offsets) -> Ownership:
+async def settled(partitions: frozenset[TopicPartition]) -> None: ...
+
+
+def ownership(state: SubscriptionState, offsets: Offsets, settled: Any = settled) -> Ownership:
     return Ownership(
         state,
         Progress(asking_is_done=True),
         offsets,
         Fetcher(),
         commit,
+        settled,
         RebalanceListener(),
         Measures(),
         auto_commit=True,
@@ -102,3 +108,25 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
                 await wait_until_async(lambda: offsets.asked == 2, 10, "the next question")
         await wait_until_async(lambda: position(state) == 7, 10, "the position, once the user has mended it")
         assert owner.take_error() is None
+
+
+async def test_a_release_waits_for_commits_that_are_under_way() -> None:
+    under_way, asked = asyncio.Event(), []
+
+    async def slow(partitions: frozenset[TopicPartition]) -> None:
+        asked.append(partitions)
+        await under_way.wait()
+
+    state = SubscriptionState("earliest")
+    state.subscribe(["t"])
+    owner = ownership(state, Offsets(7), slow)
+    async with Scope() as scope:
+        owner.start(scope)
+        await owner.assigned(frozenset({PARTITION}))
+        release = scope.start(owner.revoked(frozenset({PARTITION})))
+        await wait_until_async(lambda: asked == [{PARTITION}], 10, "the question")
+        assert not release.done()
+        assert state.is_assigned(PARTITION)
+        under_way.set()
+        await release
+        assert not state.is_assigned(PARTITION)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Optional, overload
 
 from allocator.errors import DeserializationError, MissingExtra
@@ -45,11 +47,11 @@ class Batch(Sequence[Record]):
 
     __slots__ = (
         "_end",
+        "_ends",
         "_first",
         "_found",
         "_key_deserializer",
         "_last",
-        "_length",
         "_start",
         "_stop",
         "_value_deserializer",
@@ -82,7 +84,8 @@ class Batch(Sequence[Record]):
         self._stop = found.next_offset
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        self._length: int | None = None
+        # for each segment how many records it and those before it hold, once somebody asked
+        self._ends: list[int] | None = None
         # the segment decoded last, as random access mostly stays within one
         self._last: tuple[int, Columns] | None = None
 
@@ -108,9 +111,8 @@ class Batch(Sequence[Record]):
 
     def __len__(self) -> int:
         """The number of records. Decodes only record batches that do not say it: cut ones, and compressed old ones."""
-        if self._length is None:
-            self._length = sum(self._counts())
-        return self._length
+        ends = self._row_ends()
+        return ends[-1] if ends else 0
 
     def __iter__(self) -> Iterator[Record]:
         records = self._found.records(self._first, self._end, self._start, self._stop)
@@ -272,11 +274,14 @@ class Batch(Sequence[Record]):
 
     def _locate(self, index: int) -> tuple[int, int]:
         """The segment that holds record `index`, and which of its visible records that is."""
-        for number, count in enumerate(self._counts(), self._first):
-            if index < count:
-                return number, index
-            index -= count
-        raise IndexError(index)
+        ends = self._row_ends()
+        number = bisect_right(ends, index)
+        return self._first + number, index - (ends[number - 1] if number else 0)
+
+    def _row_ends(self) -> list[int]:
+        if self._ends is None:
+            self._ends = list(accumulate(self._counts()))
+        return self._ends
 
     def _counts(self) -> Iterator[int]:
         for number in range(self._first, self._end):

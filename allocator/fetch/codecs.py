@@ -5,7 +5,7 @@ Guarantee: the output of any input, well-formed or not, stays within `output_lim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import cramjam
@@ -101,39 +101,46 @@ def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, r
 
 
 def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java)."""
+    """Both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java).
+
+    A producer may write blocks of one byte, so all work here is linear in their number, and no object is kept for each.
+    """
     view = memoryview(data)
-    blocks = _xerial_blocks(view) if bytes(view[: len(_XERIAL)]) == _XERIAL else [view]
-    limit = output_limit(len(data))
-    sizes: list[int] = []
-    for block in blocks:
+    limit = output_limit(len(view))
+    total = 0
+    for block in _snappy_blocks(view):
         # asked first: the length that a block claims is allocated before it is checked
-        claimed = cramjam.snappy.decompress_raw_len(block) if block else 0
-        if claimed > limit - sum(sizes):
-            raise CodecError(f"snappy: a block claims {claimed} bytes, more than {limit}")
+        claimed = cramjam.snappy.decompress_raw_len(block)
+        total += claimed
+        if total > limit:
+            raise CodecError(f"snappy: a block claims {claimed} bytes, which makes {total}, more than {limit}")
         if claimed > 64 * len(block):
             raise CodecError(f"snappy: a block of {len(block)} bytes cannot hold the {claimed} that it claims")
-        sizes.append(claimed)
-    whole = room(sum(sizes))
+    whole = room(total)
     at = 0
-    for block, size in zip(blocks, sizes):
+    for block in _snappy_blocks(view):
+        size = cramjam.snappy.decompress_raw_len(block)
         if cramjam.snappy.decompress_raw_into(block, whole.view[at : at + size]) != size:
             raise CodecError(f"snappy: a block has not the {size} bytes that it claims")
         at += size
     return whole.take(at)
 
 
-def _xerial_blocks(view: memoryview) -> list[memoryview]:
+def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
+    if bytes(view[: len(_XERIAL)]) != _XERIAL:
+        yield view
+        return
     # the version fields are not looked at: some writers have them in the wrong byte order
-    pos, end, blocks = 16, len(view), []
+    pos, end = 16, len(view)
     while pos < end:
         size = int.from_bytes(view[pos : pos + 4], "big")
         pos += 4
         if pos + size > end:
             raise CodecError(f"snappy: a block of {size} bytes where {max(0, end - pos)} are left")
-        blocks.append(view[pos : pos + size])
+        if not size:
+            raise CodecError(f"snappy: an empty block at byte {pos - 4}")
+        yield view[pos : pos + size]
         pos += size
-    return blocks
 
 
 def _mend_lz4(data: bytes) -> bytes:

@@ -1,0 +1,87 @@
+"""Decompression: linear in the bytes that come, bounded in the bytes that it makes, whoever wrote them."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import time
+import tracemalloc
+from typing import Any
+
+import cramjam
+import pytest
+from fetch_decoders import DECODERS, make, name_of
+from fetch_encode import R, batch
+
+from allocator.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
+
+XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+PIECES = 300_000
+# linear: half a second; quadratic: more than three minutes
+DEADLINE_S = 60.0
+
+
+def xerial(*blocks: bytes) -> bytes:
+    return XERIAL + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+
+
+TINY = {
+    "snappy": (SNAPPY, bytes(cramjam.snappy.compress_raw(b"a")), b"a"),
+    "snappy, blocks of nothing": (SNAPPY, b"\x00", b""),
+    "gzip": (GZIP, gzip.compress(b"a", mtime=0), b"a"),
+    "gzip, members of nothing": (GZIP, gzip.compress(b"", mtime=0), b""),
+    "lz4": (LZ4, bytes(cramjam.lz4.compress(b"a")), b"a"),
+    "zstd": (ZSTD, bytes(cramjam.zstd.compress(b"a")), b"a"),
+    "zstd, frames of nothing": (ZSTD, bytes(cramjam.zstd.compress(b"")), b""),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_many_tiny_pieces_take_time_in_proportion(name: str) -> None:
+    codec, piece, plain = TINY[name]
+    data = xerial(*[piece] * PIECES) if codec == SNAPPY else piece * PIECES
+    began = time.monotonic()
+    assert decompress(codec, data) == plain * PIECES
+    assert time.monotonic() - began < DEADLINE_S
+
+
+def test_many_tiny_snappy_blocks_take_no_memory_of_their_own() -> None:
+    data = xerial(*[b"\x00"] * 30_000)
+    tracemalloc.start()
+    try:
+        assert decompress(SNAPPY, data) == b""
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data)
+
+
+def test_an_empty_snappy_block_is_refused_where_it_stands() -> None:
+    whole = bytes(cramjam.snappy.compress_raw(b"abc"))
+    with pytest.raises(CodecError, match=f"an empty block at byte {20 + len(whole)}"):
+        decompress(SNAPPY, xerial(whole, b"", whole))
+
+
+def test_what_snappy_blocks_claim_together_is_bounded() -> None:
+    half = b"\x80\x80\x80\x80\x02"  # a block of 512 MiB
+    with pytest.raises(CodecError, match=f"a block claims {1 << 29} bytes, which makes {3 << 29}, more than {1 << 30}"):
+        decompress(SNAPPY, xerial(*[half + bytes(9 << 20)] * 3))
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+def test_what_the_last_bytes_need_does_not_wrap(decoder: Any) -> None:
+    for length in (2**31 - 12, 2**31 - 1):
+        found = decoder.scan(struct.pack(">qi", 0, length) + bytes(30), topic="t", partition=3, start=0)
+        assert found.wanted == 12 + length
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+def test_every_record_of_many_tiny_batches_is_found_in_time(decoder: Any) -> None:
+    """`batch[i]`: a walk over all record batches for each would take minutes."""
+    many = 40_000
+    one = batch([R(0, None)])
+    data = b"".join(struct.pack(">q", offset) + one[8:] for offset in range(many))
+    whole = make(decoder, data)
+    began = time.monotonic()
+    assert all(whole[index].offset == index for index in range(many))
+    assert time.monotonic() - began < DEADLINE_S

@@ -342,7 +342,8 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
             topic, partition, max(next_offset, start), problem, next_offset=_after_bad(p, size, pos, max(floor, start))
         )
     elif pos == 0 and size:
-        found.wanted = LOG_OVERHEAD + be_int32(p + 8) if size >= LOG_OVERHEAD else 0
+        # widened first: the length may be the largest int32
+        found.wanted = LOG_OVERHEAD + <int64_t>be_int32(p + 8) if size >= LOG_OVERHEAD else 0
     return found
 
 

@@ -89,7 +89,7 @@ class LocalCluster(Cluster):
             self._lay_out_zookeepers(self._directory)
             if self.release is not None:
                 self._lay_out_brokers(self.release, self._directory)
-            self._all(Node.launch)
+            self._all(lambda node: node.launch())  # of the node's own class
             self._all(lambda node: node.wait_ready(self.start_timeout_s))
             self.wait_settled()
         except BaseException:

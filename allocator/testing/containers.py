@@ -25,23 +25,27 @@ from .versions import Release
 __all__ = ["ContainerCluster"]
 
 _ZOOKEEPER_IMAGE = "zookeeper:3.8.4"
-_KAFKA_IMAGES = {"3.9.1": "apache/kafka:3.9.1", "4.1.1": "apache/kafka:4.1.1"}
+_PUBLISHED = ("3.9.1", "4.1.1")
 _BIN = "/opt/kafka/bin"
 
 
 class ContainerCluster(LocalCluster):
     """`LocalCluster` in containers: same arguments, same methods; `jvm_options` go to KAFKA_OPTS and JVMFLAGS.
 
-    Versions are those that the Apache project publishes an image of: 3.9.1 and 4.1.1.
+    The Apache project publishes images of 3.9.1 and 4.1.1. For other versions the engine must have an image
+    `allocator/kafka:VERSION`, which docker/standins/build.sh makes.
     Raises NoContainerEngine when no engine answers, or there is no image of the version.
     """
 
     def _find_programs(self) -> None:
-        _engine()
-        if self.release is not None and self.release.version not in _KAFKA_IMAGES:
+        has_image = _engine()
+        if self.release is None or self.release.version in _PUBLISHED:
+            return
+        if not has_image(_image(self.release)):
             raise NoContainerEngine(
-                f"no image of Kafka {self.release.version} is published by its project (there are "
-                f"{', '.join(_KAFKA_IMAGES)}); use the local backend for it"
+                f"the engine has no image {_image(self.release)}, and Kafka's project publishes none of "
+                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); make it with "
+                f"docker/standins/build.sh {self.release.version}, or use the local backend"
             )
 
     def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
@@ -79,7 +83,7 @@ class ContainerCluster(LocalCluster):
             ["sh", "-c", start],
             prepare=prepare,
             ready=partial(self._broker_ready, number, port),
-            image=_KAFKA_IMAGES[release.version],
+            image=_image(release),
             environment={
                 "KAFKA_HEAP_OPTS": f"-Xmx{self._heap}",
                 "KAFKA_OPTS": " ".join(self._jvm_options),
@@ -153,15 +157,19 @@ class ContainerNode(Node):
 
     def log_tail(self, lines: int = 40) -> str:
         if self._container is None:
-            return f"--- {self.kind} {self.id} has no container"
+            return super().log_tail(lines)
         text = self._container.get_wrapped_container().logs(tail=lines).decode(errors="replace")
         return f"--- {self.kind} {self.id}: {self._image}\n{text}"
 
     def close(self) -> None:
         self.resume()  # the engine kills no paused container
         container, self._container = self._container, None
-        if container is not None:
-            container.stop(force=True)
+        if container is None:
+            return
+        # the engine forgets the log with the container
+        with open(self.directory / "output.log", "ab") as log:
+            log.write(container.get_wrapped_container().logs())
+        container.stop(force=True)
 
     def _state(self) -> dict[str, Any]:
         if self._container is None:
@@ -172,15 +180,21 @@ class ContainerNode(Node):
         return state
 
 
-def _engine() -> None:
-    """Raises NoContainerEngine when no Docker engine answers."""
+def _image(release: Release) -> str:
+    return f"{'apache' if release.version in _PUBLISHED else 'allocator'}/kafka:{release.version}"
+
+
+def _engine() -> Callable[[str], bool]:
+    """Whether the engine has an image of a name. Raises NoContainerEngine when no Docker engine answers."""
     try:
         from testcontainers.core.docker_client import DockerClient, docker
     except ImportError as error:
         raise NoContainerEngine(f"the containers backend takes `pip install testcontainers` ({error})") from error
     try:
-        DockerClient().client.ping()
+        client = DockerClient().client
+        client.ping()
     except docker.errors.DockerException as error:
         raise NoContainerEngine(
             f"no Docker engine answers ({error}); start one, or leave out --allocator-backend=containers"
         ) from error
+    return lambda name: bool(client.images.list(name))

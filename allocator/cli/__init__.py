@@ -6,17 +6,22 @@ public surface; `testing` only in `cluster`. Commands raise; this module tells t
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from allocator.errors import AllocatorError, ConfigError
+
+if TYPE_CHECKING:
+    from allocator.consumer.config import Config
+    from allocator.consumer.preflight import Check
 
 __all__ = ["main"]
 
@@ -153,9 +158,12 @@ def main(ctx: click.Context) -> None:
 @main.command()
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--check", is_flag=True, help="Only check the settings, the handler and the allocator functions.")
+@click.option(
+    "--connect", is_flag=True, help="With --check: also try the servers, topics, group and ports. Joins nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what --check finds as JSON.")
 @click.pass_context
-def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
+def run(ctx: click.Context, config: str, check: bool, connect: bool, as_json: bool) -> None:
     """Consume as CONFIG (TOML) says, until a signal or a failure.
 
     SIGTERM or SIGINT: finishes the records in hand, commits, leaves the group; a second one stops at once.
@@ -163,7 +171,7 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
     \b
     Exit codes:
       0        stopped by a signal, everything drained and committed
-      1        the clusters cannot be reached or refused, or the last commit failed
+      1        the clusters cannot be reached or refused, the last commit failed, or --connect found a fault
       2        wrong usage, settings, handler or allocator function
       3        a record could not be handled and there is no dead-letter topic
       128 + n  stopped at once by a second signal n
@@ -171,6 +179,8 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
     from allocator.consumer import run as process
     from allocator.consumer.config import load
 
+    if connect and not check:
+        raise click.UsageError("--connect needs --check: without it the daemon itself connects")
     try:
         settings = load(config)
         beside = None
@@ -184,11 +194,31 @@ def run(ctx: click.Context, config: str, check: bool, as_json: bool) -> None:
         _fail(ctx, error, process.SETTINGS)
     if not check:
         sys.exit(process.run(settings, beside))
+    if not as_json:
+        click.echo(_as_toml(settings.shown()))
+        click.echo(f"\n{config} is fine", err=True)
+    checks = asyncio.run(_tried(settings, show=not as_json)) if connect else []
+    ok = all(each.ok is not False for each in checks)
     if as_json:
-        click.echo(json.dumps({"ok": True, "settings": settings.shown()}, indent=2))
-        return
-    click.echo(_as_toml(settings.shown()))
-    click.echo(f"\n{config} is fine", err=True)
+        found = {"checks": [vars(each) for each in checks]} if connect else {}
+        click.echo(json.dumps({"ok": ok, "settings": settings.shown(), **found}, indent=2))
+    sys.exit(0 if ok else ERROR)
+
+
+async def _tried(settings: Config, show: bool) -> list[Check]:
+    from allocator.cli.output import plain
+    from allocator.consumer.preflight import preflight
+
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the checks say in one line what does not answer
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    found = []
+    async for each in preflight(settings):
+        found.append(each)
+        if show:
+            word = {True: "ok", None: "warning", False: "FAILED"}[each.ok]
+            remedy = f": {each.remedy}" if each.remedy and not each.ok else ""
+            click.echo(plain(f"{word:<8} {each.what}: {each.found}{remedy}"))
+    return found
 
 
 @main.command()

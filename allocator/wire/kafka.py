@@ -132,8 +132,13 @@ class KafkaClient:
                 except (
                     kafka_errors.SaslAuthenticationFailedError,
                     kafka_errors.UnsupportedSaslMechanismError,
+                    kafka_errors.IllegalSaslStateError,
                 ) as exc:
-                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; correct the credentials")
+                    no_sasl = isinstance(exc, kafka_errors.IllegalSaslStateError)
+                    remedy = (
+                        "this port takes no SASL; correct security_protocol" if no_sasl else "correct the credentials"
+                    )
+                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; {remedy}")
                     refused.retriable = False
                     raise refused from exc
                 except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):

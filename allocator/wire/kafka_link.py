@@ -72,7 +72,10 @@ class Link(asyncio.BufferedProtocol):
             raise kafka_errors.KafkaConnectionError(f"{host}:{port}: no connection within {timeout:.1f} s") from None
         except OSError as exc:
             link.abort()
-            raise kafka_errors.KafkaConnectionError(f"{host}:{port}: {exc}") from exc
+            # asyncio's error has no text where the peer closes the connection in the middle of the TLS handshake
+            ended = "the server ended the TLS handshake; is this a port with TLS?" if tls else type(exc).__name__
+            cause = str(exc) or ended
+            raise kafka_errors.KafkaConnectionError(f"{host}:{port}: {cause}") from exc
         except BaseException:
             link.abort()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import ssl
 import time
@@ -25,6 +26,8 @@ from allocator.wire.kafka_metadata import Broker
 from allocator.wire.net import AsyncioNet, as_asyncio
 
 __all__ = ["Directory", "Manager", "parse_addresses", "same_cluster"]
+
+log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 30
 _SCHEMES = ("", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as brokers write their own, of which we take none
@@ -121,6 +124,7 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         self._on_loss = on_loss
         self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
         self._links: set[Link] = set()
+        self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
 
     # -- versions -------------------------------------------------------------------------------------------------
 
@@ -170,17 +174,28 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         if known is not None:
             conn.broker_version_data = known  # its task has not run yet
 
+        where = f"{broker.host}:{broker.port}" if broker is not None else "an unknown address"
+        broker_id = node_id[1] if isinstance(node_id, tuple) else node_id
+
         def succeeded(_: Any) -> None:
             self.reset_backoff(node_id)
             self.failures.pop(node_id, None)
+            if broker_id in self._away:
+                self._away.discard(broker_id)
+                log.info("Kafka broker %s at %s is back", broker_id, where)
 
         def failed(exc: BaseException) -> None:
             self.failures[node_id] = exc
+            # what a bootstrap address answers is in the error that connecting raises
+            if broker_id not in self._away and not self.cluster.is_bootstrap(broker_id):
+                self._away.add(broker_id)
+                log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, where, describe(exc))
             if conn.parser is not None:
                 self.update_backoff(node_id)  # the manager counts only failures before the socket was open
 
         conn.init_future.add_callback(succeeded)
         conn.init_future.add_errback(failed)
+
         conn.close_future.add_errback(lambda _: self._on_loss())
 
     def maybe_raise_auth_failure(self, node_id: Any) -> None:

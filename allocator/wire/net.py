@@ -10,6 +10,7 @@ Guarantee: every job that was scheduled has ended when `aclose` returns, and a j
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import time
@@ -24,6 +25,24 @@ from allocator.tasks import within
 __all__ = ["AsyncioNet", "Job", "as_asyncio"]
 
 log = logging.getLogger(__name__)
+
+# true in all that kafka-python does for a client of this project; a process may use kafka-python by itself as well
+_OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("allocator.wire.net", default=False)
+
+
+class _LostConnections(logging.Filter):
+    """kafka-python logs each lost connection and each failed attempt at ERROR, often twice.
+
+    The errors that reach the caller name the address and the cause, and `kafka_manager` logs once that a broker is
+    away. So these records of our own connections are dropped.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR or not _OURS.get()
+
+
+for _name in ("kafka.net.connection", "kafka.net.manager"):
+    logging.getLogger(_name).addFilter(_LostConnections())
 
 T = TypeVar("T")
 Work = Union[Callable[[], Any], Coroutine[Any, Any, Any], Awaitable[Any]]
@@ -150,23 +169,25 @@ class AsyncioNet:
         self._waiting: set[Job] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._context = contextvars.copy_context()
+        self._context.run(_OURS.set, True)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
     def call_soon(self, work: Work) -> Job:
         job = self._job(work)
-        job.handle = self._loop.call_soon(job.run)
+        job.handle = self._loop.call_soon(job.run, context=self._context)
         return job
 
     def call_soon_threadsafe(self, work: Work) -> Job:
         job = self._job(work)
-        job.handle = self._loop.call_soon_threadsafe(job.run)
+        job.handle = self._loop.call_soon_threadsafe(job.run, context=self._context)
         return job
 
     def call_later(self, delay: float, work: Work) -> Job:
         """Run `work` in `delay` seconds."""
         job = self._job(work)
-        job.handle = self._loop.call_later(max(0.0, delay), job.run)
+        job.handle = self._loop.call_later(max(0.0, delay), job.run, context=self._context)
         return job
 
     def call_at(self, when: float, work: Work) -> Job:

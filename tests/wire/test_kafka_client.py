@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from typing import Any
 
@@ -250,6 +252,44 @@ async def test_a_connection_that_ends_fails_what_waits_for_it() -> None:
         assert broker.address in str(results[0])
         broker.handlers[10] = answer
         assert (await client.send(1, find())).error_code == 0
+
+
+async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeBroker() as entry:
+        async with FakeBroker() as home:
+            entry.handlers[3] = lambda request: home._metadata(request)
+            client = KafkaClient(entry.address)
+            await client.connect(5)
+            await client.send(1, find())
+            port = home.port
+        for _ in range(3):
+            with pytest.raises(BrokerError):
+                await client.send(1, find(), 0.5)
+        async with FakeBroker(port=port):
+            await wait_until_async(lambda: answered(client), 10)
+        await client.close()
+    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.wire.kafka_manager"]
+    assert len(ours) == 2, ours
+    assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is away: ")
+    assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is back"
+    theirs = [record for record in caplog.records if record.name.startswith("kafka.")]
+    assert [record.getMessage() for record in theirs if record.levelno >= logging.ERROR] == []
+
+
+async def answered(client: KafkaClient) -> bool:
+    with contextlib.suppress(BrokerError):
+        await client.send(1, find(), 1)
+        return True
+    return False
+
+
+async def test_an_unreachable_address_is_in_the_error_and_not_in_the_log(
+    unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}"):
+        await KafkaClient(f"127.0.0.1:{unused_port}").connect(0.5)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -89,13 +90,17 @@ async def test_asking_about_a_topic_does_not_create_it(cluster_factory: Any, uni
             assert name not in client.topics(internal=True)
 
 
-async def test_an_empty_0_8_cluster_is_connected_to(cluster_factory: Any) -> None:
-    """Its brokers announce themselves with the first topic; the client of the first consumer is there before."""
+async def test_an_empty_0_8_cluster_is_connected_to(cluster_factory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its brokers announce themselves with the first topic; the client of the first consumer is there before.
+
+    That the broker hangs up on the requests that tell its version is nobody's trouble, so nothing is logged.
+    """
     cluster = LocalCluster(kafka="0.8.2.2", broker_config={"auto.create.topics.enable": "false"})
     await asyncio.to_thread(cluster.start)
     try:
         async with KafkaClient(cluster.bootstrap) as client:
             assert client.broker_version == (0, 8, 2)
+            assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
             client.follow(["first"])
             await client.refresh()
             assert client.partitions("first") is None

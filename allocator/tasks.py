@@ -1,76 +1,145 @@
-"""Tasks that end together."""
+"""Tasks that have an owner: none outlives it, and no failure goes unheard."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Scope", "happens", "within"]
+from allocator.errors import AllocatorError
+
+__all__ = ["BackgroundTasks", "Scope", "first_of", "happens", "within"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Scope:
-    """Owns tasks; leaving the block means that all of them have ended.
+class BackgroundTasks:
+    """The tasks of an object whose start() and close() may be called from different tasks.
 
-    A task that fails makes `run` raise its error, and `failed` is called with it; tasks still running at the end of the
-    block are cancelled and awaited.
+    `failed` is called with the error of each task that fails; a cancelled task has not failed.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set would end them in another order each time
-        self._failure: asyncio.Future[None] | None = None
-
-    async def __aenter__(self) -> Scope:
-        self._failure = asyncio.get_running_loop().create_future()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._tasks:
-            tasks = tuple(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        assert self._failure is not None
-        if self._failure.done():
-            self._failure.exception()  # it was raised where the block was left, or the block ended on its own terms
-        else:
-            self._failure.cancel()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set would cancel them in another order each time
+        self._ending = False
+        self._closed = False
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Runs a coroutine as a task of this scope."""
-        if self._failure is None:
+        """Runs a coroutine as a task. While the tasks are being ended, it is cancelled before its first step.
+
+        Raises RuntimeError when nothing would end the task.
+        """
+        if self._closed:
             coroutine.close()
-            raise RuntimeError("Scope.start outside `async with`: the task would have no owner")
+            raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        if self._ending:
+            task.cancel()
         return task
 
-    async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
-        """Runs `coroutine` to its end, unless a task of the scope fails first: then raises that error."""
-        task = self.start(coroutine, name)
-        assert self._failure is not None
-        both: set[asyncio.Future[Any]] = {task, self._failure}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
-            self._failure.result()
-        return task.result()
+    async def close(self) -> None:
+        """Cancels all tasks and returns when they have ended. A cancellation of the caller is raised after that."""
+        self._ending = True
+        cancelled = False
+        self._cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(tuple(self._tasks))
+            except asyncio.CancelledError:
+                cancelled = True
+                self._cancel()  # also what the tasks do at their end is cut short
+        self._closed = True
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _cancel(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and self._failure is not None and not self._failure.done():
-            self._failure.set_exception(error)
-        if error is not None and self._failed is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             self._failed(error)
+
+
+class Scope(BackgroundTasks):
+    """Tasks beside one main task: `await Scope().run(main())`. For one run.
+
+    Guarantee: when `run` returns or raises, all tasks have ended. The first failure of any of them, main or not,
+    cancels the others and is raised by `run`, whatever main waits for at that time; further failures are logged. When
+    the caller of `run` is cancelled, it gets CancelledError, and the failures are logged.
+
+    Main is a task of its own and not the caller's: on Python 3.9 and 3.10 a task cannot tell a cancellation by its
+    scope from one that came from outside at the same time. This way only the scope cancels what the scope runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._note)
+        self._closed = True  # until it runs
+        self._errors: list[BaseException] = []
+        self._first: asyncio.Future[None] | None = None
+
+    async def run(self, main: Coroutine[Any, Any, T], **beside: Coroutine[Any, Any, Any]) -> T:
+        """Runs `main` to its end, and returns its result. `beside`: other tasks by name, cancelled at its end."""
+        if self._first is not None:
+            for coroutine in (main, *beside.values()):
+                coroutine.close()
+            raise RuntimeError("Scope.run was called before; make another scope")
+        self._first = asyncio.get_running_loop().create_future()
+        self._closed = False
+        for name, coroutine in beside.items():
+            self.start(coroutine, name)
+        task = self.start(main, getattr(main, "__qualname__", None))
+        raised: BaseException | None = None
+        try:
+            both: set[asyncio.Future[Any]] = {task, self._first}
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self.close()
+            raised = self._errors[0] if self._errors else None
+            if raised is not None:
+                raise raised
+            return task.result()
+        finally:
+            self._log(raised)
+            raised = None  # its traceback refers to this frame
+
+    def _note(self, error: BaseException) -> None:
+        if not any(error is other for other in self._errors):
+            self._errors.append(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def _log(self, raised: BaseException | None) -> None:
+        errors, self._errors = self._errors, []
+        for error in errors:
+            if error is not raised:
+                why = f"besides {raised!r}" if raised is not None else "while its scope was cancelled"
+                bug = None if isinstance(error, AllocatorError) else error
+                log.warning("a task failed %s: %r", why, error, exc_info=bug)
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
+    """Returns when the first of these has ended, and says for each whether it has; the others are cancelled.
+
+    Raises what one of them raised.
+    """
+    scope = Scope()
+
+    async def wait() -> tuple[bool, ...]:
+        tasks = [scope.start(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tuple(task.done() for task in tasks)
+
+    return await scope.run(wait())
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
@@ -80,14 +149,21 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
     that was told to end goes on.
     """
     work = asyncio.ensure_future(awaitable)
+    cancelled: asyncio.CancelledError | None = None
     try:
-        done, _ = await asyncio.wait({work}, timeout=timeout_s)
-    finally:
-        if not work.done():
-            work.cancel()
-            if isinstance(work, asyncio.Task):
-                await asyncio.wait({work})
-    if not done:
+        await asyncio.wait({work}, timeout=timeout_s)
+    except asyncio.CancelledError as error:
+        cancelled = error
+    in_time = work.done()
+    while not work.done():
+        work.cancel()
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    if not in_time:
         raise asyncio.TimeoutError
     return work.result()
 

@@ -67,9 +67,7 @@ async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
-    async with Scope() as scope:
-        scope.start(_tell(mirroring, status_s, as_json), "status")
-        await scope.run(mirroring.run(until_caught_up=once), "mirror")
+    await Scope().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
     _show(mirroring, 0.0, 0.0, as_json)
 
 

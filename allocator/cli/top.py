@@ -68,38 +68,41 @@ def top(
 
 async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
     from allocator.tasks import Scope
-    from allocator.web import snapshot
     from allocator.web.watch import Watcher
 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
-    async with Scope() as scope:
-        scope.start(watcher.run(), "watcher")
-        # ZooKeeper has that long to answer, and what it lacks is said then
-        await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
-        await watcher.until_ready(access.timeout_s if watcher.ready else 0)
-        if not watcher.ready:
-            raise NothingKnown("; ".join(watcher.problems.values()) or f"no answer within {access.timeout_s:g} s")
-        if chosen is not None and chosen not in watcher.groups:
-            raise NothingKnown(f"there is no group {chosen!r}; there are {', '.join(watcher.groups) or 'none'}")
-        if access.brokers is not None:
-            # a rate takes two looks
-            await watcher.until(
-                lambda: "kafka" in watcher.problems or all(g.version["lag"] > 1 for g in watcher.groups.values()),
-                access.timeout_s + interval_s,
-            )
-        if as_json:
-            groups = [snapshot.figures(group) for _, group in sorted(watcher.groups.items())]
-            shown = watcher.groups.get(chosen or "")
-            detail = None if shown is None else {**snapshot.detail(shown), "series": snapshot.series(shown)}
-            print_json({"groups": groups, "group": detail, "problems": sorted(watcher.problems.values())})
-        else:
-            console = Console(highlight=False)
-            console = console if console.is_terminal else Console(highlight=False, width=200)
-            console.print(frame(watcher, chosen, width=console.width))
+    await Scope().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
+
+
+async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
+    from allocator.web import snapshot
+
+    # ZooKeeper has that long to answer, and what it lacks is said then
+    await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
+    await watcher.until_ready(access.timeout_s if watcher.ready else 0)
+    if not watcher.ready:
+        raise NothingKnown("; ".join(watcher.problems.values()) or f"no answer within {access.timeout_s:g} s")
+    if chosen is not None and chosen not in watcher.groups:
+        raise NothingKnown(f"there is no group {chosen!r}; there are {', '.join(watcher.groups) or 'none'}")
+    if access.brokers is not None:
+        # a rate takes two looks
+        await watcher.until(
+            lambda: "kafka" in watcher.problems or all(g.version["lag"] > 1 for g in watcher.groups.values()),
+            access.timeout_s + interval_s,
+        )
+    if as_json:
+        groups = [snapshot.figures(group) for _, group in sorted(watcher.groups.items())]
+        shown = watcher.groups.get(chosen or "")
+        detail = None if shown is None else {**snapshot.detail(shown), "series": snapshot.series(shown)}
+        print_json({"groups": groups, "group": detail, "problems": sorted(watcher.problems.values())})
+    else:
+        console = Console(highlight=False)
+        console = console if console.is_terminal else Console(highlight=False, width=200)
+        console.print(frame(watcher, chosen, width=console.width))
 
 
 async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
-    from allocator.tasks import Scope, happens
+    from allocator.tasks import Scope, first_of, happens
     from allocator.web.watch import Watcher
 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
@@ -117,22 +120,16 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
             chosen = names[(names.index(chosen) + 1) % len(names) if chosen in names else 0]
             news.set()
 
-    async with Scope() as scope:
-        scope.start(watcher.run(), "watcher")
-        scope.start(_tick(stop, news), "end")
+    async def show() -> None:
         console = Console(highlight=False)
         with _keys(pressed), Live(console=console, screen=True, auto_refresh=False) as live:
             while not stop.is_set():
-                await happens(news, interval_s)
+                await first_of(stop.wait(), happens(news, interval_s))
                 news.clear()
                 live.update(frame(watcher, chosen, console.height, console.width), refresh=True)
                 await happens(stop, FRAME_S)
 
-
-async def _tick(stop: asyncio.Event, news: asyncio.Event) -> None:
-    """A frame that waits for news ends at once when it is to."""
-    await stop.wait()
-    news.set()
+    await Scope().run(show(), watcher=watcher.run())
 
 
 @contextlib.contextmanager

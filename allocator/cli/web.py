@@ -83,7 +83,8 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
     watcher = Watcher(access, interval_s=interval_s)
 
     def not_ready() -> list[str]:
-        return [*watcher.problems.values()] or ([] if watcher.ready else ["the groups have not been read yet"])
+        wrong = [watcher.problems[cluster] for cluster in watcher.clusters if cluster in watcher.problems]
+        return wrong or ([] if watcher.ready else ["the groups have not been read yet"])
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -99,12 +100,11 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
         watcher,
         actions=actions(lambda: watcher.zk, access.root, resetting(access)),
     )
-    async with serve(site, host, port) as bound, Scope() as scope:
+    async with serve(site, host, port) as bound:
         name = f"[{host}]" if ":" in host else host
         url, changes = f"http://{name}:{bound}/", "changes need the token" if guard.token else "read-only"
         click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
-        scope.start(watcher.run(), "watcher")
-        await scope.run(stop.wait())
+        await Scope().run(stop.wait(), watcher=watcher.run())
 
 
 def beside(settings: Config) -> Beside:

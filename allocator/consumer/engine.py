@@ -26,7 +26,7 @@ from allocator.fetch.fetcher import Fetcher
 from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import Scope
+from allocator.tasks import BackgroundTasks
 from allocator.tracing import spans_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -101,7 +101,7 @@ class Engine:
         self._broken: BaseException | None = None
         self._under_way: dict[asyncio.Future[None], Parts] = {}  # commits, and what they are of
         self._exits = contextlib.AsyncExitStack()
-        self._scope: Scope
+        self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
 
     async def start(self) -> None:
@@ -121,14 +121,14 @@ class Engine:
                     log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)
             if self._offsets is not None:
                 self._exits.push_async_callback(self._offsets.close)
-            self._scope = await self._exits.enter_async_context(Scope(self._broke))
-            self._ownership.start(self._scope)
+            self._exits.push_async_callback(self._tasks.close)
+            self._ownership.start(self._tasks)
             self._exits.push_async_callback(self.fetcher.close)
             await self.fetcher.start()
             if self._auto_commit_interval_s is not None:
-                self._scope.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
+                self._tasks.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
             if self._offsets is not None:  # while we join: the first thing that is asked of what we are given
-                self._scope.start(self._find_coordinator(self._offsets), "coordinator")
+                self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()

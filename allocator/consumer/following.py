@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 from allocator.consumer.daemon import Daemon
 from allocator.consumer.notify import Notifier
 from allocator.consumer.switching import ClusterChoice, Watcher
 from allocator.errors import CommitFailed
-from allocator.tasks import Scope
+from allocator.tasks import Scope, first_of
 from allocator.types import TopicPartition
 
 __all__ = ["FollowingDaemon"]
@@ -62,12 +62,9 @@ class FollowingDaemon:
         self._stop = asyncio.Event()
         if self._stopping:
             return
-        async with Scope() as scope:
-            starting = scope.start(self._watcher.start(self._connect_timeout_s))
-            await _first(starting, self._stop)
-            if not starting.done():
-                return
-            starting.result()
+        started, _ = await first_of(self._watcher.start(self._connect_timeout_s), self._stop.wait())
+        if not started:
+            return
         try:
             while not self._stopping:
                 self._watcher.changed.clear()
@@ -78,32 +75,28 @@ class FollowingDaemon:
                 why = "the group is paused" if choice else "not known which cluster to read"
                 log.info("resting: %s", why)
                 self._notifier.tell("READY=1", f"STATUS={why}")
-                async with Scope() as scope:
-                    await _first(scope.start(self._stop.wait()), self._watcher.changed)
+                await first_of(self._stop.wait(), self._watcher.changed.wait())
         finally:
             await self._watcher.close()
 
     async def _run(self, choice: ClusterChoice) -> None:
         """Until the choice is another, or `stop`; raises what the daemon raises."""
         self._daemon = daemon = self._make(choice.brokers)
-        async with Scope() as scope:
-            running = scope.start(daemon.run())
-            while not running.done() and self._watcher.current == choice:
+        switching = False
+
+        async def stop_at_change() -> None:
+            nonlocal switching
+            while self._watcher.current == choice:
                 self._watcher.changed.clear()
-                await _first(running, self._watcher.changed)
-            switching = not running.done() and not self._stopping
-            if switching:
+                await self._watcher.changed.wait()
+            if not self._stopping:
+                switching = True
                 log.info("the group is told %s: draining", self._watcher.current)
-            daemon.stop()
-            try:
-                await running
-            except CommitFailed as error:
-                if not switching:
-                    raise
-                log.warning("what was handled and not committed comes again: %s", error)
+                daemon.stop()
 
-
-async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Until the task ends or the event comes."""
-    async with Scope() as scope:
-        await asyncio.wait({task, scope.start(event.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await Scope().run(daemon.run(), switch=stop_at_change())
+        except CommitFailed as error:
+            if not switching:
+                raise
+            log.warning("what was handled and not committed comes again: %s", error)

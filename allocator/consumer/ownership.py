@@ -12,7 +12,7 @@ from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import Scope, within
+from allocator.tasks import BackgroundTasks, within
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Ownership"]
@@ -69,12 +69,12 @@ class Ownership:
         self._suspended = False
         self._opening = 0
         self._draining: Parts = frozenset()
-        self._scope: Scope | None = None
+        self._tasks: BackgroundTasks | None = None
 
-    def start(self, scope: Scope) -> None:
-        """`scope` will own the tasks that look up committed offsets."""
+    def start(self, tasks: BackgroundTasks) -> None:
+        """`tasks` will own those that look up committed offsets."""
         self._told = asyncio.Event()
-        self._scope = scope
+        self._tasks = tasks
 
     def stop_committing(self) -> None:
         """What is done of partitions that are given up from now on is not committed."""
@@ -120,12 +120,12 @@ class Ownership:
     # ------------------------------------------------------------------------------------------------------------
 
     async def _assigned(self, partitions: Parts) -> None:
-        assert self._scope is not None
+        assert self._tasks is not None
         before = self._state.assigned_partitions()
         self._measures.partitions_assigned += len(partitions)
         self._assign(before | partitions)
         # begun before the listener is called: it may ask for positions
-        self._scope.start(self._find_positions(partitions), "positions")
+        self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
         try:
             await tell(self._listener.on_partitions_assigned, partitions)

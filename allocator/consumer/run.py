@@ -148,9 +148,8 @@ async def _until_signal(
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
     try:
-        async with Scope() as scope, (beside or AsyncExitStack)():
-            scope.start(notifier.keep_alive(), "systemd's watchdog")
-            await daemon.run()
+        async with (beside or AsyncExitStack)():
+            await Scope().run(daemon.run(), watchdog=notifier.keep_alive())
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED

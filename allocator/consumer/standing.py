@@ -117,9 +117,7 @@ class Standing:
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Raises the reason to stop if that comes first, and then `work` has ended."""
-        async with Scope() as scope:
-            scope.start(self._stopped(), "stop")
-            return await scope.run(work)
+        return await Scope().run(work, stop=self._stopped())
 
     async def _stopped(self) -> None:
         await self._stop.wait()

@@ -147,9 +147,7 @@ class GroupCoordinator:
             self._stop.set()
         try:
             self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
-            async with Scope() as scope:
-                scope.start(self._heart.run(), "heartbeats")
-                await scope.run(self._take_part(), "group")
+            await Scope().run(self._take_part(), heartbeats=self._heart.run())
         except Exception as error:
             if not isinstance(error, AllocatorError):
                 log.exception("%s: the membership of %s ended", self.group, self._member_id)

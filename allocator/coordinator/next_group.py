@@ -142,9 +142,7 @@ class NextGroup:
         try:
             if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
                 raise no_such_protocol(self.group)
-            async with Scope() as scope:
-                scope.start(self._beats(self._signals), "heartbeats")
-                await scope.run(self._take_part(self._signals), "group")
+            await Scope().run(self._take_part(self._signals), heartbeats=self._beats(self._signals))
         except AllocatorError as error:
             self._report(error)
         except Exception as error:

@@ -103,9 +103,7 @@ class FixedMembership:
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)
         try:
-            async with Scope() as scope:
-                scope.start(self._poll_topics(), "topics")
-                await scope.run(self._keep_up(), "partitions")
+            await Scope().run(self._keep_up(), topics=self._poll_topics())
         except Exception as error:
             log.exception("reading the chosen partitions ended")
             self.ended = error

@@ -132,11 +132,9 @@ class KafkaMember:
         remove = self._client.on_metadata(self._metadata_came)
         try:
             await self._begin()
-            async with Scope() as scope:
-                scope.start(self._poll_topics(), "topics")
-                await scope.run(self._group.run(joined), "group")
-                if not self._group.closing:
-                    self.ended = self._last_error
+            await Scope().run(self._group.run(joined), topics=self._poll_topics())
+            if not self._group.closing:
+                self.ended = self._last_error
         except Exception as error:
             log.exception("%s: the membership ended", self._group_name)
             self.ended = error

@@ -84,9 +84,7 @@ class Leader:
         log.info("%s: %s leads", self._store.paths.group, self._me)
         remove = self._topics.on_metadata(self._metadata_came)
         try:
-            async with Scope() as scope:
-                scope.start(self._poll_topics(), "topics")
-                await scope.run(self._lead(), "lead")
+            await Scope().run(self._lead(), topics=self._poll_topics())
         finally:
             remove()
 

@@ -131,7 +131,7 @@ class OwnersMembership(SessionMembership):
         scope.start(self._poll_topics(), "topics")
         remove = self._topics.on_metadata(self._changed.set)
         try:
-            await scope.run(self._follow(scope), "follow")
+            await self._follow(scope)
         finally:
             remove()
 

@@ -20,7 +20,7 @@ from allocator.membership.base import Owner
 from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.polls import Polls
 from allocator.membership.znodes import NONE, Parts
-from allocator.tasks import Scope, within
+from allocator.tasks import Scope, first_of, within
 from allocator.wire.watchdog import Watchdog
 from allocator.wire.zookeeper import ConnectionLost, SessionState, ZooKeeper, ZooKeeperError
 
@@ -195,23 +195,28 @@ class SessionMembership:
         self._renewing = False
         await self._register()
         try:
-            async with Scope() as scope:
-                self._keeper.begin()
-                scope.start(self._keeper.keep(*self._proof()), "lease")
-                scope.start(self._wait_for_loss(), "loss")
-                scope.start(self._wait_for_silence(), "silence")
-                if self._polls.limit_s is not None:
-                    # kazoo's own thread would keep the session of a loop that stands still for ever
-                    why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
-                    scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
-                await scope.run(self._keeper.granted(), "first lease")
-                if not joined.done():
-                    joined.set_result(None)
-                self._changed.set()  # look at the assignment that stands
-                await self._take_part(scope)
+            self._keeper.begin()
+            scope = Scope()
+            await scope.run(
+                self._live(scope, joined),
+                lease=self._keeper.keep(*self._proof()),
+                loss=self._wait_for_loss(),
+                silence=self._wait_for_silence(),
+            )
             # everything has been released in good order: only the znodes are left to delete
         finally:
             await self._end_session()
+
+    async def _live(self, scope: Scope, joined: asyncio.Future[None]) -> None:
+        if self._polls.limit_s is not None:
+            # kazoo's own thread would keep the session of a loop that stands still for ever
+            why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
+            scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
+        await self._keeper.granted()
+        if not joined.done():
+            joined.set_result(None)
+        self._changed.set()  # look at the assignment that stands
+        await self._take_part(scope)
 
     async def _end_session(self) -> None:
         self._keeper.end()
@@ -246,9 +251,7 @@ class SessionMembership:
         raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
 
     async def _until_polled(self) -> None:
-        async with Scope() as scope:
-            heard, left = scope.start(self._polls.heard()), scope.start(self._until_leaving())
-            await asyncio.wait({heard, left}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(self._polls.heard(), self._until_leaving())
 
     async def _until_leaving(self) -> None:
         while not self._leaving:

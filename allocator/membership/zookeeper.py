@@ -138,7 +138,7 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _take_part(self, scope: Scope) -> None:
         scope.start(self._elect(), "election")
-        await scope.run(self._follow(scope), "follow")
+        await self._follow(scope)
 
     async def _register(self) -> None:
         await self._store.prepare()

@@ -197,10 +197,8 @@ class Mirror(RebalanceListener):
             listener=self,
             max_partition_bytes=4 << 20,
         )
-        async with Scope() as scope:
-            scope.start(self._sender.run(scope), "sender")
-            scope.start(self._commits(), "commits")
-            await scope.run(self._read(goal), "reader")
+        scope = Scope()
+        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
 
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
         assert self._stopping is not None

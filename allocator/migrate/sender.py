@@ -18,7 +18,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.migrate.encode import Encoded
-from allocator.tasks import Scope, happens
+from allocator.tasks import BackgroundTasks, happens
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -107,12 +107,12 @@ class Sender:
         self._news: asyncio.Event
         self._progress: asyncio.Event
 
-    async def run(self, scope: Scope) -> None:
-        """Sends until cancelled; requests are tasks of `scope`. Caller: the mirror."""
+    async def run(self, tasks: BackgroundTasks) -> None:
+        """Sends until cancelled; `tasks` has the requests. Caller: the mirror."""
         try:
             while True:
                 self._news.clear()
-                while self._send(scope):
+                while self._send(tasks):
                     pass
                 await happens(self._news, self._wait_s)
         finally:
@@ -195,7 +195,7 @@ class Sender:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def _send(self, scope: Scope) -> bool:
+    def _send(self, tasks: BackgroundTasks) -> bool:
         """One request to each leader that may get one; False if none may, and in `_wait_s` when to look again."""
         if self._ready and not self._may_send():
             self._wait_s = ASK_AGAIN_S
@@ -225,7 +225,7 @@ class Sender:
             self._ready[partition] = self._ready.pop(partition)  # its turn comes again after the others'
         for leader, items in chosen.items():
             self._under_way[leader] += 1
-            scope.start(self._exchange(leader, items, {each: self._lanes[each] for each in items}), "produce")
+            tasks.start(self._exchange(leader, items, {each: self._lanes[each] for each in items}), "produce")
         self._wait_s = min(later, default=None)
         return bool(chosen)
 

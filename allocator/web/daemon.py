@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Optional
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.run import Runner
-from allocator.tasks import Scope, happens
+from allocator.tasks import BackgroundTasks, Scope, happens
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
 from allocator.web.guard import Guard
@@ -22,7 +23,10 @@ from allocator.web.watch import Watcher
 
 __all__ = ["DaemonHealth", "Demand", "beside_daemon"]
 
+log = logging.getLogger(__name__)
+
 LINGER_S = 60.0  # how long the group is watched after the last look; more: its history stays; less: fewer reads
+AGAIN_S = 5.0  # after a failure that the watcher cannot survive. More: a stale page; less: more lines in the log
 READ_WITHIN_S = 30.0  # how long an owned partition may be without an answer to a fetch; more: told later
 
 
@@ -107,9 +111,14 @@ class Demand:
         """Until cancelled."""
         while True:
             await self._asked.wait()
-            async with Scope() as scope:
-                scope.start(self._watcher.run(), "watcher")
-                await scope.run(self._until_nobody_looks())
+            try:
+                await Scope().run(self._until_nobody_looks(), watcher=self._watcher.run())
+            except Exception as error:
+                # the page says so; the daemon goes on with its records
+                log.exception("the page shows no groups; watching begins again in %g s", AGAIN_S)
+                self._watcher.fail(error)
+                await asyncio.sleep(AGAIN_S)
+                continue
             self._watcher.forget()
 
     async def _until_nobody_looks(self) -> None:
@@ -137,12 +146,15 @@ async def beside_daemon(
         collector(registry=registry)
     health = DaemonHealth(consumers, lambda: daemon.stuck)
     shown = Health(health.live, health.ready)
-    async with Scope() as scope:
-        if watcher is None:
-            site = Site(guard, registry, shown)
-        else:
-            demand = Demand(watcher)
-            scope.start(demand.run(), "watching")
-            site = Site(guard, registry, shown, watcher, demand.viewing, actions or {})
+    tasks = BackgroundTasks(lambda error: log.error("the groups are not watched any more", exc_info=error))
+    if watcher is None:
+        site = Site(guard, registry, shown)
+    else:
+        demand = Demand(watcher)
+        site = Site(guard, registry, shown, watcher, demand.viewing, actions or {})
+        tasks.start(demand.run(), "watching")
+    try:
         async with serve(site, host, port) as bound:
             yield bound
+    finally:
+        await tasks.close()

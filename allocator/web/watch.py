@@ -212,8 +212,8 @@ class GroupWatch:
 class Watcher:
     """All groups under a root, or only those named by `only`.
 
-    `run` goes on through any failure of the clusters; `problems` says what is wrong at present. The event that
-    `subscribe` returns is set at each change.
+    `run` goes on through any failure but settings that cannot be used; `problems` says what is wrong at present. The
+    event that `subscribe` returns is set at each change.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Watcher:
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.problems: dict[str, str] = {}
-        """What of the clusters does not answer: "zookeeper" or "kafka", and why."""
+        """What does not answer at present: "zookeeper", "kafka", "doctor" or "watcher", and why."""
         self.ready = False
         """Whether the groups have been read, and ZooKeeper answers."""
         self._access = access
@@ -271,14 +271,20 @@ class Watcher:
         finally:
             self.unsubscribe(news)
 
+    def fail(self, error: BaseException) -> None:
+        """Says why nothing is watched any more. Caller: the owner of `run`."""
+        self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
+        self.ready = False
+        self._changed()
+
     async def run(self) -> None:
-        """Until cancelled."""
-        async with Scope() as scope:
-            if self._access.brokers is not None:
-                scope.start(self._keep("kafka", self._ask_kafka), "kafka")
-            if self._doctor:
-                scope.start(self._examine(), "doctor")
-            await scope.run(self._keep("zookeeper", self._watch_zookeeper), "zookeeper")
+        """Until cancelled. Raises ConfigError for settings with which nothing can be read."""
+        beside = {}
+        if self._access.brokers is not None:
+            beside["kafka"] = self._keep("kafka", self._ask_kafka)
+        if self._doctor:
+            beside["doctor"] = self._keep("doctor", self._examine)
+        await Scope().run(self._keep("zookeeper", self._watch_zookeeper), **beside)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
         while True:
@@ -286,10 +292,12 @@ class Watcher:
                 await work()
             except ConfigError:
                 raise
-            except AllocatorError as error:
-                if self.problems.get(what) != str(error):
-                    log.warning("%s", error)
-                self.problems[what] = str(error)
+            except Exception as error:
+                known = isinstance(error, AllocatorError)
+                why = str(error) if known else f"a fault in allocator: {error!r:.200}"
+                if self.problems.get(what) != why:
+                    log.warning("%s", why, exc_info=None if known else error)
+                self.problems[what] = why
                 if what == "zookeeper":
                     self.ready = False
                 self._changed()
@@ -301,8 +309,8 @@ class Watcher:
         async with self._access.ensemble() as zk:
             self.zk = zk
             try:
-                async with Scope() as scope:
-                    await scope.run(self._follow_groups(zk, scope))
+                scope = Scope()
+                await scope.run(self._follow_groups(zk, scope))
             finally:
                 self.zk = None
 
@@ -372,6 +380,8 @@ class Watcher:
                 group.judge(rounds.judge(now), version)
                 self._changed()
             self._rounds = {name: rounds for name, rounds in self._rounds.items() if name in self.groups}
+            if self.problems.pop("doctor", None) is not None:
+                self._changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, REST * (time.monotonic() - began)))
 
     def _is_due(self, group: Group) -> bool:

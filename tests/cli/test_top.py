@@ -71,6 +71,19 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         await in_a_terminal(where)
 
 
+@pytest.mark.parametrize("command", ["top --once", "top --json", "web --port 0"])
+async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
+    """The task that connects fails beside the one that waits for what it finds."""
+    name, *options = command.split()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "allocator.cli", name, *options, "--zookeeper", "127.0.0.1:1", "--brokers", "foo:bar",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 2, err
+    assert "foo:bar" in (out + err).decode()
+
+
 @pytest.mark.parametrize(("width", "heads"), [(120, 9), (80, 7), (40, 3)])
 async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width: int, heads: int) -> None:
     watcher = Watcher(Access("127.0.0.1:1"))

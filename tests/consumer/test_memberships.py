@@ -363,7 +363,7 @@ async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always
         async def broken() -> None:
             raise ZeroDivisionError("in a task of its own")
 
-        consumer._engine._scope.start(broken())
+        consumer._engine._tasks.start(broken())
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await consumer.getbatch(30)

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from background import background
+
 from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import Scope
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -76,8 +77,8 @@ async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
     state, offsets = SubscriptionState("earliest"), Offsets(passing(), passing(), 7)
     state.subscribe(["t"])
     owner = ownership(state, offsets)
-    async with Scope() as scope:
-        owner.start(scope)
+    async with background() as tasks:
+        owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
         await wait_until_async(lambda: position(state) == 7, 10, "the position")
         assert owner.take_error() is None
@@ -88,8 +89,8 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
     state, offsets = SubscriptionState("earliest"), Offsets(refused, refused, 7)
     state.subscribe(["t"])
     owner = ownership(state, offsets)
-    async with Scope() as scope:
-        owner.start(scope)
+    async with background() as tasks:
+        owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
         await wait_until_async(lambda: offsets.asked == 1, 10, "the question")
         for asked in (1, 2):
@@ -120,10 +121,10 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
     state = SubscriptionState("earliest")
     state.subscribe(["t"])
     owner = ownership(state, Offsets(7), slow)
-    async with Scope() as scope:
-        owner.start(scope)
+    async with background() as tasks:
+        owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
-        release = scope.start(owner.revoked(frozenset({PARTITION})))
+        release = tasks.start(owner.revoked(frozenset({PARTITION})))
         await wait_until_async(lambda: asked == [{PARTITION}], 10, "the question")
         assert not release.done()
         assert state.is_assigned(PARTITION)

@@ -60,9 +60,8 @@ async def _obey(ours: Ours, topic: str) -> None:
 
 
 async def main(bootstrap: str, group: str, topic: str) -> None:
-    async with Ours(bootstrap, group, [topic], name=NAME, history=_Told()) as ours, Scope() as scope:
-        scope.start(_act(ours))
-        await scope.run(_obey(ours, topic))
+    async with Ours(bootstrap, group, [topic], name=NAME, history=_Told()) as ours:
+        await Scope().run(_obey(ours, topic), act=_act(ours))
 
 
 class MemberProcess:
@@ -112,16 +111,16 @@ async def member_process(bootstrap: str, group: str, topic: str, history: Histor
         sys.executable, __file__, bootstrap, group, topic, stdin=pipe, stdout=pipe
     )
     member = MemberProcess(process, topic, history)
+    listening = asyncio.ensure_future(member.listen())
     try:
-        async with Scope() as scope:
-            listening = scope.start(member.listen())
-            yield member
-            assert process.stdin is not None
-            process.stdin.close()
-            await asyncio.wait({listening}, timeout=20)
-            listening.result()
-            assert await process.wait() == 0
+        yield member
+        assert process.stdin is not None
+        process.stdin.close()
+        await asyncio.wait({listening}, timeout=20)
+        listening.result()
+        assert await process.wait() == 0
     finally:
+        listening.cancel()
         if process.returncode is None:
             process.kill()
             await process.wait()

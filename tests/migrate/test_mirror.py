@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from background import background
 from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started
@@ -21,7 +22,7 @@ from allocator.migrate.sender import Sender
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
 from allocator.record import Record
-from allocator.tasks import Scope, within
+from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -203,11 +204,11 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
         asked += 1
         return allowed
 
-    async with KafkaClient(new.bootstrap) as client, Scope() as scope:
+    async with KafkaClient(new.bootstrap) as client, background() as tasks:
         await client.refresh([partition.topic])
         sender = Sender(client, lambda *told: acked.append(told), may_send)
         sender.open()
-        scope.start(sender.run(scope))
+        tasks.start(sender.run(tasks))
         await sender.add([partition])
         dropped = sender.lane(partition)
         sender.drop([partition])
@@ -229,7 +230,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
     batches = [next(written(iter([Record(partition.topic, 0, n, 1, 0, b"%d" % n, b"v", [])]), 0)) for n in range(8)]
     acked: list[int] = []
-    async with KafkaClient(new.bootstrap) as client, Scope() as scope:
+    async with KafkaClient(new.bootstrap) as client, background() as tasks:
         await client.refresh([partition.topic])
         send, sent = client.send, 0
 
@@ -248,7 +249,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
         monkeypatch.setattr(client, "send", first_fails)
         for encoded in batches:
             assert sender.put(partition, sender.lane(partition), encoded)
-        scope.start(sender.run(scope))
+        tasks.start(sender.run(tasks))
         await within(sender.drained([partition]), 30)
     assert acked == list(range(8))
     assert [row[2] for row in (await contents(new, partition.topic))[0]] == [b"%d" % n for n in range(8)]

@@ -12,7 +12,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
 from allocator.cli.read import Access
 from allocator.cli.web import resetting
-from allocator.tasks import Scope
+from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import actions
 from allocator.web.group_metrics import GroupCollector
@@ -75,6 +75,12 @@ async def served(zookeeper: str, brokers: str | None = None, token: str | None =
         watcher,
         actions=actions(lambda: watcher.zk, access.root, resetting(access)),
     )
-    async with serve(site) as port, Scope() as scope:
-        scope.start(watcher.run(), "watcher")
-        yield Served(port, watcher)
+    failures: list[BaseException] = []
+    tasks = BackgroundTasks(failures.append)
+    async with serve(site) as port:
+        tasks.start(watcher.run(), "watcher")
+        try:
+            yield Served(port, watcher)
+        finally:
+            await tasks.close()
+    assert not failures

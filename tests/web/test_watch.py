@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
-from served import served
+from served import PATIENCE_S, served
 from written_group import WrittenGroup, parts
 
+from allocator.cli.read import Access
 from allocator.membership.store import Store
+from allocator.migrate.doctor import look
+from allocator.tasks import BackgroundTasks
+from allocator.testing.waiting import wait_until_async
+from allocator.web.daemon import Demand
+from allocator.web.watch import Watcher
 from allocator.wire.zookeeper import ZooKeeper
 
 
@@ -45,3 +52,47 @@ async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
             assert (newest["why"], newest["moved"]) == (["left: worker-01"], 2)
     finally:
         await zk.close()
+
+
+async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None:
+    """The page of a daemon whose settings name no broker: it stood still, and said nothing."""
+    watcher = Watcher(Access("127.0.0.1:1", brokers="foo:bar"))
+    demand = Demand(watcher)
+    tasks = BackgroundTasks(pytest.fail)
+    tasks.start(demand.run())
+    try:
+        async with demand.viewing():
+            for _ in range(2):
+                await wait_until_async(lambda: "foo:bar" in watcher.problems.get("watcher", ""), PATIENCE_S)
+                watcher.problems.clear()
+    finally:
+        await tasks.close()
+
+
+async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
+    zk_chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows which znode brings it about; so the doctor is made to stumble."""
+    stumbles = True
+
+    async def stumbling(*args: Any, **kwargs: Any) -> Any:
+        if stumbles:
+            raise KeyError("nobody foresaw it")
+        return await look(*args, **kwargs)
+
+    monkeypatch.setattr("allocator.web.watch.look", stumbling)
+    monkeypatch.setattr("allocator.web.watch.DOCTOR_S", 0.5)
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect(10)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(zk.close)
+        await WrittenGroup(zk, "/allocator", "orders", ["t"]).join(0)
+        it = await stack.enter_async_context(served(zk_chroot))
+        await wait_until_async(lambda: "nobody foresaw it" in it.watcher.problems.get("doctor", ""), PATIENCE_S)
+        shown = await it.json("/api/groups")
+        assert [group["group"] for group in shown["groups"]] == ["orders"]
+        assert any("nobody foresaw it" in problem for problem in shown["problems"])
+        assert sum("nobody foresaw it" in record.getMessage() for record in caplog.records) == 1
+        stumbles = False
+        await wait_until_async(lambda: "doctor" not in it.watcher.problems, PATIENCE_S)
+        assert it.watcher.groups["orders"].examined >= 0

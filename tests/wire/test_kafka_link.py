@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from allocator.tasks import Scope
+from background import background
+
 from allocator.testing import wait_until_async
 from allocator.wire.kafka_link import Link
 
@@ -17,13 +18,13 @@ async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_
         await link.drained()
         order.append(number)
 
-    async with Scope() as scope:
+    async with background() as tasks:
         link.pause_writing()
-        waiting = [scope.start(write(number), f"{number}") for number in (1, 2, 3)]
+        waiting = [tasks.start(write(number), f"{number}") for number in (1, 2, 3)]
         await asyncio.sleep(0)  # all have begun to wait
         waiting[1].cancel()
         link.resume_writing()
-        waiting.append(scope.start(write(4), "4"))
+        waiting.append(tasks.start(write(4), "4"))
         await asyncio.gather(*waiting, return_exceptions=True)
     assert order == [1, 3, 4]
 
@@ -36,10 +37,10 @@ async def test_what_was_written_first_may_fill_it_again() -> None:
         order.append(number)
         link.pause_writing()
 
-    async with Scope() as scope:
+    async with background() as tasks:
         link.pause_writing()
         for number in (1, 2):
-            scope.start(write(number), f"{number}")
+            tasks.start(write(number), f"{number}")
         for number in (1, 2):
             await asyncio.sleep(0)
             link.resume_writing()

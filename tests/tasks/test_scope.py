@@ -1,0 +1,363 @@
+"""No task outlives its owner, and no failure goes unheard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.tasks import BackgroundTasks, Scope, first_of, within
+
+PATIENCE_S = 30.0
+
+
+class Oops(Exception):
+    pass
+
+
+async def ticks(count: int) -> None:
+    """Goes once around the loop so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def fails(after: int = 0, what: str = "child") -> None:
+    await ticks(after)
+    raise Oops(what)
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def fails_at_its_end(what: str) -> None:
+    try:
+        await for_ever()
+    finally:
+        raise Oops(what)
+
+
+async def bounded(work: Coroutine[Any, Any, Any]) -> Any:
+    """Nothing here may hang. Not `within`, which is under test itself."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
+    assert done, "it hangs"
+    return task.result()
+
+
+def others() -> set[asyncio.Task[Any]]:
+    """Tasks besides the test, and what holds it to its deadline."""
+    return {task for task in asyncio.all_tasks() - {asyncio.current_task()} if "_within" not in repr(task.get_coro())}
+
+
+async def test_main_gives_its_result_and_the_others_end() -> None:
+    ended: list[str] = []
+
+    async def beside() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.append("beside")
+
+    async def main() -> int:
+        await ticks(3)
+        return 7
+
+    assert await Scope().run(main(), one=beside(), two=beside()) == 7
+    assert ended == ["beside", "beside"]
+    assert not others()
+
+
+async def test_a_child_that_fails_is_heard_whatever_main_waits_for() -> None:
+    with pytest.raises(Oops, match="child"):
+        await bounded(Scope().run(for_ever(), child=fails(after=2)))
+
+
+async def test_a_child_that_main_started_is_heard_too() -> None:
+    scope = Scope()
+
+    async def main() -> None:
+        scope.start(fails(after=2))
+        await for_ever()
+
+    with pytest.raises(Oops, match="child"):
+        await bounded(scope.run(main()))
+
+
+async def test_a_child_that_fails_while_main_ends_is_heard() -> None:
+    async def main() -> str:
+        return "done"
+
+    with pytest.raises(Oops, match="at its end"):
+        await bounded(Scope().run(main(), child=fails_at_its_end("at its end")))
+
+
+@pytest.mark.parametrize("ahead", range(-3, 4))
+async def test_a_child_that_fails_as_main_returns_is_heard(ahead: int) -> None:
+    scope = Scope()
+
+    async def main() -> None:
+        await ticks(10)
+
+    async def child() -> None:
+        try:
+            await ticks(10 + ahead)
+        finally:
+            raise Oops("child")
+
+    with pytest.raises(Oops, match="child"):
+        await bounded(scope.run(main(), child=child()))
+
+
+async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(Oops, match="first"):
+        await bounded(Scope().run(for_ever(), one=fails(1, "first"), two=fails_at_its_end("second")))
+    (told,) = [record for record in caplog.records if record.name == "allocator.tasks"]
+    assert told.levelno == logging.WARNING
+    assert "Oops('second')" in told.getMessage()
+    assert "Oops('first')" in told.getMessage()
+    assert told.exc_info is not None  # a fault of ours needs its traceback
+
+
+async def test_main_fails_and_a_child_fails() -> None:
+    """The first one counts, whichever it is."""
+    with pytest.raises(Oops, match="main"):
+        await bounded(Scope().run(fails(1, "main"), child=fails_at_its_end("child")))
+    with pytest.raises(Oops, match="child"):
+        await bounded(Scope().run(fails_at_its_end("main"), child=fails(1, "child")))
+
+
+async def test_one_error_that_two_tasks_raise_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    error = Oops("the same")
+
+    async def child() -> None:
+        raise error
+
+    with pytest.raises(Oops, match="the same"):
+        await bounded(Scope().run(for_ever(), one=child(), two=child()))
+    assert not caplog.records
+
+
+async def test_a_child_started_after_a_failure_does_not_begin() -> None:
+    scope, begun = Scope(), []
+
+    async def late() -> None:
+        begun.append("late")
+        await for_ever()
+
+    async def main() -> None:
+        try:
+            await for_ever()
+        finally:
+            task = scope.start(late())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with pytest.raises(Oops, match="child"):
+        await bounded(scope.run(main(), child=fails(1)))
+    assert not begun
+    assert not others()
+
+
+async def test_a_child_that_is_cancelled_alone_has_not_failed() -> None:
+    scope = Scope()
+
+    async def main() -> str:
+        child = scope.start(for_ever())
+        await ticks(2)
+        child.cancel()
+        await ticks(2)
+        return "goes on"
+
+    assert await bounded(scope.run(main())) == "goes on"
+
+
+async def test_nothing_starts_without_an_owner() -> None:
+    scope = Scope()
+    with pytest.raises(RuntimeError, match="no owner"):
+        scope.start(for_ever())
+    await scope.run(ticks(1))
+    with pytest.raises(RuntimeError, match="no owner"):
+        scope.start(for_ever())
+    with pytest.raises(RuntimeError, match="another scope"):
+        await scope.run(ticks(1), child=for_ever())
+    tasks = BackgroundTasks(pytest.fail)
+    await tasks.close()
+    with pytest.raises(RuntimeError, match="no owner"):
+        tasks.start(for_ever())
+
+
+# -- cancelled from outside --------------------------------------------------------------------------------------------
+
+
+async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Were the failure raised instead, a loop that goes on after errors would go on after its cancellation."""
+    running = asyncio.ensure_future(Scope().run(for_ever(), child=fails_at_its_end("child")))
+    await ticks(3)
+    running.cancel()
+    await asyncio.wait({running}, timeout=PATIENCE_S)
+    assert running.cancelled()
+    assert "Oops('child')" in caplog.text
+
+
+@pytest.mark.parametrize("at", range(8))
+async def test_a_cancellation_about_when_a_child_fails_is_not_lost(at: int) -> None:
+    """Either it comes too late, and the failure is raised, or it is what the caller gets; never a result."""
+
+    async def caller() -> None:
+        await Scope().run(for_ever(), child=fails(after=4))
+
+    running = asyncio.ensure_future(caller())
+    await ticks(at)
+    late = running.done()
+    running.cancel()
+    await asyncio.wait({running}, timeout=PATIENCE_S)
+    assert running.cancelled() or (late and isinstance(running.exception(), Oops))
+    assert not others()
+
+
+async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:
+    ended: list[int] = []
+
+    async def slow() -> None:
+        try:
+            await for_ever()
+        finally:
+            try:
+                await asyncio.sleep(60)  # the second cancellation cuts it short
+            finally:
+                ended.append(1)
+
+    running = asyncio.ensure_future(Scope().run(for_ever(), child=slow()))
+    await ticks(3)
+    running.cancel()
+    await ticks(5)
+    assert not running.done()  # its child has not ended
+    running.cancel()
+    await asyncio.wait({running}, timeout=PATIENCE_S)
+    assert running.cancelled()
+    assert ended == [1]
+
+
+async def test_within_leaves_nobody_behind_either() -> None:
+    ended: list[int] = []
+
+    async def slow() -> None:
+        try:
+            await for_ever()
+        finally:
+            await ticks(20)
+            ended.append(1)
+
+    running = asyncio.ensure_future(within(slow(), PATIENCE_S))
+    await ticks(3)
+    running.cancel()
+    await ticks(3)
+    assert not running.done()
+    await asyncio.wait({running}, timeout=PATIENCE_S)
+    assert running.cancelled()
+    assert ended == [1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    children=st.lists(
+        st.tuples(st.integers(0, 6), st.sampled_from(["fails", "ends", "waits", "fails when cancelled"])), max_size=4
+    ),
+    main=st.tuples(st.integers(0, 8), st.sampled_from(["fails", "ends", "waits"])),
+    cancelled=st.one_of(st.none(), st.integers(0, 12)),
+)
+def test_whatever_happens_in_whatever_order(
+    children: list[tuple[int, str]], main: tuple[int, str], cancelled: int | None
+) -> None:
+    """Every failure is raised or logged, a cancellation is heeded, a result is given only where nothing failed, and
+    nobody is left."""
+    raised: list[BaseException] = []
+
+    async def act(after: int, how: str) -> str:
+        try:
+            await ticks(after)
+            if how == "fails":
+                raise Oops("by itself")
+            if how != "ends":
+                await for_ever()
+        except asyncio.CancelledError:
+            if how == "fails when cancelled":
+                raised.append(Oops("when cancelled"))
+                raise raised[-1] from None
+            raise
+        except Oops as error:
+            raised.append(error)
+            raise
+        return how
+
+    async def run() -> None:
+        told: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = told.append  # type: ignore[method-assign]
+        logger = logging.getLogger("allocator.tasks")
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+
+            async def caller() -> str:
+                beside = {f"child{n}": act(*child) for n, child in enumerate(children)}
+                return await Scope().run(act(*main), **beside)
+
+            running = asyncio.ensure_future(caller())
+            at = cancelled
+            waits = main[1] == "waits" and not any(how == "fails" for _, how in children)
+            if at is None and waits:
+                at = 30  # else it would run for ever
+            accepted = False
+            if at is not None:
+                await ticks(at)
+                accepted = running.cancel()
+            await asyncio.wait({running}, timeout=PATIENCE_S)
+            assert running.done(), "it hangs"
+            assert running.cancelled() == accepted
+            heard = [] if running.cancelled() or running.exception() is None else [running.exception()]
+            if heard:
+                assert heard[0] is raised[0]
+            elif not running.cancelled():
+                assert not raised
+                assert running.result() == main[1]
+            assert len(heard) + len(told) == len(raised)
+            assert not others()
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+    asyncio.run(run())
+
+
+# -- owners that start and close in different tasks --------------------------------------------------------------------
+
+
+async def test_background_tasks_tell_each_failure_and_end_with_their_owner() -> None:
+    failures: list[BaseException] = []
+    tasks = BackgroundTasks(failures.append)
+
+    async def start() -> None:
+        tasks.start(fails(1, "one"))
+        tasks.start(for_ever())
+        tasks.start(fails_at_its_end("two"))
+
+    await asyncio.ensure_future(start())
+    await ticks(4)
+    assert [str(error) for error in failures] == ["one"]
+    await asyncio.ensure_future(tasks.close())
+    assert [str(error) for error in failures] == ["one", "two"]
+    assert not others()
+
+
+async def test_first_of_says_which_have_ended_and_ends_the_others() -> None:
+    assert await bounded(first_of(ticks(2), for_ever())) == (True, False)
+    with pytest.raises(Oops):
+        await bounded(first_of(for_ever(), fails(3)))
+    assert not others()

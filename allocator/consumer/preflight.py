@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import difflib
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Optional
@@ -135,7 +136,7 @@ async def _cluster(config: Config) -> AsyncIterator[Check]:
     try:
         await client.connect(config.group.connect_timeout_s)
         client.follow_all()
-        await client.refresh()
+        await _settled(config, client)
     except AllocatorError as error:
         await client.close()
         yield Check("Kafka cluster", False, str(error), "check kafka.brokers, security_protocol and the credentials")
@@ -157,6 +158,15 @@ async def _cluster(config: Config) -> AsyncIterator[Check]:
             )
     finally:
         await client.close()
+
+
+async def _settled(config: Config, client: KafkaClient) -> None:
+    """Gives topics that were just created, and brokers that just started, a moment to show themselves."""
+    deadline = time.monotonic() + REACH_S
+    await client.refresh()
+    while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
+        await asyncio.sleep(client.retry_backoff_s)
+        await client.refresh()
 
 
 def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:

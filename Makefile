@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # one stamp per Python version, so that another PYTHON makes another environment
 STAMP := $(VENV)/.installed-$(VERSION)
 
-.PHONY: help demo test test-long test-versions lint format docs clean
+.PHONY: help demo test test-long test-versions lint format audit docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -38,6 +38,15 @@ lint: $(STAMP) ## ruff and mypy (strict)
 format: $(STAMP) ## Let ruff rewrite what it can
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+
+# in an environment of its own; --strict: what the database does not know is an error, not a pass
+audit: $(STAMP) ## Known vulnerabilities of what is installed, and of the oldest versions allowed (needs the network)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit packaging "tomli; python_version < '3.11'"
+	$(BIN)/python -m pip freeze --exclude-editable > build/audit/installed.txt
+	build/audit/bin/python .ci/oldest.py > build/audit/oldest.txt
+	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/installed.txt
+	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/oldest.txt
 
 docs: $(STAMP) ## The documentation, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -30,11 +30,22 @@ def cluster() -> None:
 @click.option("--kafka", default="3.9.1", show_default=True, help='Version of Kafka; "none" for ZooKeeper alone.')
 @click.option("--brokers", default=1, show_default=True, type=click.IntRange(min=1), help="How many brokers.")
 @click.option("--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="How many ZooKeepers.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Of the first broker; others follow.  [any free port]")
+@click.option(
+    "--zookeeper-port", type=click.IntRange(1, 65535), help="Of the first ZooKeeper; others follow.  [any free port]"
+)
 @click.option("--directory", type=click.Path(file_okay=False), help="Keep data and logs there; else they are removed.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of server.properties.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 def up(
-    kafka: str, brokers: int, zookeepers: int, directory: Optional[str], settings: tuple[str, ...], as_json: bool
+    kafka: str,
+    brokers: int,
+    zookeepers: int,
+    port: Optional[int],
+    zookeeper_port: Optional[int],
+    directory: Optional[str],
+    settings: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Start a cluster, print how to connect, run until Ctrl-C or SIGTERM, then take it down."""
     config = {}
@@ -47,10 +58,18 @@ def up(
         from allocator.testing.cluster import LocalCluster
 
         version = None if kafka == "none" else kafka
-        with LocalCluster(version, brokers, zookeepers, broker_config=config, directory=directory) as running:
-            click.echo(json.dumps(_described(running)) if as_json else _text(running))
-            sys.stdout.flush()
+        with LocalCluster(
+            version,
+            brokers,
+            zookeepers,
+            broker_config=config,
+            directory=directory,
+            kafka_port=port,
+            zookeeper_port=zookeeper_port,
+        ) as running:
             try:
+                click.echo(json.dumps(_described(running)) if as_json else _text(running))
+                sys.stdout.flush()
                 while True:
                     signal.pause()
             except _Asked:

@@ -37,6 +37,8 @@ class LocalCluster(Cluster):
     proxied: each node stands behind a `FaultProxy` of its own, `node.proxy`; `bootstrap`, `zookeeper` and what brokers
     advertise lead there. Brokers reach ZooKeeper, and ZooKeeper nodes one another, without; brokers reach one another
     through theirs. Not for KRaft.
+    kafka_port, zookeeper_port: where the first node of each kind listens, the others on the ports after it; by default
+    any free port.
 
     Guarantee: after `stop`, or when this process ends in any way, SIGKILL included, no server is left running.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
@@ -57,6 +59,8 @@ class LocalCluster(Cluster):
         tick_ms: int = 500,
         start_timeout_s: float = 120.0,
         proxied: bool = False,
+        kafka_port: int | None = None,
+        zookeeper_port: int | None = None,
     ) -> None:
         super().__init__(None if kafka is None else kafka_release(kafka), brokers, zookeepers)
         self.start_timeout_s = start_timeout_s
@@ -67,6 +71,7 @@ class LocalCluster(Cluster):
         self._jvm_options = tuple(jvm_options)
         self._tick_ms = tick_ms
         self._proxied = proxied
+        self._first_ports = zookeeper_port, kafka_port
         if proxied and self.release is not None and self.release.kraft:
             raise ClusterError(f"proxied=True is for brokers with ZooKeeper; Kafka {self.version} is KRaft")
         self._ports = PortLease()
@@ -110,7 +115,8 @@ class LocalCluster(Cluster):
 
     def _lay_out_zookeepers(self, directory: Path) -> None:
         _, count = self._count
-        ports = {number: self._ports.take() for number in range(1, count + 1)}
+        first, _ = self._first_ports
+        ports = {n: self._ports.take(None if first is None else first + n - 1) for n in range(1, count + 1)}
         quorum = {number: (self._ports.take(), self._ports.take()) for number in ports}
         for number, port in ports.items():
             place = directory / f"zookeeper-{number}"
@@ -126,7 +132,8 @@ class LocalCluster(Cluster):
 
     def _lay_out_brokers(self, release: Release, directory: Path) -> None:
         count, _ = self._count
-        ports = {number: (self._ports.take(), self._ports.take()) for number in range(count)}
+        _, first = self._first_ports
+        ports = {n: (self._ports.take(None if first is None else first + n), self._ports.take()) for n in range(count)}
         # three voters outlive one; with fewer brokers the first alone votes and must live
         voters = [(number, ports[number][1]) for number in range(3 if count >= 3 else 1)]
         for number, (port, controller) in ports.items():

@@ -27,11 +27,11 @@ class PortLease:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
 
-    def take(self) -> int:
-        """One more port. Raises ClusterError when no port is free."""
+    def take(self, wanted: int | None = None) -> int:
+        """One more port, `wanted` if that is given. Raises ClusterError when it, or every port, is taken."""
         directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
         directory.mkdir(mode=0o700, exist_ok=True)
-        for port in random.sample(range(_FIRST, _LAST), 500):
+        for port in random.sample(range(_FIRST, _LAST), 500) if wanted is None else [wanted]:
             descriptor = os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,6 +41,8 @@ class PortLease:
                 continue
             self._held[port] = descriptor
             return port
+        if wanted is not None:
+            raise ClusterError(f"port {wanted} on 127.0.0.1 is taken; stop what listens there, or choose another")
         raise ClusterError(f"no free port between {_FIRST} and {_LAST} on 127.0.0.1; stop some servers first")
 
     def release(self) -> None:

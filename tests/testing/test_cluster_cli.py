@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from allocator.testing import wait_until
+from allocator.testing.ports import PortLease
 from allocator.testing.probe import metadata, zookeeper_mode
 
 COMMAND = [sys.executable, "-m", "allocator.cli", "cluster"]
@@ -54,6 +56,26 @@ def test_a_signal_takes_the_cluster_down(number):
     for node in told["nodes"]:
         assert gone(node["pid"])
         assert not os.path.exists(node["directory"])
+
+
+def test_servers_listen_on_the_ports_that_are_asked_for_or_say_which_is_taken():
+    lease = PortLease()
+    kafka, zookeeper = lease.take(), lease.take()
+    lease.release()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", zookeeper))
+        taken.listen()
+        refused = run("up", "--port", str(kafka), "--zookeeper-port", str(zookeeper))
+        assert refused.returncode == 1
+        assert refused.stderr == (
+            f"error: port {zookeeper} on 127.0.0.1 is taken; stop what listens there, or choose another\n"
+        )
+    with started("up", "--port", str(kafka), "--zookeeper-port", str(zookeeper), "--json") as process:
+        told = json.loads(process.stdout.readline())
+        assert told["bootstrap"] == f"127.0.0.1:{kafka}"
+        assert told["zookeeper"] == f"127.0.0.1:{zookeeper}"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def read(path: Path) -> bytes:

@@ -190,6 +190,8 @@ class GroupSettings:
     client_id: str | None = setting(Text(), None)
     # relative capacity, for allocator functions that heed it
     weight: float = setting(Number(0, 1e6, above=True, unit="relative capacity"), 1.0)
+    # where this process runs, as the brokers name their racks. Leave it out in a group (membership = "kafka") that has
+    # members of kafka-go: they cannot read what a member with a rack says
     rack: str | None = setting(Text(), None)
     # seconds, default 30: how long the start waits for Kafka and ZooKeeper; more: waits for a cluster that is
     # coming up; less: whatever supervises the daemon learns sooner that it cannot start

@@ -3,7 +3,8 @@
 The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's `Given`
 (its assignment) in SyncGroup, and within a subscription the user data of the sticky assignor. The formats are those of
 `ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources: KIP-429
-added what a member owns (v1), KIP-792 the generation of that (v2), KIP-881 the rack (v3).
+added what a member owns (v1), KIP-792 the generation of that (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at
+most, and takes the generation of what a cooperative member owns from its user data (2.8 to 3.3).
 
 Pure. Reading is as tolerant as the protocol asks for: a version newer than ours is read as the newest we know and what
 follows is ignored, and fields that an older client left out at the end have their defaults. Everything else that does
@@ -21,7 +22,16 @@ from typing import NoReturn
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-__all__ = ["NEWEST", "PROTOCOL_TYPE", "Given", "Malformed", "StickyUserData", "Subscription"]
+__all__ = [
+    "NEWEST",
+    "PROTOCOL_TYPE",
+    "Given",
+    "Malformed",
+    "StickyUserData",
+    "Subscription",
+    "generation_data",
+    "generation_from",
+]
 
 PROTOCOL_TYPE = "consumer"
 NEWEST = 3
@@ -39,8 +49,9 @@ class Subscription:
     """What a member wants, and what it holds while it asks."""
 
     topics: tuple[str, ...]
-    user_data: bytes | None = b""
-    """For the assignor it is sent under; other clients write none as b"" (kafka-python, aiokafka) or None (Java)."""
+    user_data: bytes | None = None
+    """For the assignor it is sent under. Java writes none as None, kafka-python and aiokafka as b""; sarama's sticky
+    leaders fail on b""."""
     owned: Parts = NONE
     """From v1 on. What the member holds as it joins: nothing under eager assignors."""
     generation: int = -1
@@ -85,7 +96,8 @@ class Given:
     """What the leader gives a member."""
 
     partitions: Parts
-    user_data: bytes | None = b""
+    user_data: bytes | None = None
+    """Members of sarama say it again when they join next: b"" would then stop their sticky leader."""
     version: int = 0
 
     def encode(self) -> bytes:
@@ -144,6 +156,16 @@ class StickyUserData:
         if not of.at_end:
             of.fail("more follows")
         return cls(partitions, generation)
+
+
+def generation_data(generation: int) -> bytes:
+    """The user data of `cooperative-sticky`: the generation, as Java writes it from 2.8 on; -1 when unknown."""
+    return struct.pack(">i", generation)
+
+
+def generation_from(data: bytes | None) -> int:
+    """The generation in user data of `cooperative-sticky`; -1 where there is none, or something else (franz-go)."""
+    return int(struct.unpack(">i", data)[0]) if data is not None and len(data) == 4 else -1
 
 
 class _Writer:

@@ -125,13 +125,16 @@ class KafkaMembership(KafkaMember):
     # -- called by the coordinator --------------------------------------------------------------------------------
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
-        held, (before, generation) = self._held | self._draining, self._before
+        held = self._held | self._draining if self._cooperative else NONE
+        (before, before_generation), identity = self._before, self._group.identity
         me = Self(
             topics=self._wanted,
-            held=held if self._cooperative else NONE,
-            generation=generation if held and self._cooperative else -1,
+            held=held,
+            # of the last JoinGroup, synced or not: leaders of other clients may give away at once what a member claims
+            # since an older generation than the others
+            generation=identity.generation if held and identity is not None else -1,
             before=before,
-            before_generation=generation,
+            before_generation=before_generation,
             name=self._settings.name,
             host=socket.gethostname(),
             weight=self._settings.weight,

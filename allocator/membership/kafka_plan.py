@@ -17,7 +17,15 @@ from typing import Any
 
 from allocator.assign import Assignor, GroupView, Member, compute
 from allocator.assign.cooperative_sticky import first_step
-from allocator.coordinator.consumer_protocol import NEWEST, Given, Malformed, StickyUserData, Subscription
+from allocator.coordinator.consumer_protocol import (
+    NEWEST,
+    Given,
+    Malformed,
+    StickyUserData,
+    Subscription,
+    generation_data,
+    generation_from,
+)
 from allocator.coordinator.group_messages import JoinedMember
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
@@ -45,7 +53,7 @@ class Self:
     topics: frozenset[str]
     held: Parts = NONE
     generation: int = -1
-    """In which it was given `held`."""
+    """The last one that it joined while it held `held`."""
     before: Parts = NONE
     """What it was given last, and may have released to join."""
     before_generation: int = -1
@@ -64,10 +72,12 @@ def offers(assignors: Iterable[str], me: Self) -> list[tuple[str, bytes]]:
 def _offer(name: str, topics: tuple[str, ...], me: Self) -> Subscription:
     if name in EAGER:
         # v0 is what other clients send under these names, and all of them read
-        user_data = StickyUserData(me.before, me.before_generation).encode() if name == "sticky" and me.before else b""
+        sticky = name == "sticky" and me.before
+        user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
         version = 0 if me.rack is None else NEWEST
         return Subscription(topics, user_data, NONE, -1, me.rack, version)
-    user_data = b"" if name in COMMON else _described(me)
+    # Java leaders from 2.8 to 3.3 read no generation but this one, and give away at once what is claimed under an older
+    user_data = generation_data(me.generation) if name in COMMON else _described(me)
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
 
 
@@ -150,6 +160,8 @@ def _claims(protocol: str, said: Subscription) -> tuple[Parts, int]:
             log.warning("%s; it counts as a member without partitions", error)
             return NONE, -1
         return data.partitions, data.generation
+    if protocol in COMMON and said.generation < 0:
+        return said.owned, generation_from(said.user_data)
     return said.owned, said.generation
 
 

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from allocator.coordinator.consumer_protocol import NEWEST, Given, Malformed, StickyUserData, Subscription
+from allocator.coordinator.consumer_protocol import (
+    NEWEST,
+    Given,
+    Malformed,
+    StickyUserData,
+    Subscription,
+    generation_data,
+    generation_from,
+)
 from allocator.types import TopicPartition
 
 names = st.text(st.characters(codec="utf-8"), min_size=0, max_size=20)
@@ -137,6 +145,52 @@ def test_what_aiokafkas_sticky_members_send_is_read() -> None:
     sent = StickyPartitionAssignor._metadata(["t", "u"], held, 7).encode()
     got = StickyUserData.decode(Subscription.decode(sent).user_data or b"")
     assert got == StickyUserData(frozenset(held), 7)
+
+
+# What Java's own classes wrote (ConsumerProtocol.serializeSubscription over the user data of each assignor), for a
+# member that subscribes to t and u, and was given t:0 and t:2 in generation 7; from 3.4 on it is in rack r1.
+JAVA = [
+    # 2.4.1, 2.7.2: no generation under cooperative-sticky
+    ("range", "000100000002000174000175ffffffff00000000", 1),
+    ("cooperative-sticky", "000100000002000174000175ffffffff00000001000174000000020000000000000002", 1),
+    ("sticky", "00010000000200017400017500000017000000010001740000000200000000000000020000000700000000", 1),
+    # 2.8.2 to 3.3.2
+    ("cooperative-sticky", "000100000002000174000175000000040000000700000001000174000000020000000000000002", 1),
+    # 3.4.1 to 4.1.1
+    ("roundrobin", "000300000002000174000175ffffffff000000000000000700027231", 3),
+    (
+        "cooperative-sticky",
+        "0003000000020001740001750000000400000007000000010001740000000200000000000000020000000700027231",
+        3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("assignor", "sent", "version"), JAVA)
+def test_what_java_writes_is_read_and_written_alike(assignor: str, sent: str, version: int) -> None:
+    got = Subscription.decode(bytes.fromhex(sent))
+    assert (got.topics, got.version, got.encode().hex()) == (("t", "u"), version, sent)
+    held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
+    assert got.owned == (held if assignor == "cooperative-sticky" else frozenset())
+    if assignor == "sticky":
+        assert StickyUserData.decode(got.user_data or b"") == StickyUserData(held, 7)
+    elif got.user_data is not None:
+        assert (generation_from(got.user_data), got.user_data) == (7, generation_data(7))
+    if version == 3:
+        assert (got.generation, got.rack) == (7, "r1")
+
+
+def test_java_writes_and_reads_an_assignment_without_user_data() -> None:
+    held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
+    # by ConsumerProtocol.serializeAssignment of 2.4.1 and of 4.1.1
+    assert Given(held).encode().hex() == "0000" + "00000001000174000000020000000000000002ffffffff"
+    assert Given.decode(bytes.fromhex("000300000001000174000000020000000000000002ffffffff")) == Given(held, None, 3)
+    assert Given(frozenset()).encode().hex() == "0000" + "00000000ffffffff"
+
+
+@pytest.mark.parametrize("other", [None, b"", b"\0\0\0", StickyUserData(frozenset(), 7).encode()])
+def test_other_user_data_of_cooperative_members_has_no_generation(other: bytes | None) -> None:
+    assert generation_from(other) == -1
 
 
 # -- what does not fit ------------------------------------------------------------------------------------------------

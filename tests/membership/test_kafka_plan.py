@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assign import Assignor, GroupView, resolve
-from allocator.coordinator.consumer_protocol import Given, StickyUserData, Subscription
+from allocator.coordinator.consumer_protocol import Given, StickyUserData, Subscription, generation_data
 from allocator.coordinator.group_messages import JoinedMember
 from allocator.errors import AssignorError
 from allocator.membership.kafka_plan import Decision, Joined, Self, is_cooperative, offers
@@ -67,7 +67,23 @@ def test_under_the_names_of_other_clients_a_member_says_what_they_say() -> None:
 def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
     me = Self(frozenset({"t"}), held=tp(1, 2), generation=3, rack="r")
     ((_, data),) = offers(["cooperative-sticky"], me)
-    assert Subscription.decode(data) == Subscription(("t",), b"", tp(1, 2), 3, "r")
+    assert Subscription.decode(data) == Subscription(("t",), b"\0\0\0\3", tp(1, 2), 3, "r")
+
+
+@pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
+@pytest.mark.parametrize("rack", [None, "r"])
+def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: str | None) -> None:
+    """As from Java. sarama's sticky leader fails on user data that is there and empty, and the group stands still."""
+    ((_, data),) = offers([name], Self(frozenset({"t"}), rack=rack))
+    assert Subscription.decode(data).user_data is None
+    # and members of sarama say again what they were given
+    decision = decide(resolve(name), [member("a", name, Self(frozenset({"t"})))])
+    assert Given.decode(decision.given["a"]).user_data is None
+
+
+def test_a_cooperative_member_that_holds_nothing_claims_no_generation() -> None:
+    ((_, data),) = offers(["cooperative-sticky"], Self(frozenset({"t"})))
+    assert Subscription.decode(data) == Subscription(("t",), b"\xff" * 4)
 
 
 def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
@@ -121,6 +137,14 @@ def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> N
         ],
     )
     assert seen.views[0].owned == {"a": tp(1), "b": tp(2), "c": frozenset()}
+
+
+def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
+    """Java from 2.8 to 3.3 writes it there alone."""
+    old = Subscription(("t",), generation_data(6), tp(0, 1), version=1).encode()
+    new = Subscription(("t",), generation_data(7), tp(1, 2), version=1).encode()
+    joined = Joined("cooperative-sticky", [JoinedMember("old", None, old), JoinedMember("new", None, new)])
+    assert joined.owned == {"old": tp(0), "new": tp(1, 2)}
 
 
 def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_data() -> None:

@@ -94,8 +94,8 @@ class _Under:
     def may_commit(self, partition: TopicPartition) -> bool:
         return self._member.may_commit(partition)
 
-    def refused(self, code: int, sent: Identity) -> None:
-        self._member.refused(code, sent)
+    def refused(self, code: int, sent: Identity) -> bool:
+        return self._member.refused(code, sent) and self.identity is not None
 
 
 class ZooKeeperMember(ZooKeeperMembership):

@@ -224,10 +224,8 @@ class Commits:
         reaction = react(MEMBER_COMMIT, code)
         if reaction not in (*FENCING, *PASSING):
             return reaction
-        self.committer.refused(code, sent)
         # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
-        passing = reaction in PASSING or self.committer.identity not in (None, sent)
-        return Reaction.RETRY if passing else Reaction.FAIL
+        return Reaction.RETRY if self.committer.refused(code, sent) else Reaction.FAIL
 
     def _failure(self, call: Call, timeout_s: float) -> CommitFailed:
         reasons: dict[str, list[TopicPartition]] = {}

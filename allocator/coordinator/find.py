@@ -48,6 +48,8 @@ class Coordinator:
         self._retry_backoff_s = retry_backoff_s
         self._node: int | None = None
         self._finding: asyncio.Lock | None = None
+        self.failure: BrokerError | None = None
+        """Why it was not found the last time that somebody asked; None once it is."""
 
     @property
     def node(self) -> int | None:
@@ -108,6 +110,7 @@ class Coordinator:
                 try:
                     self._node = await self._ask_once(deadline)
                 except BrokerError as exc:
+                    self.failure = exc
                     if not exc.retriable or time.monotonic() >= deadline:
                         raise
                     log.debug("group %s: no coordinator yet: %s", self._group, exc)
@@ -122,6 +125,7 @@ class Coordinator:
             error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
             error.retriable = react(FIND, response.error_code) is Reaction.RETRY
             raise error
+        self.failure = None
         log.info("group %s: coordinator is broker %s", self._group, response.node_id)
         self._client.note_broker(response.node_id, response.host, response.port)
         return int(response.node_id)

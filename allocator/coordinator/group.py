@@ -37,7 +37,8 @@ class GroupCoordinator:
 
     Guarantees: `prepare` has returned before each JoinGroup and its generation's `joined` is called once at most;
     heartbeats go on through everything the participant does; an answer that belongs to an older generation changes
-    nothing. A JoinGroup under way is not given up for a change of subscription: its result is then not adopted.
+    nothing. A JoinGroup under way is not given up for a change of subscription: its assignment is then not adopted,
+    and another preparation and JoinGroup follow.
 
     `run` is the member's life and the owner's to await. The constructor touches nothing.
     """
@@ -61,8 +62,11 @@ class GroupCoordinator:
         self._coordinator = coordinator or Coordinator(client, group, settings.retry_backoff_s)
         self._member_id = ""
         self._generation = -1
-        self._rejoin: str | None = "first join"
+        self._since = -1  # the generation in which this membership began
+        self._rejoin: str | None = "first join"  # why what was prepared last is out of date
+        self._why = ""  # of the rebalance under way
         self._loss: Loss | None = None
+        self._failure: BrokerError | None = None
         self.closing = False  # `leave` was called
         self._slow = SlowRequests(
             client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
@@ -97,6 +101,11 @@ class GroupCoordinator:
         return self._coordinator.node
 
     @property
+    def failure(self) -> BrokerError | None:
+        """Why the last attempt to join failed; it is repeated."""
+        return self._failure or self._coordinator.failure
+
+    @property
     def heartbeat(self) -> Heartbeat:
         """Its times, for metrics."""
         return self._timing
@@ -125,16 +134,12 @@ class GroupCoordinator:
         self.closing = True
         self._poke(stop=True)
 
-    def refused(self, code: int, sent: Identity) -> None:
-        """A commit was refused: what that says of the membership."""
-        if sent != self.identity:
-            return
-        reaction = react(MEMBER_COMMIT, code)
-        if reaction is Reaction.REJOIN:
-            if self.phase is Phase.STABLE:
-                self.request_rejoin("the group rebalances")
-        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
-            self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
+    def refused(self, code: int, sent: Identity) -> bool:
+        """A commit was refused: what that says of the membership. Returns whether this is the membership under which
+        it was sent, so that what is still held may be committed in the present generation or the next."""
+        if sent == self.identity:
+            self._told(react(MEMBER_COMMIT, code), f"a commit was refused: {for_code(code, 'the coordinator')}")
+        return self.identity is not None and sent.member_id == self._member_id and sent.generation >= self._since
 
     async def run(self, joined: asyncio.Future[None]) -> None:
         """Joins, takes part, and leaves. `joined` is resolved at the first assignment, or with what prevents it."""
@@ -151,7 +156,12 @@ class GroupCoordinator:
         except Exception as error:
             if not isinstance(error, AllocatorError):
                 log.exception("%s: the membership of %s ended", self.group, self._member_id)
-            self._report(error)
+            if self._joined.done():
+                self._report(error)
+                await self._give_up()
+            else:
+                await self._give_up()  # first: whoever hears of the error ends this task
+                self._report(error)
         finally:
             if self.phase is not Phase.CLOSED:
                 self._generation = -1
@@ -183,21 +193,23 @@ class GroupCoordinator:
             except Interrupted:
                 self._back_to_joining()
             except AllocatorError as error:
+                if isinstance(error, BrokerError):
+                    self._failure = error
                 if passes(error):
                     log.info("%s: %s; trying again", self.group, error)
                 elif self._joined.done():
                     self._report(error)
                 else:
-                    await self._leave_group(self._me, "it cannot take part")  # once it is told that, we are ended
                     raise
                 self._back_to_joining()
                 await happens(self._stop, self._settings.pause_s(error))
 
     async def _rebalance(self) -> None:
         if self.phase is not Phase.JOINING:
+            self._why = self._rejoin or "again"
             if self.phase is not Phase.PREPARING:
-                self._move(Phase.PREPARING, self._rejoin or "again")
-            await unless(self._participant.prepare(), self._lost)
+                self._move(Phase.PREPARING, self._why)
+            await self._prepare()
             self._move(Phase.JOINING, "prepared")
         joined = await self._join()
         if joined is None:
@@ -207,36 +219,53 @@ class GroupCoordinator:
         if assignment is None:
             return
         self._move(Phase.STABLE, f"generation {joined.generation}")
+        if self._rejoin is not None:
+            return  # what was offered is out of date, and so is the assignment; synced, or no commit would be taken
         if not self._joined.done():
             self._joined.set_result(None)
         await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
+
+    async def _prepare(self) -> None:
+        """Until it was done for everything that was requested."""
+        while True:
+            self._rejoin = None  # what is requested from here on may come too late for this preparation
+            await unless(self._participant.prepare(), self._lost)
+            if self._rejoin is None:
+                return
 
     async def _join(self) -> Joined | None:
         """One JoinGroup; None when it is to be tried again."""
         if self.closing:
             raise Interrupted
-        why, self._rejoin = self._rejoin or "", None  # what is requested from here on asks for yet another one
         offers = self._participant.offers()
         await self._slow.ready(self._lost, self._stop)
         started = self._clock()
         try:
-            response = await self._slow.join(self._member_id, offers, why, self._lost, self._stop)
+            response = await self._slow.join(self._member_id, offers, self._why, self._lost, self._stop)
         except Interrupted as interruption:
             self._member_id = self._member_id or interruption.member_id
             raise
         if response.error_code:
-            self._rejoin = self._rejoin or why
             if react(JOIN, response.error_code) is Reaction.TAKE_ID:
                 self._member_id = response.member_id
                 return None
             await self._react(JOIN, response.error_code, "cannot join")
             return None
         joined = join_result(response)
+        if self._generation < 0:
+            self._since = joined.generation
         self._member_id, self._generation = joined.member_id, joined.generation
+        self._failure = None
         self._timing.reset_session_timeout()
         self._participant.acknowledged(started, rebalancing=False)
-        if self._rejoin is not None:
-            return None  # what we offered is out of date, and so would be the assignment
+        names = [name for name, _ in offers]
+        if joined.protocol not in names:
+            await self._give_up()
+            raise BrokerError(
+                f"group {self.group!r}: the coordinator (broker {self._coordinator.node}) chose the allocator function "
+                f"{joined.protocol!r:.80}, which this member does not offer; it offers {', '.join(names)}. This "
+                "is a fault of the broker, or of a proxy before it"
+            )
         return joined
 
     async def _sync(self, joined: Joined) -> bytes | None:
@@ -250,7 +279,7 @@ class GroupCoordinator:
         started = self._clock()
         response = await self._slow.sync(self._me, joined.protocol, assignments, self._lost, self._stop)
         if response.error_code:
-            self.request_rejoin("not synced")
+            self._why = "not synced"
             await self._react(SYNC, response.error_code, "cannot sync")
             self._back_to_joining()
             return None
@@ -268,6 +297,7 @@ class GroupCoordinator:
             error.retriable = False
             raise error
         else:
+            self._failure = error
             log.info("%s; trying again", error)
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()
@@ -275,6 +305,17 @@ class GroupCoordinator:
                 await happens(self._stop, self._settings.retry_backoff_s)
 
     # -- the end of a membership ----------------------------------------------------------------------------------
+
+    def _told(self, reaction: Reaction, why: str) -> None:
+        """What the coordinator says of the present membership in its answer to something else than a join."""
+        if reaction is Reaction.REJOIN:
+            # older brokers say so too while they wait for the leader; whoever is on the way knows already
+            if self.phase is Phase.STABLE:
+                self.request_rejoin("the group rebalances")
+        elif reaction is Reaction.LOST and self.phase is Phase.JOINING:
+            pass  # the new generation has begun, and our JoinGroup's answer is on its way
+        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+            self._lose(reaction, why)
 
     def _lose(self, reaction: Reaction, why: str) -> None:
         if reaction is Reaction.FENCED:
@@ -308,6 +349,16 @@ class GroupCoordinator:
         self._move(Phase.CLOSED, "closing")
         await self._leave_group(left, "closing")
 
+    async def _give_up(self) -> None:
+        """The membership cannot go on: stops what is held and leaves, so that others need not wait for our session."""
+        left, self._generation = self._me, -1
+        if left.generation >= 0:
+            try:
+                await self._participant.lost("the membership ended")
+            except Exception:
+                log.exception("%s: what was held did not end well", self.group)
+        await self._leave_group(left, "it cannot take part")
+
     async def _leave_group(self, who: Identity, why: str) -> None:
         if who.member_id and who.instance_id is None:
             self._member_id = ""
@@ -328,15 +379,10 @@ class GroupCoordinator:
         reaction = react(HEARTBEAT, code) if code else Reaction.DONE
         if reaction is Reaction.DONE:
             self._participant.acknowledged(started, rebalancing=False)
-        elif reaction is Reaction.REJOIN:
-            self._participant.acknowledged(started, rebalancing=True)
-            # older brokers say so too while they wait for the leader; whoever is on the way knows already
-            if self.phase is Phase.STABLE:
-                self.request_rejoin("the group rebalances")
-        elif reaction is Reaction.LOST and self.phase is Phase.JOINING:
-            pass  # the new generation has begun, and our JoinGroup's answer is on its way
-        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
-            self._lose(reaction, str(for_code(code, "the coordinator")))
+        elif reaction in (Reaction.REJOIN, Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+            if reaction is Reaction.REJOIN:
+                self._participant.acknowledged(started, rebalancing=True)
+            self._told(reaction, str(for_code(code, "the coordinator")))
         else:
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()

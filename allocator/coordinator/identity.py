@@ -30,5 +30,6 @@ class Committer(Protocol):
     def may_commit(self, partition: TopicPartition) -> bool:
         """Whether the member holds the partition, or is still giving it up."""
 
-    def refused(self, code: int, sent: Identity) -> None:
-        """The coordinator refused a commit that was sent under this identity."""
+    def refused(self, code: int, sent: Identity) -> bool:
+        """The coordinator refused a commit that was sent under this identity. Returns whether the member goes on with
+        what it held, so that the commit may be repeated under the identity that it has by then."""

@@ -69,6 +69,7 @@ class NextGroup:
         self.phase = NextPhase.JOINING
         self.member_id = str(uuid.uuid4())
         self.epoch = JOINS
+        self._since = JOINS  # the epoch with which this life began
         self.closing = False  # `leave` was called
         self._client = client
         self._participant = participant
@@ -84,6 +85,7 @@ class NextGroup:
         self._reached: Ids | None = None  # the one that was carried out
         self._owned = NOTHING
         self._loss: tuple[str, NextPhase] | None = None
+        self._failure: BrokerError | None = None
         self._waits_for_namesake = False
 
     # -- the surface ----------------------------------------------------------------------------------------------
@@ -99,6 +101,11 @@ class NextGroup:
     def coordinator(self) -> int | None:
         """Node id, None while unknown."""
         return self._coordinator.node
+
+    @property
+    def failure(self) -> BrokerError | None:
+        """Why the last attempt to join failed; it is repeated."""
+        return self._failure or self._coordinator.failure
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -122,15 +129,17 @@ class NextGroup:
             self._signals.stop.set()
         self._poke()
 
-    def refused(self, code: int, sent: Identity) -> None:
-        """A commit was refused: what that says of the membership."""
-        if sent != self.identity:
-            return
+    def refused(self, code: int, sent: Identity) -> bool:
+        """A commit was refused: what that says of the membership. Returns whether this is the life in which it was
+        sent, so that what is still held may be committed under the present epoch or the next."""
         reaction = react(MEMBER_COMMIT, code)
-        if reaction is Reaction.NEW_EPOCH:
+        if sent != self.identity:
+            pass  # it says nothing of the present epoch
+        elif reaction is Reaction.NEW_EPOCH:
             self._beat_now()
         elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
             self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
+        return self.identity is not None and sent.generation >= self._since
 
     async def run(self, joined: asyncio.Future[None]) -> None:
         """Joins, takes part, and leaves. `joined` is resolved at the first assignment, or with what prevents it."""
@@ -265,6 +274,7 @@ class NextGroup:
                 except BrokerError as error:
                     # the coordinator may have heard it all the same, and its answer may have been an assignment
                     self._heard = None
+                    self._failure = error
                     if error.retriable:
                         log.info("%s: heartbeat failed: %s", self.group, error)
                         timing.failed_heartbeat(self._settings.retry_backoff_s)
@@ -300,6 +310,9 @@ class NextGroup:
             signals.heard.set()
 
     def _adopt(self, answer: HeartbeatAnswer) -> None:
+        self._failure = None
+        if self.epoch == JOINS:
+            self._since = answer.epoch
         if self.epoch != answer.epoch:
             log.info("%s: %s is at epoch %d", self.group, self.member_id, answer.epoch)
         self.epoch = answer.epoch

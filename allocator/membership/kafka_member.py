@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from allocator.coordinator.identity import Identity
-from allocator.errors import BrokersUnavailable
+from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.membership.base import Owner
 from allocator.membership.kafka_lease import KafkaLease
 from allocator.tasks import Scope
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
 NONE: Parts = frozenset()
+
+NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
 
 
 class Group(Protocol):
@@ -40,7 +42,10 @@ class Group(Protocol):
 
     def polled(self) -> None: ...
 
-    def refused(self, code: int, sent: Identity) -> None: ...
+    @property
+    def failure(self) -> BrokerError | None: ...
+
+    def refused(self, code: int, sent: Identity) -> bool: ...
 
 
 class KafkaMember:
@@ -96,12 +101,20 @@ class KafkaMember:
         try:
             await asyncio.wait({joined}, timeout=self._connect_timeout_s)
             if not joined.done():
+                failure = self._group.failure
                 if self._group.coordinator is None:
+                    where = f"group {self._group_name!r}"
+                    if failure is None:
+                        raise BrokersUnavailable(f"{where} has no coordinator after {self._connect_timeout_s:g} s")
+                    hint = "; is the offsets topic available?" if failure.code == NO_COORDINATOR else ""
                     raise BrokersUnavailable(
-                        f"group {self._group_name!r} has no coordinator after {self._connect_timeout_s} s; "
-                        "is the offsets topic available?"
+                        f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
                     )
-                log.info("%s: no assignment yet; this member gets its part when there is one", self._group_name)
+                log.info(
+                    "%s: no assignment yet; this member gets its part when there is one%s",
+                    self._group_name,
+                    f" (last: {failure})" if failure is not None else "",
+                )
                 joined.set_result(None)
             joined.result()
         except BaseException:
@@ -165,8 +178,8 @@ class KafkaMember:
     def may_commit(self, partition: TopicPartition) -> bool:
         return partition in self._held or partition in self._draining
 
-    def refused(self, code: int, sent: Identity) -> None:
-        self._group.refused(code, sent)
+    def refused(self, code: int, sent: Identity) -> bool:
+        return self._group.refused(code, sent)
 
     # -- called by the protocol -----------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class GroupBroker(FakeBroker):
         self.generation = 0
         self.members = 0
         self.leads = True
+        self.chooses: str | None = None  # None: what the member prefers
 
     def requests(self, key: int) -> list[Any]:
         return [request for request in self.seen if key == request.API_KEY]
@@ -72,7 +73,7 @@ class GroupBroker(FakeBroker):
             error_code=code,
             generation_id=self.generation if code == 0 else -1,
             protocol_type=request.protocol_type,
-            protocol_name=request.protocols[0].name,
+            protocol_name=self.chooses or request.protocols[0].name,
             leader=member_id if self.leads else "another",
             skip_assignment=False,
             member_id=member_id,
@@ -126,6 +127,8 @@ class Recorder:
         self.block = ""
         self.go = asyncio.Event()
         self.wants = b"wants"
+        self.prepared = b""
+        """What it wanted when it prepared last, and offers."""
 
     async def _note(self, call: str) -> None:
         name = call.split()[0]
@@ -138,9 +141,10 @@ class Recorder:
                 raise
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
-        return [("first", self.wants), ("second", b"")]
+        return [("first", self.prepared), ("second", b"")]
 
     async def prepare(self) -> None:
+        self.prepared = self.wants
         await self._note("prepare")
 
     async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:

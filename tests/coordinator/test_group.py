@@ -14,7 +14,7 @@ from allocator.coordinator.group import Phase
 from allocator.coordinator.identity import Identity
 from allocator.coordinator.participant import GroupSettings
 from allocator.coordinator.phases import MOVES
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(30)
@@ -150,9 +150,62 @@ async def test_a_change_during_join_makes_its_result_void() -> None:
             assert member.recorder.calls == [
                 "prepare",
                 "assign first",
-                f"joined {broker.generation} first given changed",
+                "prepare",  # what the change asks for may have to be given up first
+                "assign first",
+                "joined 2 first given changed",
             ]
-            assert len(broker.requests(SYNC)) == 1
+
+
+async def test_a_change_while_preparing_is_prepared_for_before_the_join() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        member.recorder.block = "prepare"
+        member.group.request_rejoin("a test")
+        await member.recorder.called("prepare", 2)
+        member.recorder.wants = b"changed"
+        member.group.request_rejoin("another subscription")
+        member.recorder.go.set()
+        await member.recorder.called("joined 2")
+        assert member.recorder.calls[-1] == "joined 2 first given changed"
+        assert member.recorder.calls[3:5] == ["prepare", "prepare"]
+
+
+async def test_a_function_that_was_not_offered_is_a_fault_of_the_broker_and_the_group_is_left() -> None:
+    async with GroupBroker() as broker:
+        broker.chooses = "strange"
+        async with Member(broker, wait=False) as member:
+            with pytest.raises(BrokerError, match=r"function 'strange', .* it offers first, second"):
+                await member.joined
+            await member.task
+            assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
+            assert broker.requests(SYNC) == []
+            assert member.group.phase is Phase.CLOSED
+
+
+async def test_a_later_function_that_was_not_offered_costs_what_is_held_and_is_told() -> None:
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        broker.chooses = "strange"
+        member.group.request_rejoin("a test")
+        await wait_until_async(lambda: member.recorder.errors, 20, "the error")
+        assert "'strange'" in str(member.recorder.errors[0])
+        assert member.recorder.calls[3:5] == ["prepare", "lost"]
+        assert len(broker.requests(LEAVE)) == 1
+        broker.chooses = None
+        await member.recorder.called("joined", 2)
+
+
+async def test_a_participant_that_breaks_is_told_of_and_its_member_leaves() -> None:
+    async with GroupBroker() as broker, Member(broker, wait=False) as member:
+
+        async def broken(*_: object) -> None:
+            raise KeyError("a test")
+
+        member.recorder.joined = broken  # type: ignore[method-assign]
+        await member.task
+        assert [repr(error) for error in member.recorder.errors] == ["KeyError('a test')"]
+        assert member.recorder.calls[-1] == "lost"
+        assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
 
 
 # -- sync -------------------------------------------------------------------------------------------------------------
@@ -494,11 +547,37 @@ async def test_a_refused_commit_has_the_member_join_again(code: int, lost: bool)
         await member.recorder.called("joined")
         identity = member.group.identity
         assert identity is not None
-        member.group.refused(code, identity._replace(generation=0))  # of an older generation: says nothing
+        # of an earlier life: says nothing of this one, and is not to be repeated in it
+        assert not member.group.refused(code, identity._replace(generation=0))
         assert member.group.identity == identity
-        member.group.refused(code, identity)
+        assert member.group.refused(code, identity) is not lost
+        assert (member.group.identity is None) == lost
         await member.recorder.called("joined 2")
         assert ("lost" in member.recorder.calls) == lost
+
+
+@pytest.mark.parametrize(("code", "lost"), [(22, False), (25, True), (27, False), (82, True)])
+async def test_a_commit_that_meets_a_join_under_way_belongs_to_the_next_generation(code: int, lost: bool) -> None:
+    """The coordinator counts the new generation before its answer to the JoinGroup is here."""
+    async with GroupBroker() as broker, Member(broker) as member:
+        await member.recorder.called("joined")
+        identity = member.group.identity
+        assert identity is not None
+        broker.gates[JOIN] = asyncio.Event()
+        member.group.request_rejoin("a test")
+        await wait_until_async(lambda: len(ids(broker)) == 3, 20, "a join under way")
+        assert member.group.phase is Phase.JOINING
+        assert member.group.refused(code, identity) is not lost
+        assert member.group.identity == (None if lost else identity)
+        broker.gates[JOIN].set()
+        if code == 82:
+            await member.task
+            return
+        await member.recorder.called("joined", 2)
+        assert ("lost" in member.recorder.calls) == lost
+        # sent before the answer came, refused after it
+        assert member.group.refused(code, identity) is not lost
+        assert member.group.identity is not None
 
 
 # -- phases and settings ----------------------------------------------------------------------------------------------

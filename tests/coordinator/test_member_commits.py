@@ -26,10 +26,11 @@ class Member:
     def may_commit(self, partition: TopicPartition) -> bool:
         return partition in self.holds
 
-    def refused(self, code: int, sent: Identity) -> None:
+    def refused(self, code: int, sent: Identity) -> bool:
         self.refusals.append((code, sent))
         if self.then:
             self.identity = self.then.pop(0)
+        return self.identity is not None
 
 
 def offsets(client: KafkaClient, member: Member) -> GroupOffsets:
@@ -99,9 +100,9 @@ async def test_a_commit_that_met_the_end_of_its_generation_is_repeated_only_for_
         member = Member(Identity(6, "me"))
         refused = member.refused
 
-        def rebalanced(code: int, sent: Identity) -> None:
-            refused(code, sent)
+        def rebalanced(code: int, sent: Identity) -> bool:
             member.holds = {B}
+            return refused(code, sent)
 
         member.refused = rebalanced  # type: ignore[method-assign]
         with pytest.raises(Fenced, match="t:0"):

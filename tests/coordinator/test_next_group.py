@@ -300,11 +300,11 @@ async def test_a_refused_commit_says_something_of_the_membership() -> None:
         me = m.group.identity
         assert me is not None
         seen = len(broker.beats)
-        m.group.refused(113, me._replace(generation=7))  # of another life
-        m.group.refused(113, me)
+        assert not m.group.refused(113, me._replace(generation=0))  # of an earlier life
+        assert m.group.refused(113, me)
         await m.until(lambda: len(broker.beats) > seen, "a heartbeat at once")
         assert m.recorder.names == ["take"]
-        m.group.refused(25, me)
+        assert not m.group.refused(25, me)
         assert m.group.identity is None
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "the loss")
 

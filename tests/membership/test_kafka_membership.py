@@ -12,20 +12,21 @@ import pytest
 sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coordinator")]
 
 from fake_group import GroupBroker
+from kafka.protocol.consumer import OffsetCommitResponse
 from kafka_members import Ours
 from members import History
 
-from allocator.coordinator.consumer_protocol import Given, Subscription
+from allocator.coordinator.consumer_protocol import Given, Subscription, generation_from
 from allocator.coordinator.group import Phase
-from allocator.errors import BrokerError, BrokersUnavailable, ConfigError
+from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(30)
 
-METADATA, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 11, 12, 13, 14, 10
+METADATA, COMMIT, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 8, 11, 12, 13, 14, 10
 FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
 ALL = frozenset(TopicPartition("t", n) for n in range(3))
 
@@ -91,6 +92,21 @@ async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_j
         assert (said.owned, said.generation) == (frozenset({TopicPartition("t", 0)}), 2)
 
 
+async def test_a_claim_is_of_the_newest_generation_that_was_joined_be_it_synced_or_not() -> None:
+    """Java leaders before 3.5 give away at once what is claimed since an older generation than what others claim."""
+    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
+        await holds(ours, ALL)
+        broker.codes[SYNC] = [27]  # the next rebalance begins before this one ends
+        broker.codes[HEARTBEAT] = [27]
+        await wait_until_async(lambda: ours.membership.generation == 3, 20, "the rebalance after the next")
+        said = [Subscription.decode(request.protocols[0].metadata) for request in broker.requests(JOIN)[2:]]
+        assert [(each.generation, generation_from(each.user_data), each.owned) for each in said] == [
+            (1, 1, ALL),
+            (2, 2, ALL),
+        ]
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
+
+
 async def test_a_member_that_was_removed_loses_everything_without_a_commit() -> None:
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)
@@ -126,6 +142,73 @@ async def test_what_is_being_released_may_be_committed_until_that_is_done() -> N
         await holds(ours, ALL)
 
 
+def take_commits(broker: GroupBroker, codes: list[int] | None = None) -> list[tuple[int, int]]:
+    """Has the broker take the commits of its present generation alone; returns (generation, code) of each to come."""
+    seen: list[tuple[int, int]] = []
+
+    def commit(request: Any) -> Any:
+        code = codes.pop(0) if codes else 0 if request.generation_id_or_member_epoch == broker.generation else 22
+        seen.append((request.generation_id_or_member_epoch, code))
+        response = OffsetCommitResponse
+        part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=code)
+        topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
+        return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
+
+    broker.handlers[COMMIT] = commit
+    return seen
+
+
+FIRST = {TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)}
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "lag-aware"])
+async def test_a_commit_that_races_the_answer_of_a_join_costs_nothing(assignor: str) -> None:
+    async with broker_with_topic() as broker, member(broker, assignor) as ours:
+        await holds(ours, ALL)
+        commits = take_commits(broker)
+        join, answered, go = broker.handlers[JOIN], asyncio.Event(), asyncio.Event()
+
+        async def late(request: Any) -> Any:
+            answer = await join(request)  # from here on the coordinator is in the next generation
+            answered.set()
+            await go.wait()
+            return answer
+
+        broker.handlers[JOIN] = late
+        broker.codes[HEARTBEAT] = [27]
+        await asyncio.wait_for(answered.wait(), 20)
+        commit = asyncio.ensure_future(ours.offsets.commit(FIRST))
+        await wait_until_async(lambda: commits, 20, "a refused commit")
+        assert commits[0] == (1, 22)
+        go.set()
+        await commit
+        assert commits[-1] == (2, 0)
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
+        assert ours.membership.held == ALL
+
+
+@pytest.mark.parametrize("code", [22, 25, 82])
+async def test_a_commit_that_says_that_the_membership_is_lost_ends_the_lease_at_once(code: int) -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as ours:
+        await holds(ours, ALL)
+        take_commits(broker, [code])
+        with pytest.raises(Fenced):
+            await ours.offsets.commit(FIRST)
+        assert not ours.membership.may_act()  # before anybody else has run
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+
+
+async def test_the_lease_ends_before_the_owner_hears_of_the_loss() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        await holds(ours, ALL)
+        identity = ours.membership.identity
+        assert identity is not None
+        assert ours.membership.may_act()
+        ours.membership.refused(25, identity)
+        assert not ours.membership.may_act()
+        assert ours.held == ALL  # nobody was told yet
+
+
 async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)
@@ -145,6 +228,36 @@ async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> No
         await holds(ours, frozenset(TopicPartition("t", n) for n in range(5)))
         ours.membership.subscribe(["u"])
         await holds(ours, frozenset({TopicPartition("u", 0)}))
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("held", [JOIN, SYNC])
+async def test_a_subscription_that_changes_during_a_rebalance_is_not_lost(held: int, assignor: str) -> None:
+    async with broker_with_topic() as broker, member(broker, assignor) as ours:
+        broker.topics |= {"u": [1], "v": [1]}
+        await holds(ours, ALL)
+        broker.gates[held] = asyncio.Event()
+        asked = len(broker.requests(held))
+        ours.membership.subscribe(["u"])
+        await wait_until_async(lambda: len(broker.requests(held)) > asked, 20, "the rebalance")
+        ours.membership.subscribe(["v"])
+        broker.gates[held].set()
+        await holds(ours, frozenset({TopicPartition("v", 0)}))
+        began = [p.topic for _, _, what, parts in ours.owner.history.events if what == "begin" for p in parts]
+        assert "u" not in began  # what was given for the old subscription is not begun with
+
+
+async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() -> None:
+    async with broker_with_topic() as broker, member(broker) as ours:
+        broker.topics |= {"u": [1], "v": [1]}
+        await holds(ours, ALL)
+        ours.owner.may_drain.clear()
+        ours.membership.subscribe(["u"])
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 20, "the release")
+        ours.membership.subscribe(["v"])
+        ours.owner.may_drain.set()
+        await holds(ours, frozenset({TopicPartition("v", 0)}))
+        assert broker.generation == 2
 
 
 @pytest.mark.parametrize("how", [{"topics": ["t"]}, {"topics": [], "pattern": "t.*"}])
@@ -224,7 +337,25 @@ async def test_join_gives_up_when_there_is_no_coordinator() -> None:
         membership = KafkaMembership(
             client, "g", spare.owner, spare.membership._assignors, KafkaSettings(connect_timeout_s=0.2)
         )
-        with pytest.raises(BrokersUnavailable, match="no coordinator"):
+        with pytest.raises(BrokersUnavailable, match=r"within 0\.2 s; last: .* cannot find .* offsets topic"):
+            await membership.join()
+
+
+async def test_join_says_what_failed_again_and_again() -> None:
+    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+        broker.codes[JOIN] = [0, *[16] * 10_000]
+        find = broker.handlers[FIND]
+
+        async def slow(request: Any) -> Any:
+            if broker.requests(JOIN):
+                await asyncio.sleep(0.01)  # most of the time the coordinator is unknown
+            return find(request)
+
+        broker.handlers[FIND] = slow
+        spare = member(broker)
+        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.3)
+        membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
+        with pytest.raises(BrokersUnavailable, match=r"within 0\.3 s; last: .*cannot join: NOT_COORDINATOR"):
             await membership.join()
 
 
@@ -293,8 +424,9 @@ async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:
         ours.owner.assigned = raises  # type: ignore[method-assign, assignment]
         async with ours:
             await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
-            assert "a bug" in str(ours.membership.ended)
             assert not ours.membership.may_act()
+            await wait_until_async(lambda: "a bug" in str(ours.membership.ended), 20, "the end")
+            assert len(broker.requests(LEAVE)) == 1  # nobody waits for its session to end
 
 
 def test_a_member_without_functions_or_with_a_bad_pattern_is_refused() -> None:

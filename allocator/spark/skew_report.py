@@ -16,6 +16,7 @@ from allocator.assign.lag_aware import lag_aware
 from allocator.assign.sticky import sticky
 from allocator.assign.types import GroupView, Member
 from allocator.errors import ConfigError, MissingExtra
+from allocator.membership.znodes import to_ranges
 from allocator.spark.readable import readable
 from allocator.types import TopicPartition
 
@@ -104,6 +105,10 @@ class SkewReport:
         """Partitions, also those that are empty."""
         return self.counts.get(topic, max((found.partition + 1 for found in self.of(topic)), default=0))
 
+    def empty(self, topic: str) -> list[int]:
+        """Partitions without a record."""
+        return sorted(set(range(self.count(topic))) - {found.partition for found in self.of(topic)})
+
     def imbalance(self, topic: str, what: str = "bytes") -> Optional[float]:
         """The busiest partition ("records" or "bytes"), over the mean of all; 1.0 is even. None without records."""
         sizes = [getattr(found, what) for found in self.of(topic)]
@@ -140,6 +145,7 @@ class SkewReport:
                 {
                     "topic": topic,
                     "partitions": self.count(topic),
+                    "empty_partitions": self.empty(topic),
                     "records": sum(found.records for found in self.of(topic)),
                     "bytes": sum(found.bytes for found in self.of(topic)),
                     "imbalance_records": self.imbalance(topic, "records"),
@@ -183,6 +189,9 @@ class SkewReport:
                 f"  busiest partition: {busiest.partition}, {self.imbalance(topic, what):.2f} times the mean in {what}"
                 f"; {late} records out of order in time, by up to {max(one.latest_ms for one in found) / 1000:g} s"
             )
+            empty = [TopicPartition(topic, number) for number in self.empty(topic)]
+            if empty:
+                lines.append(f"  {len(empty)} partitions are empty: {to_ranges(empty)[topic]}")
             if self.spread.get(topic):
                 lines.append(f"  {self.spread[topic]} keys stand in more than one partition: their order is lost")
             for key in [key for key in self.hot if key.topic == topic][:5]:
@@ -235,6 +244,7 @@ def _plots(report: SkewReport, topic: str) -> list[str]:
         axes.bar([one.partition for one in found], [getattr(one, what) for one in found], color="#4878a8", width=1.0)
         axes.axhline(sum(getattr(one, what) for one in found) / report.count(topic), color="#a14", linewidth=1)
         axes.set(title=f"{what} by partition; the line is the mean", xlabel="partition", ylabel=what)
+        axes.set_xlim(-0.5, report.count(topic) - 0.5)  # empty partitions at the ends, too
         axes.yaxis.set_major_formatter(EngFormatter())
         figures.append(figure)
     keys = [key for key in report.hot if key.topic == topic][::-1]
@@ -279,6 +289,8 @@ th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-
 <td class="n">{{ '' if p.bytes_per_s is None else '{:,.0f}'.format(p.bytes_per_s) }}</td>
 <td class="n">{{ p.largest }}</td><td class="n">{{ p.keys }}</td><td class="n">{{ p.keyless }}</td>
 <td class="n">{{ p.tombstones }}</td><td class="n">{{ p.holes }}</td><td class="n">{{ p.late }}</td>
-<td class="n">{{ p.latest_ms / 1000 }}</td></tr>{% end %}</table>{% end %}
+<td class="n">{{ p.latest_ms / 1000 }}</td></tr>{% end %}
+{% for number in report.empty(topic) %}<tr><td class="n">{{ number }}</td><td class="n">0</td><td class="n">0</td>
+<td colspan="9">empty</td></tr>{% end %}</table>{% end %}
 </body></html>
 """

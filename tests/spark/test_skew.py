@@ -90,6 +90,17 @@ def test_the_report_is_text_and_a_page_with_plots_that_escapes_what_keys_hold(re
     assert "http-equiv" not in page
 
 
+def test_empty_partitions_are_in_the_text_and_on_the_page(report: SkewReport) -> None:
+    more = dataclasses.replace(report, counts={"t": 8})  # 2 has no record, nor has any after 3
+    assert "  5 partitions are empty: 2,4-7" in more.to_text()
+    by_topic = {topic["topic"]: topic for topic in more.to_json()["topics"]}
+    assert by_topic["t"]["empty_partitions"] == [2, 4, 5, 6, 7]
+    assert by_topic["even"]["empty_partitions"] == []
+    page = more.to_html()
+    for number in (2, 4, 5, 6, 7):
+        assert f'<tr><td class="n">{number}</td><td class="n">0</td><td class="n">0</td>' in page
+
+
 def test_a_long_binary_key_leaves_room_for_the_plot(report: SkewReport) -> None:
     keys = [HotKey("t", key, 9, 9, None) for key in (b"\x00\xff\x01" * 100, b"a\nb", "日本".encode(), b"")]
     assert [key.text for key in keys] == [

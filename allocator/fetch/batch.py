@@ -204,12 +204,18 @@ class Batch(Sequence[Record]):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """`to_arrow` as a DataFrame: bytes objects for keys and values. Needs pandas too, or raises `MissingExtra`."""
+        """`to_arrow` as a DataFrame, with topic and partition before its columns, so that frames can be concatenated.
+
+        Keys and values are bytes objects. Needs pandas too, or raises `MissingExtra`.
+        """
         try:
             import pandas  # noqa: F401
         except ImportError as error:
             raise MissingExtra("DataFrames need pandas: pip install pandas 'allocator[arrow]'") from error
-        return self.to_arrow(views=False).to_pandas()
+        frame = self.to_arrow(views=False).to_pandas()
+        frame.insert(0, "topic", self.topic)
+        frame.insert(1, "partition", self.partition)
+        return frame
 
     @property
     def keys(self) -> pyarrow.Array:

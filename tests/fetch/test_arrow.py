@@ -146,6 +146,10 @@ def test_a_frame_of_pandas(decoder: Any) -> None:
     assert list(frame["offset"]) == [r.offset for r in whole]
     assert [None if isinstance(v, float) else v for v in frame["value"]] == [r.value for r in whole]
     assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
+    # frames of several partitions can be put together
+    assert {(topic, partition) for topic, partition in zip(frame["topic"], frame["partition"])} == {
+        (whole.topic, whole.partition)
+    }
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the plain decoder goes through Python lists")

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from allocator.consumer.generation import Generation
     from allocator.consumer.group_config import ConsumerGroupConfig
     from allocator.consumer.grouped import GroupedConsumer
-    from allocator.consumer.listener import RebalanceListener
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
+    from allocator.subscription.listener import RebalanceListener
     from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ _HOME = {
     "GroupClosed": "allocator.errors",
     "GroupedConsumer": "allocator.consumer.grouped",
     "OffsetAndMetadata": "allocator.types",
-    "RebalanceListener": "allocator.consumer.listener",
+    "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "TopicPartition": "allocator.types",
 }

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from allocator.errors import AllocatorError
 
-__all__ = ["BackgroundTasks", "Scope", "first_of", "happens", "within"]
+__all__ = ["BackgroundTasks", "Scope", "ends", "first_of", "happens", "within"]
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,16 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
     that was told to end goes on.
     """
     work = asyncio.ensure_future(awaitable)
+    if not await ends(work, timeout_s):
+        raise asyncio.TimeoutError
+    return work.result()
+
+
+async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
+    """Whether `work` ends within `timeout_s` seconds (None: waits); if not, it is cancelled, and has ended as well.
+
+    The same when the caller is cancelled. Whatever `work` ended with, its own cancellation included, is left in it.
+    """
     cancelled: asyncio.CancelledError | None = None
     try:
         await asyncio.wait({work}, timeout=timeout_s)
@@ -163,9 +173,7 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-    if not in_time:
-        raise asyncio.TimeoutError
-    return work.result()
+    return in_time
 
 
 async def happens(event: asyncio.Event, within_s: float | None) -> bool:

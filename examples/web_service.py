@@ -40,8 +40,6 @@ class Counts(RebalanceListener):
         for partition in partitions:
             del self.by_partition[partition]
 
-    on_partitions_lost = on_partitions_revoked
-
     def of(self, customer: str) -> int:
         return sum(counter[customer] for counter in self.by_partition.values())
 

@@ -11,7 +11,7 @@ from allocator.consumer.consumer_group import ConsumerGroup
 from allocator.consumer.generation import Generation
 from allocator.consumer.group_config import ConsumerGroupConfig
 from allocator.consumer.grouped import GroupedConsumer
-from allocator.consumer.listener import RebalanceListener
+from allocator.subscription.listener import RebalanceListener
 
 __all__ = [
     "Consumer",

@@ -9,13 +9,13 @@ from typing import Any, Union
 
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.metrics import lags, reference_metrics
 from allocator.consumer.reading import Reading
 from allocator.coordinator.offsets import OnCommit
 from allocator.errors import Closed
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
+from allocator.subscription.listener import Listens
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = ["Consumer"]
@@ -64,6 +64,8 @@ class Consumer:
     auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash
     auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
                            timestamp in milliseconds
+    listener               is told of partitions that come and go: a `RebalanceListener`, or any object with
+                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients
     prefetch_bytes         bound of what is read ahead, for all partitions together
     zookeeper_options      credentials, ACL, SASL and TLS, as `wire.zookeeper_security.OPTIONS` lists them
     security               TLS and SASL to Kafka, under kafka-python's names
@@ -96,7 +98,7 @@ class Consumer:
         isolation_level: str = "read_uncommitted",
         weight: float = 1.0,
         rack: str | None = None,
-        listener: RebalanceListener | None = None,
+        listener: Listens | None = None,
         connect_timeout_s: float = 30.0,
         group_protocol: str = "classic",
         rebalance_timeout_s: float = 60.0,
@@ -133,7 +135,7 @@ class Consumer:
                 settle_s=settle_s,
             ),
             brokers=brokers,
-            listener=listener or RebalanceListener(),
+            listener=listener,
             auto_commit_interval_s=auto_commit_interval_s,
             commit_on_revoke=auto_commit_interval_s is not None,
             auto_offset_reset=auto_offset_reset,

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 from allocator.consumer.handlers import Handler
 from allocator.consumer.lanes import DeadLetters, Lane, Retries, Work
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.notify import Notifier
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.fetch.batch import Batch
+from allocator.subscription.listener import RebalanceListener
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Daemon", "DaemonSettings", "Source"]

@@ -13,7 +13,6 @@ from typing import Any
 
 from allocator.consumer.joining import Joining
 from allocator.consumer.lag import lag
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.coordinator.find import Coordinator
@@ -25,6 +24,7 @@ from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
+from allocator.subscription.listener import Listens
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks
 from allocator.tracing import spans_of
@@ -53,7 +53,7 @@ class Engine:
         joining: Joining,
         *,
         brokers: str | Sequence[str],
-        listener: RebalanceListener,
+        listener: Listens | None,
         auto_commit_interval_s: float | None,
         commit_on_revoke: bool,
         auto_offset_reset: str | int,
@@ -72,7 +72,7 @@ class Engine:
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
         topics = list(joining.topics) or list(dict.fromkeys(p.topic for p in joining.partitions))
-        self.state.subscribe(topics, joining.pattern)
+        self.state.subscribe(topics, joining.pattern, listener)
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
@@ -84,7 +84,6 @@ class Engine:
             self.fetcher,
             self.commit_progress,
             self.commits_settled,
-            listener,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
         )

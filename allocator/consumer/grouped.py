@@ -14,10 +14,10 @@ from typing import Any, Optional
 
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, Fenced, NotOwned
 from allocator.membership.patterns import ANY_TOPIC
+from allocator.subscription.listener import RebalanceListener
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.zookeeper import ZooKeeper
 
@@ -435,5 +435,3 @@ class _PauseUnasked(RebalanceListener):
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self._consumer.synced_offsets -= {p.topic for p in partitions}
-
-    on_partitions_lost = on_partitions_revoked

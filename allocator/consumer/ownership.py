@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from typing import Protocol
+from typing import Any, Protocol
 
-from allocator.consumer.listener import RebalanceListener, tell
 from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
+from allocator.subscription.listener import RebalanceEvent, callback_of
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import BackgroundTasks, within
+from allocator.tasks import BackgroundTasks, ends, within
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Ownership"]
+__all__ = ["Ownership", "tell"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,6 @@ class Ownership:
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         commits_settled: Callable[[Parts], Awaitable[None]],
-        listener: RebalanceListener,
         measures: Measures,
         *,
         auto_commit: bool,
@@ -62,7 +62,6 @@ class Ownership:
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled
-        self._listener = listener
         self._measures = measures
         self._auto_commit = auto_commit
         self._retry_backoff_s = retry_backoff_s
@@ -128,7 +127,7 @@ class Ownership:
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
         try:
-            await tell(self._listener.on_partitions_assigned, partitions)
+            await tell(self._state.rebalance_listener, RebalanceEvent.ASSIGNED, partitions)
         finally:
             self._opening -= 1
             self._fetcher.wake()
@@ -146,7 +145,7 @@ class Ownership:
                 await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        await tell(self._listener.on_partitions_revoked, partitions)
+        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
         # also those that nobody waits for: the next owner begins at what is committed when this returns
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions)
@@ -156,7 +155,7 @@ class Ownership:
         self._measures.partitions_lost += len(partitions)
         self._stop(partitions)
         self._drop(partitions)
-        await tell(self._listener.on_partitions_lost, partitions)
+        await tell(self._state.rebalance_listener, RebalanceEvent.LOST, partitions)
 
     def _stop(self, partitions: Parts) -> None:
         self._draining |= partitions
@@ -216,3 +215,25 @@ class Ownership:
 
     def _missing(self, partitions: Parts) -> Parts:
         return partitions & frozenset(self._state.missing_fetch_positions())
+
+
+async def tell(listener: Any, event: RebalanceEvent, partitions: Parts) -> None:
+    """Calls the method of a listener, and awaits what it returns if that can be awaited.
+
+    An error of the user's is logged, and so is a cancellation that comes out of the method without having come from
+    here: the rebalance would stop for ever.
+    """
+    callback = callback_of(listener, event)
+    if callback is None or not partitions:
+        return
+    try:
+        answer = callback(partitions)
+        if inspect.isawaitable(answer):
+            work = asyncio.ensure_future(answer)
+            await ends(work)
+            if work.cancelled():
+                raise RuntimeError("it was cancelled from within")
+            work.result()
+    except Exception:
+        name = getattr(callback, "__qualname__", event.value)
+        log.exception("%s of the listener failed for %d partitions", name, len(partitions))

@@ -20,10 +20,10 @@ from allocator.consumer.dead_letter import DeadLetterTopic
 from allocator.consumer.following import FollowingDaemon
 from allocator.consumer.handlers import Handler, load_handler, traced
 from allocator.consumer.lanes import Retries
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.notify import Notifier
 from allocator.consumer.switching import Watcher, path_of
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
+from allocator.subscription.listener import RebalanceListener
 from allocator.tasks import Scope
 from allocator.wire.zookeeper import ZooKeeper
 

@@ -19,6 +19,7 @@ from allocator.consumer.consumer import Consumer, Offset
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
 from allocator.membership.znodes import Paths
+from allocator.subscription.listener import check_listener
 from allocator.tasks import happens
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka_manager import same_cluster
@@ -165,6 +166,7 @@ class SwitchingConsumer:
         securities: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
+        check_listener(options.get("listener"))  # the consumer is made later, once its cluster is known
         self.group = group
         self._default = brokers
         self._security = security

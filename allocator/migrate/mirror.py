@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
 from allocator.consumer.consumer import Consumer
-from allocator.consumer.listener import RebalanceListener
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
@@ -23,6 +22,7 @@ from allocator.migrate.sender import Sender
 from allocator.migrate.tails import Tail
 from allocator.migrate.takeover import take_over
 from allocator.migrate.throttle import Throttle
+from allocator.subscription.listener import RebalanceListener
 from allocator.tasks import Scope, happens, within
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient

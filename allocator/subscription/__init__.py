@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from allocator.subscription.errors import NoPosition, OutOfTurn
 from allocator.subscription.kinds import FetchState, SubscriptionType
-from allocator.subscription.listener import (
-    AsyncConsumerRebalanceListener,
-    ConsumerRebalanceListener,
-    RebalanceEvent,
-    callback_of,
-)
+from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
 from allocator.subscription.partition import PartitionState, TopicPartitionState
 from allocator.subscription.state import SubscriptionState
 from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
@@ -23,14 +18,13 @@ from allocator.subscription.validation import LogTruncation
 __all__ = [
     "EARLIEST",
     "LATEST",
-    "AsyncConsumerRebalanceListener",
-    "ConsumerRebalanceListener",
     "FetchState",
     "LogTruncation",
     "NoPosition",
     "OutOfTurn",
     "PartitionState",
     "RebalanceEvent",
+    "RebalanceListener",
     "ResetStrategy",
     "SubscriptionState",
     "SubscriptionType",

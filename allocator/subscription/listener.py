@@ -1,27 +1,19 @@
-"""Who is told of partitions that come and go.
+"""Listeners: what a user derives from to be told of partitions that come and go, and what else will do.
 
-The classes are what a user derives from; anything else with the same methods will do, kafka-python's listeners
-among them. Calling them is for the rooms that have a loop.
+Calling them is for the rooms that have a loop (`consumer/ownership.py`).
 """
 
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from allocator.types import TopicPartition
 
-__all__ = [
-    "AsyncConsumerRebalanceListener",
-    "ConsumerRebalanceListener",
-    "RebalanceEvent",
-    "callback_of",
-    "check_listener",
-]
+__all__ = ["Listens", "RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
 
-Parts = Collection[TopicPartition]
+Parts = frozenset[TopicPartition]
 
 
 class RebalanceEvent(enum.Enum):
@@ -32,69 +24,64 @@ class RebalanceEvent(enum.Enum):
     LOST = "on_partitions_lost"
 
 
-class ConsumerRebalanceListener(ABC):
-    """Told of rebalances by plain calls.
+class Listens(Protocol):
+    """What a listener must have at least. kafka-python's and aiokafka's listeners have it.
 
-    They run on the loop that also keeps the membership alive: one that blocks for longer than the session timeout
-    costs the membership. Work that takes long belongs into an `AsyncConsumerRebalanceListener` or a thread.
-
-    Guarantee: before any member's `on_partitions_assigned` gets a partition, the `on_partitions_revoked` of the
-    member that had it has returned, so what that one stored the other one finds. After a crash or an eviction nobody
-    was there to be asked. Partitions that a user assigned by hand are never told of.
+    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart.
     """
 
-    @abstractmethod
-    def on_partitions_revoked(self, revoked: Parts) -> None:
-        """They are about to go, in a rebalance or because the consumer closes; reading them has stopped.
+    def on_partitions_assigned(self, partitions: Any, /) -> Any: ...
 
-        Still ours until this returns: commit, or store, what was done.
+    def on_partitions_revoked(self, partitions: Any, /) -> Any: ...
+
+
+class RebalanceListener:
+    """Override what you need; each method may be a plain one or a coroutine.
+
+    They run on the loop that keeps the membership alive: a plain one that blocks for longer than the session timeout
+    costs the membership. An exception is logged and the rebalance goes on, because the group cannot wait for one
+    member's bug.
+
+    Guarantee: before any member's `on_partitions_assigned` gets a partition, the `on_partitions_revoked` of the member
+    that had it has returned, so the new owner finds what the old one stored. After a crash or an eviction the old
+    owner could not be asked.
+    """
+
+    def on_partitions_assigned(self, partitions: Parts) -> Any:
+        """They are ours. Nothing of them is delivered before this returns; `seek` is welcome here."""
+
+    def on_partitions_revoked(self, partitions: Parts) -> Any:
+        """They are about to go, in a rebalance or because the consumer closes; nothing more of them is delivered.
+
+        Still ours until this returns: finish work on them and commit it.
         """
 
-    @abstractmethod
-    def on_partitions_assigned(self, assigned: Parts) -> None:
-        """They are ours, and reading begins when this returns: the moment to `seek` and to load what was stored."""
-
-    def on_partitions_lost(self, lost: Parts) -> None:
+    def on_partitions_lost(self, partitions: Parts) -> Any:
         """They are gone already: the session expired, or the group shut this member out.
 
-        Called instead of `on_partitions_revoked`, and by default calls it. Nothing can be committed any more.
+        Nothing of them can be committed any more. Called instead of `on_partitions_revoked`, and by default calls it.
         """
-        self.on_partitions_revoked(lost)
-
-
-class AsyncConsumerRebalanceListener(ABC):
-    """The same three, awaited: the membership is kept alive meanwhile. Same guarantee, same order."""
-
-    @abstractmethod
-    async def on_partitions_revoked(self, revoked: Parts) -> None:
-        """As `ConsumerRebalanceListener.on_partitions_revoked`."""
-
-    @abstractmethod
-    async def on_partitions_assigned(self, assigned: Parts) -> None:
-        """As `ConsumerRebalanceListener.on_partitions_assigned`."""
-
-    async def on_partitions_lost(self, lost: Parts) -> None:
-        """As `ConsumerRebalanceListener.on_partitions_lost`; by default awaits `on_partitions_revoked`."""
-        await self.on_partitions_revoked(lost)
+        return self.on_partitions_revoked(partitions)
 
 
 def check_listener(listener: Any) -> None:
     """Raises `TypeError` if `listener` is neither None nor has the two methods that each listener must have."""
     if listener is None:
         return
-    needed = (RebalanceEvent.REVOKED, RebalanceEvent.ASSIGNED)
+    if isinstance(listener, type):
+        raise TypeError(f"listener {listener.__qualname__} is a class; give an instance of it")
+    needed = (RebalanceEvent.ASSIGNED, RebalanceEvent.REVOKED)
     missing = [event.value for event in needed if not callable(getattr(listener, event.value, None))]
-    if missing or isinstance(listener, type):
-        lacking = f"has no {' and no '.join(missing)}" if missing else "is a class, not one made of it"
+    if missing:
         raise TypeError(
-            f"listener {listener!r} {lacking}; derive from ConsumerRebalanceListener or AsyncConsumerRebalanceListener"
+            f"listener {listener!r:.80} has no {' and no '.join(missing)}; derive its class from RebalanceListener"
         )
 
 
 def callback_of(listener: Any, event: RebalanceEvent) -> Callable[[Parts], Any] | None:
     """What to call, and to await if it returns an awaitable; None if nobody listens.
 
-    A listener from before KIP-429, without `on_partitions_lost`, is told by `on_partitions_revoked`.
+    A listener without `on_partitions_lost`, such as aiokafka's, is told by `on_partitions_revoked`.
     """
     if listener is None:
         return None

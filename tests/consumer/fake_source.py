@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from allocator.consumer.listener import RebalanceListener
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
+from allocator.subscription.listener import RebalanceListener
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 

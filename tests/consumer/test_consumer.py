@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiokafka
 import pytest
 
 from allocator import Consumer, RebalanceListener, TopicPartition
@@ -481,6 +482,35 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         # it had processed the first ten of each, and begins after them though nobody could commit that
         await owns(consumer, 4)
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10
+
+
+class FromAiokafka(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+    """Has no `on_partitions_lost`, and no attribute besides."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def on_partitions_assigned(self, assigned: frozenset[TopicPartition]) -> None:
+        self.calls.append("assigned")
+
+    def on_partitions_revoked(self, revoked: frozenset[TopicPartition]) -> None:
+        self.calls.append("revoked")
+
+
+@through_zookeeper
+async def test_a_listener_of_another_client_survives_a_loss(setting: Setting) -> None:
+    """The missing method ended the membership, and the consumer with it."""
+    heard = FromAiokafka()
+    async with setting.consumer(listener=heard) as consumer:
+        await owns(consumer, 4)
+        member, membership = consumer.member_id, consumer._engine.membership
+        await membership._zk.delete(f"/allocator/{setting.group}/members/{member}")
+        await wait_until_async(lambda: len(heard.calls) == 3, 60, "the loss and the return")
+        assert heard.calls == ["assigned", "revoked", "assigned"]
+        assert consumer.member_id != member
+        await setting.produce(8)
+        assert len(await read(consumer, 8)) == 8
+    assert heard.calls[3:] == ["revoked"]
 
 
 @through_zookeeper

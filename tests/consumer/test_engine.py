@@ -10,7 +10,6 @@ import pytest
 
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Joining
-from allocator.consumer.listener import RebalanceListener
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 
@@ -19,7 +18,7 @@ def engine(**options: Any) -> Engine:
     return Engine(
         Joining(membership="fixed", group="g", client_id="c", topics=("t",)),
         brokers="127.0.0.1:1",
-        listener=RebalanceListener(),
+        listener=None,
         auto_commit_interval_s=0.001,
         commit_on_revoke=True,
         auto_offset_reset="earliest",

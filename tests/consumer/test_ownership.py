@@ -8,7 +8,6 @@ from typing import Any
 
 from background import background
 
-from allocator.consumer.listener import RebalanceListener
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
@@ -55,7 +54,6 @@ def ownership(state: SubscriptionState, offsets: Offsets, settled: Any = settled
         Fetcher(),
         commit,
         settled,
-        RebalanceListener(),
         Measures(),
         auto_commit=True,
         retry_backoff_s=0.01,

@@ -29,8 +29,6 @@ class Telling(RebalanceListener):
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         tell(what="end", partitions=sorted(p.partition for p in partitions))
 
-    on_partitions_lost = on_partitions_revoked
-
 
 async def run_grouped(topic: str, options: dict[str, Any]) -> None:
     """The service for kiel, with another import."""

@@ -33,8 +33,6 @@ def public(thing: Any) -> set[str]:
         "SubscriptionState",
         "SubscriptionType",
         "TopicPartitionState",
-        "ConsumerRebalanceListener",
-        "AsyncConsumerRebalanceListener",
     ],
 )
 def test_every_class_has_every_name_and_takes_every_argument_of_theirs(name: str) -> None:
@@ -183,6 +181,11 @@ def test_bulk_calls_change_all_or_nothing() -> None:
         with pytest.raises(KeyError):
             state.set_reset_pending([A0, GONE], float("inf"))
         assert (state.next_offset_reset_retry_time() is None) == isinstance(state, SubscriptionState)
+
+
+def test_a_listener_of_ours_has_the_methods_of_theirs() -> None:
+    for their in (theirs.ConsumerRebalanceListener, theirs.AsyncConsumerRebalanceListener):
+        assert public(their) == public(ours.RebalanceListener)
 
 
 def test_anything_with_the_methods_may_listen() -> None:

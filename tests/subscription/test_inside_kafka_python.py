@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
 from typing import Callable
 
 import kafka.consumer.group
@@ -12,22 +11,22 @@ import pytest
 from kafka import KafkaConsumer
 from kafka.errors import IllegalStateError
 
-from allocator.subscription import ConsumerRebalanceListener, SubscriptionState
+from allocator.subscription import RebalanceListener, SubscriptionState
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
 COUNT, PARTITIONS = 200, 4
 
 
-class Recording(ConsumerRebalanceListener):
+class Recording(RebalanceListener):
     def __init__(self) -> None:
         self.heard: list[tuple[str, set[TopicPartition]]] = []
 
-    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self.heard.append(("revoked", set(revoked)))
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append(("revoked", set(partitions)))
 
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self.heard.append(("assigned", set(assigned)))
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append(("assigned", set(partitions)))
 
 
 class Reader:

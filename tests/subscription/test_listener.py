@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Collection
 from typing import Any
 
+import aiokafka
 import pytest
 from kafka.consumer import subscription_state as theirs
 
-from allocator.consumer.listener import RebalanceListener, tell
-from allocator.subscription import (
-    AsyncConsumerRebalanceListener,
-    ConsumerRebalanceListener,
-    RebalanceEvent,
-    SubscriptionState,
-    callback_of,
-)
+from allocator import Consumer
+from allocator.consumer.ownership import tell
+from allocator.consumer.switching import SwitchingConsumer
+from allocator.subscription import RebalanceEvent, RebalanceListener, SubscriptionState
+from allocator.subscription.listener import check_listener
 from allocator.types import TopicPartition
 
 PARTS = frozenset({TopicPartition("a", 0), TopicPartition("a", 1)})
 Calls = list[tuple[str, Collection[TopicPartition]]]
 
 
-class Plain(ConsumerRebalanceListener):
+class Plain(RebalanceListener):
+    def __init__(self) -> None:
+        self.calls: Calls = []
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("revoked", partitions))
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("assigned", partitions))
+
+
+class Awaited(RebalanceListener):
+    def __init__(self) -> None:
+        self.calls: Calls = []
+
+    async def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        await asyncio.sleep(0)
+        self.calls.append(("revoked", partitions))
+
+    async def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        await asyncio.sleep(0)
+        self.calls.append(("assigned", partitions))
+
+
+class PlainWithLost(Plain):
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("lost", partitions))
+
+
+class AwaitedWithLost(Awaited):
+    async def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        await asyncio.sleep(0)
+        self.calls.append(("lost", partitions))
+
+
+class Theirs:
+    """What the listeners of other clients do."""
+
     def __init__(self) -> None:
         self.calls: Calls = []
 
@@ -34,36 +70,46 @@ class Plain(ConsumerRebalanceListener):
         self.calls.append(("assigned", assigned))
 
 
-class Awaited(AsyncConsumerRebalanceListener):
-    def __init__(self) -> None:
-        self.calls: Calls = []
+class TheirsAwaited(Theirs):
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:  # type: ignore[override]
+        super().on_partitions_revoked(revoked)
 
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self.calls.append(("revoked", revoked))
-
-    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self.calls.append(("assigned", assigned))
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:  # type: ignore[override]
+        super().on_partitions_assigned(assigned)
 
 
-class PlainWithLost(Plain):
-    def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        self.calls.append(("lost", lost))
+class FromKafkaPython(Theirs, theirs.ConsumerRebalanceListener):  # type: ignore[misc]
+    pass
 
 
-class AwaitedWithLost(Awaited):
-    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        self.calls.append(("lost", lost))
+class FromKafkaPythonAwaited(TheirsAwaited, theirs.AsyncConsumerRebalanceListener):  # type: ignore[misc]
+    pass
+
+
+class FromAiokafka(Theirs, aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+    pass
+
+
+class FromAiokafkaAwaited(TheirsAwaited, aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+    pass
+
+
+WITHOUT_LOST = [
+    Plain, Awaited, Theirs, TheirsAwaited, FromKafkaPython, FromKafkaPythonAwaited, FromAiokafka, FromAiokafkaAwaited
+]  # fmt: skip
 
 
 async def hear_all(listener: Any) -> None:
+    """As the consumer tells one that it was given."""
+    state = SubscriptionState()
+    state.subscribe(["a"], listener=listener)
     for event in (RebalanceEvent.ASSIGNED, RebalanceEvent.REVOKED, RebalanceEvent.LOST):
-        callback = callback_of(listener, event)
-        assert callback is not None
-        await tell(callback, PARTS)
+        await tell(state.rebalance_listener, event, PARTS)
 
 
-@pytest.mark.parametrize("listener", [Plain(), Awaited()], ids=["plain", "awaited"])
-async def test_lost_means_revoked_unless_a_listener_says_otherwise(listener: Any) -> None:
+@pytest.mark.parametrize("kind", WITHOUT_LOST)
+async def test_lost_means_revoked_unless_a_listener_says_otherwise(kind: type[Any]) -> None:
+    listener = kind()
     await hear_all(listener)
     assert listener.calls == [("assigned", PARTS), ("revoked", PARTS), ("revoked", PARTS)]
 
@@ -74,46 +120,49 @@ async def test_a_listener_may_tell_lost_from_revoked(listener: Any) -> None:
     assert listener.calls == [("assigned", PARTS), ("revoked", PARTS), ("lost", PARTS)]
 
 
-async def test_a_listener_older_than_lost_is_told_that_they_are_revoked() -> None:
-    class Old:
-        def __init__(self) -> None:
-            self.calls: list[str] = []
-
-        def on_partitions_revoked(self, revoked: object) -> None:
-            self.calls.append("revoked")
-
-        def on_partitions_assigned(self, assigned: object) -> None:
-            self.calls.append("assigned")
-
-    old = Old()
-    await hear_all(old)
-    assert old.calls == ["assigned", "revoked", "revoked"]
+async def test_nobody_listens_unless_asked() -> None:
+    await hear_all(None)
+    await hear_all(RebalanceListener())  # of which nothing has to be overridden
 
 
-def test_nobody_listens_unless_asked() -> None:
-    for event in RebalanceEvent:
-        assert callback_of(None, event) is None
+async def test_what_a_listener_raises_or_cancels_is_logged_and_the_rebalance_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(RebalanceListener):
+        def on_partitions_assigned(self, partitions: object) -> None:
+            raise ZeroDivisionError("a bug of the user's")
+
+        async def on_partitions_revoked(self, partitions: object) -> None:
+            flushing = asyncio.ensure_future(asyncio.sleep(60))
+            flushing.cancel()
+            await flushing  # which cancels nobody but itself, but looks as if we had been cancelled
+
+    await hear_all(Broken())
+    assert [record.getMessage().split(" of the listener")[0].rpartition(".")[2] for record in caplog.records] == [
+        "on_partitions_assigned", "on_partitions_revoked", "on_partitions_lost",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [ConsumerRebalanceListener, AsyncConsumerRebalanceListener])
-def test_revoked_and_assigned_have_to_be_written(kind: type) -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        kind()
-    assert kind.__abstractmethods__ == {"on_partitions_revoked", "on_partitions_assigned"}
-    awaited = kind is AsyncConsumerRebalanceListener
-    for event in RebalanceEvent:
-        assert inspect.iscoroutinefunction(getattr(kind, event.value)) == awaited
+async def test_a_listener_is_cancelled_with_who_tells_it() -> None:
+    ended = asyncio.Event()
+
+    class Slow(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: object) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    telling = asyncio.ensure_future(tell(Slow(), RebalanceEvent.REVOKED, PARTS))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    telling.cancel()
+    await asyncio.wait({telling}, timeout=30)
+    assert telling.cancelled()
+    assert ended.is_set()
 
 
-class FromKafkaPython(theirs.ConsumerRebalanceListener):  # type: ignore[misc]
-    def on_partitions_revoked(self, revoked: object) -> None: ...
-
-    def on_partitions_assigned(self, assigned: object) -> None: ...
-
-
-@pytest.mark.parametrize(
-    "listener", [None, Plain(), Awaited(), FromKafkaPython(), RebalanceListener()], ids=lambda it: type(it).__name__
-)
+@pytest.mark.parametrize("listener", [None, *(kind() for kind in WITHOUT_LOST)], ids=lambda it: type(it).__name__)
 def test_listeners_of_any_origin_are_taken_and_each_subscribe_replaces_the_last(listener: Any) -> None:
     state = SubscriptionState()
     state.subscribe(["a"], listener=Plain())
@@ -132,6 +181,18 @@ def test_what_cannot_listen_is_refused_before_anything_changes(wrong: Any) -> No
         state.subscribe(["b"], listener=wrong)
     assert state.subscription == {"a"}
     assert state.rebalance_listener is kept
+    where = {"brokers": "127.0.0.1:1", "group": "g", "zookeeper": "127.0.0.1:1"}
+    for kind in (Consumer, SwitchingConsumer):
+        with pytest.raises(TypeError, match="listener"):
+            kind("a", listener=wrong, **where)
+
+
+def test_what_a_listener_lacks_is_named() -> None:
+    half = type("Half", (), {"on_partitions_revoked": print})()
+    with pytest.raises(TypeError, match=r"Half object .* has no on_partitions_assigned; derive"):
+        check_listener(half)
+    with pytest.raises(TypeError, match="Plain is a class; give an instance"):
+        check_listener(Plain)
 
 
 def test_partitions_of_other_topics_never_get_as_far_as_a_listener() -> None:

@@ -1,4 +1,4 @@
-"""Listeners of this room, plain and awaited, on a real consumer: when they are called, and what is possible then."""
+"""Listeners, plain and awaited, on a real consumer: when they are called, and what is possible then."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import asyncio
 from collections.abc import Collection
 from typing import Any, Callable
 
-from allocator import Consumer, TopicPartition
-from allocator.subscription import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
+from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.testing import LocalCluster
 
 Told = list[tuple[str, frozenset[TopicPartition]]]
 
 
-class Plain(ConsumerRebalanceListener):
+class Plain(RebalanceListener):
     def __init__(self) -> None:
         self.told: Told = []
 
-    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self.told.append(("revoked", frozenset(revoked)))
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.told.append(("revoked", frozenset(partitions)))
 
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self.told.append(("assigned", frozenset(assigned)))
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self.told.append(("assigned", frozenset(partitions)))
 
 
-class Storing(AsyncConsumerRebalanceListener):
+class Storing(RebalanceListener):
     """Commits 17 for whatever is taken away, and begins at 3."""
 
     def __init__(self) -> None:
@@ -32,18 +31,18 @@ class Storing(AsyncConsumerRebalanceListener):
         self.read_meanwhile: list[object] = []
         self.consumer: Consumer
 
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self.read_meanwhile += [tp for tp in revoked if self.consumer._engine.state.is_fetchable(tp)]
-        await self.consumer.commit(dict.fromkeys(revoked, 17))
-        self.told.append(("revoked", frozenset(revoked)))
+    async def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.read_meanwhile += [tp for tp in partitions if self.consumer._engine.state.is_fetchable(tp)]
+        await self.consumer.commit(dict.fromkeys(partitions, 17))
+        self.told.append(("revoked", frozenset(partitions)))
 
-    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        for tp in assigned:
+    async def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        for tp in partitions:
             self.consumer.seek(tp, 3)
         await asyncio.sleep(0)
         # the gate is closed, so nothing of it was delivered from where it stood before
         self.read_meanwhile += [record for record in [await self.batch()] if record is not None]
-        self.told.append(("assigned", frozenset(assigned)))
+        self.told.append(("assigned", frozenset(partitions)))
 
     async def batch(self) -> object:
         return self.consumer._engine.take()

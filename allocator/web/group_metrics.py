@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from allocator.types import TopicPartition
 from allocator.web.watch import Group, Watcher
 
 __all__ = ["GroupCollector"]
@@ -61,17 +62,23 @@ class GroupCollector(Collector):
     def _by_topic(self, groups: list[tuple[str, Group]]) -> Iterator[Metric]:
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
-            "allocator_group_lag", "Records between committed offsets and the ends of the logs", labels=labels
+            "allocator_group_lag",
+            "Records between committed offsets and the ends of the logs, of topics that it reads; absent if unknown",
+            labels=labels,
         )
         committed = GaugeMetricFamily("allocator_group_committed_offsets", "Sum over the partitions", labels=labels)
         ends = GaugeMetricFamily("allocator_group_end_offsets", "Sum over the partitions", labels=labels)
         for name, group in groups:
             logs = group.report.logs
-            lags: Counter[str] = Counter()
+            by_topic: dict[str, list[TopicPartition]] = {}
+            for partition in group.report.current:
+                by_topic.setdefault(partition.topic, []).append(partition)
+            totals = {topic: logs.lag_of(partitions).total for topic, partitions in by_topic.items()}
+            # no sample is better than a sum that leaves partitions out
+            lags = {topic: total for topic, total in totals.items() if total is not None}
             done: Counter[str] = Counter()
             written: Counter[str] = Counter()
             for partition, offset in logs.committed.items():
-                lags[partition.topic] += logs.lag(partition) or 0
                 done[partition.topic] += offset.offset
             for partition, end in logs.end.items():
                 written[partition.topic] += end

@@ -277,13 +277,12 @@ class Series:
         self.points: deque[Point] = deque(maxlen=POINTS)
         self._logs: Optional[Logs] = None
 
-    def add(self, logs: Logs, now: float) -> None:
-        """What Kafka answered at a time."""
+    def add(self, logs: Logs, lag: Optional[int], now: float) -> None:
+        """What Kafka answered at a time; `lag` is the group's, None if it is not known."""
         if not logs.end and not logs.committed:
             self._logs = None
             return
-        known = [lag for lag in map(logs.lag, logs.committed) if lag is not None]
-        point = Point(now, sum(known) if known else None)
+        point = Point(now, lag)
         before = self._logs
         if before is not None and self.points and now > self.points[-1].at:
             s = now - self.points[-1].at

@@ -77,6 +77,7 @@ SCHEMAS: dict[str, Schema] = {
             to={**_map(COUNT), "description": "Partition on the move -> index of the member that gets it."},
             moved={**_map(TEXT), "description": "Partition that the last rebalance moved -> former owner."},
             unowned=_list(COUNT),
+            retired={**YES, "description": "Whether no member subscribes to it any more."},
         )
     },
     "Finding": _object(

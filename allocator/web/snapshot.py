@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from allocator.membership.report import Logs
 from allocator.membership.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.watch import Group, Watcher
@@ -43,8 +42,7 @@ def figures(group: Group) -> dict[str, Any]:
 
 
 def lag_of(group: Group) -> int | None:
-    known = [lag for lag in map(group.report.logs.lag, group.report.logs.committed) if lag is not None]
-    return sum(known) if known else None
+    return group.report.lag.total
 
 
 def detail(group: Group) -> dict[str, Any]:
@@ -69,6 +67,7 @@ def detail(group: Group) -> dict[str, Any]:
     for partition in report.partitions:
         by_topic.setdefault(partition.topic, []).append(partition)
     unowned = set(report.unowned)
+    read = {partition.topic for partition in report.current}
     return {
         **figures(group),
         "leader": state.leader,
@@ -83,6 +82,7 @@ def detail(group: Group) -> dict[str, Any]:
                 "to": {str(p.partition): promised[p] for p in parts if p in promised and promised[p] != owners.get(p)},
                 "moved": {str(p.partition): names.get(moved[p], moved[p]) for p in parts if p in moved},
                 "unowned": [p.partition for p in parts if p in unowned],
+                "retired": topic not in read,
             }
             for topic, parts in sorted(by_topic.items())
         ],
@@ -94,7 +94,7 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     info, claim = state.members.get(member), state.claims.get(member)
     held: Collection[TopicPartition] = claim.held if claim is not None else ()
     document = state.document
-    entry: dict[str, Any] = {"id": member, "partitions": len(held), "lag": _sum(logs, held)}
+    entry: dict[str, Any] = {"id": member, "partitions": len(held), "lag": logs.lag_of(held).total}
     if info is None:
         return {**entry, "client_id": member, "host": None, "gone": True}
     entry.update(
@@ -114,18 +114,13 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     return entry
 
 
-def _sum(logs: Logs, partitions: Collection[TopicPartition]) -> int | None:
-    """None where Kafka was not asked."""
-    return sum(logs.lag(p) or 0 for p in partitions) if logs.end else None
-
-
 def lags(group: Group) -> dict[str, Any]:
     """Parallel to the partitions of `detail`; null where it is not known."""
     report = group.report
     by_topic: dict[str, list[int | None]] = {}
     for partition in report.partitions:
         by_topic.setdefault(partition.topic, []).append(report.logs.lag(partition))
-    held = {m: _sum(report.logs, claim.held) for m, claim in report.state.claims.items()}
+    held = {m: report.logs.lag_of(claim.held).total for m, claim in report.state.claims.items()}
     return {"lag": lag_of(group), "topics": by_topic, "members": held}
 
 

@@ -104,7 +104,12 @@ class Group:
         if existing != self.report.subscribed:
             self.version["state"] += 1
         self.report = GroupReport(self.report.state, logs, existing)
-        self.series.add(logs, now)
+        self.series.add(logs, self.report.lag.total, now)
+        self.version["lag"] += 1
+
+    def unmeasured(self) -> None:
+        """Caller: what asks Kafka, when it does not answer: offsets of a moment ago are not those of now."""
+        self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
         self.version["lag"] += 1
 
 
@@ -300,6 +305,9 @@ class Watcher:
                 self.problems[what] = why
                 if what == "zookeeper":
                     self.ready = False
+                elif what == "kafka":
+                    for group in self.groups.values():
+                        group.unmeasured()
                 self._changed()
             await asyncio.sleep(RETRY_S)
 

@@ -149,9 +149,9 @@ def logs(committed: int, end: int) -> Logs:
 
 def test_rates_are_what_offsets_grew_by_a_second() -> None:
     series = Series()
-    series.add(logs(100, 150), 10.0)
-    series.add(logs(180, 200), 12.0)
-    series.add(logs(180, 200), 14.0)
+    series.add(logs(100, 150), 50, 10.0)
+    series.add(logs(180, 200), 20, 12.0)
+    series.add(logs(180, 200), 20, 14.0)
     first, second, third = series.points
     assert (first.lag, first.produced, first.consumed) == (50, None, None)
     assert (second.lag, second.produced, second.consumed, second.commits) == (20, 25.0, 40.0, 0.5)
@@ -160,6 +160,6 @@ def test_rates_are_what_offsets_grew_by_a_second() -> None:
 
 def test_offsets_that_were_set_back_are_no_negative_throughput() -> None:
     series = Series()
-    series.add(logs(100, 150), 10.0)
-    series.add(logs(0, 20), 12.0)
+    series.add(logs(100, 150), 50, 10.0)
+    series.add(logs(0, 20), 20, 12.0)
     assert (series.points[1].produced, series.points[1].consumed) == (0.0, 0.0)

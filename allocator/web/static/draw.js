@@ -117,6 +117,9 @@ export const piece = (c, x, y, width, height, cell, looks, ink, label = "") => {
     paint(c, x, y, width, look, height);
   } else if (cell.to !== null) { // between two owners
     paint(c, x, y, width, { fill: ink.card, texture: 1, ink: ink.hatch }, height);
+  } else if (!cell.unowned) { // no member subscribes to it any more
+    c.strokeStyle = ink.hatch; c.lineWidth = 1;
+    c.strokeRect(x + 1, y + 1, width - 2, height - 2);
   } else {
     c.strokeStyle = ink.bad; c.lineWidth = height > 12 ? 2 : 1.5;
     c.strokeRect(x + 1, y + 1, width - 2, height - 2);

@@ -16,7 +16,9 @@ const chosen = () => decodeURIComponent(location.hash.replace(/^#/, "")) || null
 
 const connect = () => {
   stream?.close();
-  Object.assign(state, { name: chosen(), group: null, lag: null, history: [], points: [], only: null, cursor: null, grids: [] });
+  get("cell").textContent = ""; // what is said of the group before
+  get("legend").replaceChildren();
+  Object.assign(state, { name: chosen(), group: null, lag: null, history: [], points: [], only: null, cursor: null, grids: [], current: true });
   const source = (stream = new EventSource(state.name === null ? "api/events" : `api/events?group=${encodeURIComponent(state.name)}`));
   link("connecting", "quiet busy");
   source.onopen = () => link("live", "good");
@@ -39,6 +41,10 @@ addEventListener("hashchange", connect);
 // -- all groups --------------------------------------------------------------------------------------------------
 
 const showOverview = ({ ready, groups, problems }) => {
+  state.current = ready;
+  link(problems.length ? "connected, but not everything answers" : "live", problems.length ? "busy" : "good");
+  if (state.group) showPhase();
+  const focused = document.activeElement?.closest?.("#groups a")?.getAttribute("href");
   get("groups").replaceChildren(...groups.map((each) => {
     const node = element("a", { href: `#${encodeURIComponent(each.group)}`, "aria-current": each.group === state.name ? "page" : undefined, title: `${each.phase}, ${each.members} members, ${each.partitions} partitions` }, each.group);
     if (each.paused) node.append(element("span", { class: "badge busy" }, "paused"));
@@ -46,6 +52,7 @@ const showOverview = ({ ready, groups, problems }) => {
     if (each.problems) node.append(element("span", { class: "count" }, `${each.problems}!`));
     return node;
   }));
+  if (focused) [...get("groups").children].find((node) => node.getAttribute("href") === focused)?.focus();
   get("wrong").hidden = !problems.length;
   get("wrong").replaceChildren(...problems.map((problem) => element("div", {}, problem)));
   if (state.name === null) {
@@ -69,8 +76,7 @@ const showGroup = () => {
   get("group").hidden = false;
   document.title = `${group.problems ? "(!) " : ""}${group.group} – allocator`;
   get("name").textContent = group.group;
-  get("phase").textContent = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
-  get("phase").className = `badge ${group.paused ? "busy" : { stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
+  showPhase();
   get("strategy").textContent = group.strategy ? `allocator function ${group.strategy}` : "";
   looks.keep(group.members.map((member) => member.id));
   const ids = group.members.map((member) => member.id);
@@ -85,6 +91,7 @@ const showGroup = () => {
         moved: n in topic.moved,
         from: topic.moved[n] ?? null,
         unowned: unowned.has(n),
+        retired: topic.retired,
       })),
     };
   });
@@ -92,6 +99,14 @@ const showGroup = () => {
   showMembers();
   buildGrids();
   drawGrids();
+};
+
+// Without ZooKeeper nobody knows whether a group that was stable still is
+const showPhase = () => {
+  const group = state.group;
+  const phase = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
+  get("phase").textContent = state.current ? phase : `${phase} when ZooKeeper last answered`;
+  get("phase").className = `badge ${!state.current ? "quiet" : group.paused ? "busy" : { stable: "good", rebalancing: "busy", empty: "quiet" }[group.phase]}`;
 };
 
 const showFigures = () => {
@@ -160,11 +175,13 @@ const drawGrids = () => {
   const all = state.topics.flatMap((topic) => topic.cells);
   const count = (words, kind, cell) => element("span", {}, sample(cell), `${words} ${kind}`);
   const moved = all.filter((cell) => cell.moved).length, moving = all.filter((cell) => cell.to !== null).length, none = all.filter((cell) => cell.unowned && cell.to === null).length;
+  const retired = all.filter((cell) => cell.retired).length;
   const who = state.group.members[0]?.id ?? null;
   get("legend").replaceChildren(
     count(moved, "moved in the last rebalance", { owner: who, to: null, moved: true }),
     count(moving, "on the move (frame: to whom)", { owner: null, to: who, moved: false }),
-    count(none, "without an owner", { owner: null, to: null, moved: false }));
+    count(none, "without an owner", { owner: null, to: null, moved: false, unowned: true }),
+    ...(retired ? [count(retired, "that no member subscribes to", { owner: null, to: null, moved: false, unowned: false })] : []));
 };
 const sample = (cell) => {
   const box = element("i", {}), canvas = element("canvas", { width: 22, height: 22 }), ink = colours();
@@ -181,10 +198,10 @@ const tell = (topic, at) => {
   const cell = state.topics[topic]?.cells[at];
   if (!cell) return;
   const lag = state.lag?.topics[state.topics[topic].name]?.[at];
-  const words = [`${state.topics[topic].name} ${cell.number}`, cell.owner === null ? (cell.to === null ? "has no owner" : `goes to ${called(cell.to)}`) : `owned by ${called(cell.owner)}`];
+  const words = [`${state.topics[topic].name} ${cell.number}`, cell.owner === null ? (cell.to === null ? (cell.retired ? "no member subscribes to it" : "has no owner") : `goes to ${called(cell.to)}`) : `owned by ${called(cell.owner)}`];
   if (cell.owner !== null && cell.to !== null) words.push(`goes to ${called(cell.to)} once it is released`);
   if (cell.moved) words.push(`moved from ${cell.from}`);
-  if (lag !== undefined) words.push(lag === null ? "nothing committed" : `lag ${lag}`);
+  if (lag !== undefined) words.push(lag === null ? "lag unknown" : `lag ${lag}`);
   get("cell").textContent = words.join(" · ");
 };
 

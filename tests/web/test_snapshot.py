@@ -1,0 +1,69 @@
+"""What the page and the metrics say of a group, from what is known of it: pure, no servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from allocator.membership.describe import GroupState
+from allocator.membership.report import Logs
+from allocator.membership.znodes import Claim, Document, MemberInfo
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.group_metrics import GroupCollector
+from allocator.web.snapshot import detail, figures, lags
+from allocator.web.watch import Group
+
+READ = [TopicPartition("read", 0), TopicPartition("read", 1)]
+OLD = TopicPartition("old", 0)  # the group has offsets of it, and no member subscribes to it any more
+MEMBER = "m-0000000000000001-0000000001"
+
+
+def group(committed: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> Group:
+    found = Group("billing")
+    held = frozenset(READ)
+    document = Document(generation=1, strategy="naive", owners={MEMBER: held})
+    infos = {MEMBER: MemberInfo("a", "host", frozenset({"read"}))}
+    found.learn(GroupState("billing", infos, {MEMBER: Claim(1, held)}, document), 1.0)
+    offsets = {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in committed.items()}
+    found.measure(Logs(offsets, dict.fromkeys(ends, 0), ends), frozenset(READ), 2.0)
+    return found
+
+
+def scraped(of: Group) -> list[str]:
+    class Watcher:
+        clusters = ("kafka",)
+        problems: dict[str, str] = {}
+        groups = {of.name: of}
+
+    registry = CollectorRegistry()
+    watcher: Any = Watcher()
+    registry.register(GroupCollector(watcher))
+    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith("allocator_group_lag{")]
+
+
+def test_a_topic_that_no_member_subscribes_to_is_marked_and_is_no_lag() -> None:
+    known = group({READ[0]: 4, READ[1]: 5, OLD: 1}, {READ[0]: 10, READ[1]: 10, OLD: 1000})
+    assert figures(known)["lag"] == 11
+    assert figures(known)["unowned"] == 0
+    assert {topic["topic"]: topic["retired"] for topic in detail(known)["topics"]} == {"old": True, "read": False}
+    assert scraped(known) == ['allocator_group_lag{group="billing",topic="read"} 11.0']
+
+
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
+    part = group({READ[0]: 4}, {READ[0]: 10, READ[1]: 10})
+    assert figures(part)["lag"] is None
+    assert lags(part)["members"] == {MEMBER: None}
+    assert lags(part)["topics"] == {"read": [6, None]}
+    assert part.series.points[-1].lag is None
+    assert scraped(part) == []
+
+
+def test_offsets_are_unknown_while_kafka_does_not_answer() -> None:
+    known = group({READ[0]: 4, READ[1]: 5}, {READ[0]: 10, READ[1]: 10})
+    before = known.version["lag"]
+    known.unmeasured()
+    assert figures(known)["lag"] is None
+    assert figures(known)["unowned"] == 0
+    assert known.version["lag"] > before, "the page would go on showing the old figures"
+    assert scraped(known) == []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
     from allocator.subscription.listener import RebalanceListener
+    from allocator.subscription.loss import RecordsLost
     from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _HOME = {
     "OffsetAndMetadata": "allocator.types",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
+    "RecordsLost": "allocator.subscription.loss",
     "TopicPartition": "allocator.types",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "OffsetAndMetadata",
     "RebalanceListener",
     "Record",
+    "RecordsLost",
     "TopicPartition",
     "__version__",
 ]

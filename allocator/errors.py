@@ -39,6 +39,7 @@ __all__ = [
     "RecordTooLarge",
     "TopicAuthorizationFailed",
     "TopicNotFound",
+    "TopicRecreated",
     "ZooKeeperUnavailable",
 ]
 
@@ -182,6 +183,19 @@ class LogTruncated(OffsetOutOfRange):
             f"auto_offset_reset is 'none'; seek {go_on} to read what stands there now",
         )
         self.divergent_offset = divergent_offset
+
+
+class TopicRecreated(OffsetOutOfRange):
+    """The topic was deleted and created again, so the position is an offset of a topic that is gone."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            topic,
+            partition,
+            offset,
+            "the topic was deleted and created again since, and auto_offset_reset is 'none'; seek to an offset of the "
+            "new topic, 0 for all of it",
+        )
 
 
 class RecordTooLarge(_AtOffset):

@@ -75,6 +75,8 @@ class Measures:
         """By `clock`: when the last one was sent."""
         self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
         """How many, of all time."""
+        self.resets = self.records_lost = 0
+        """Positions that were replaced because the log did not have them, and the offsets skipped; of all time."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
         """Begins the span of a "fetch", "commit" or "rebalance"; None: nobody wants to see them."""
 

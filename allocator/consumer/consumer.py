@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
@@ -16,6 +17,7 @@ from allocator.errors import Closed
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
 from allocator.subscription.listener import Listens
+from allocator.subscription.loss import RecordsLost
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = ["Consumer"]
@@ -63,7 +65,8 @@ class Consumer:
     instance_id            "kafka": a static member (KIP-345), whose partitions wait for its return
     auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash
     auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
-                           timestamp in milliseconds
+                           timestamp in milliseconds; also where to go on when the log does not have the position any
+                           more, or the topic was deleted and created again, which `listener.on_records_lost` is told
     listener               is told of partitions that come and go: a `RebalanceListener`, or any object with
                            `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients
     prefetch_bytes         bound of what is read ahead, for all partitions together
@@ -265,11 +268,15 @@ class Consumer:
                 return int(position.offset)
             await self._engine.fetcher.news(0.1)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Goes on from `offset`, whatever was reached before. Raises NotOwned."""
+    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+        """Goes on from `offset`, whatever was reached before. Raises NotOwned.
+
+        An OffsetAndMetadata, as `committed` returns it, is compared with the log first: by its leader epoch, and by the
+        topic's id in its metadata.
+        """
         self._engine.must_own([partition])
         self._engine.state.seek(partition, offset)
-        self._engine.progress.rewind(partition, offset)
+        self._engine.progress.rewind(partition, offset if isinstance(offset, int) else offset.offset)
         self._engine.fetcher.wake()
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -334,6 +341,17 @@ class Consumer:
     def metrics(self) -> dict[str, float]:
         """What Kafka's own clients measure, under their names; `allocator.web.metrics` has it for Prometheus."""
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
+
+    def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
+        """Of the topic that the position belongs to; None if it is not known (yet), or the brokers are below 2.8."""
+        self._engine.must_own([partition])
+        found: uuid.UUID | None = self._engine.state.topic_id(partition)
+        return found
+
+    @property
+    def losses(self) -> tuple[RecordsLost, ...]:
+        """The newest positions that the log did not have, at most 100: what was skipped, and where reading went on."""
+        return tuple(self._engine.losses)
 
     @property
     def generation(self) -> int:

@@ -12,6 +12,7 @@ from allocator.consumer.group_members import GroupMember, member_of
 from allocator.consumer.standing import Round, Standing
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, GroupClosed
+from allocator.subscription.loss import topic_of
 from allocator.tasks import happens
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -38,6 +39,9 @@ class ConsumerGroup:
     leaves, `next` raises the reason, and it joins anew `join_backoff_s` after the failure; not before somebody was
     told of it. Everything that is not a failure, a rebalance or a session that was lost, is mended without a word:
     the generation ends and the next one follows.
+
+    A committed offset of a topic that was deleted and created again since counts as none (brokers from 2.8 on): the
+    partition begins at `first_offset`, with a warning in the log.
     """
 
     def __init__(self, config: ConsumerGroupConfig) -> None:
@@ -205,9 +209,10 @@ class ConsumerGroup:
             round.id,
             self.config.group,
             round.member_id,
-            self._starts(round.partitions, committed),
+            self._starts(round.partitions, committed, client),
             offsets,
             still_ours,
+            client.topic_id,
         )
         standing.current = generation
         log.info(
@@ -223,12 +228,27 @@ class ConsumerGroup:
         return generation
 
     def _starts(
-        self, partitions: frozenset[TopicPartition], committed: dict[TopicPartition, OffsetAndMetadata]
+        self,
+        partitions: frozenset[TopicPartition],
+        committed: dict[TopicPartition, OffsetAndMetadata],
+        client: KafkaClient,
     ) -> dict[str, tuple[PartitionStart, ...]]:
         starts: dict[str, list[PartitionStart]] = {topic: [] for topic in self.config.topics}
         for partition in sorted(partitions):
             found = committed.get(partition)
             offset = self.config.first_offset if found is None else found.offset
+            if found is not None:
+                ours, now = topic_of(found.metadata), client.topic_id(partition.topic)
+                if None not in (ours, now) and ours != now:
+                    offset = self.config.first_offset
+                    log.warning(
+                        "%s: %s:%d is committed at offset %d of a topic that was deleted and created again; its "
+                        "generation begins at %d",
+                        self.config.group,
+                        *partition,
+                        found.offset,
+                        offset,
+                    )
             starts[partition.topic].append(PartitionStart(partition.partition, offset))
         return {topic: tuple(each) for topic, each in starts.items()}
 

@@ -19,7 +19,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from allocator.consumer.handlers import Handler
 from allocator.consumer.lanes import DeadLetters, Lane, Retries, Work
@@ -27,6 +27,7 @@ from allocator.consumer.notify import Notifier
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Daemon", "DaemonSettings", "Source"]
@@ -34,6 +35,7 @@ __all__ = ["Daemon", "DaemonSettings", "Source"]
 log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
+Offset = Union[int, OffsetAndMetadata]
 
 FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
 
@@ -51,7 +53,9 @@ class Source(Protocol):
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
 
-    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
+
+    def topic_id(self, partition: TopicPartition) -> Any: ...
 
     def pause(self, *partitions: TopicPartition) -> None: ...
 
@@ -186,6 +190,11 @@ class Daemon(RebalanceListener):
         await asyncio.gather(*(lane.abandon(self._settings.drain_timeout_s) for lane in lanes))
         self._tell_status()
 
+    def on_records_lost(self, loss: RecordsLost) -> None:
+        lane = self._lanes.get(loss.partition)
+        if lane is not None and (loss.recreated or loss.resumed_at < loss.position):
+            lane.restart(loss.resumed_at)
+
     def _forget(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             if self._lanes.get(lane.partition) is lane:
@@ -197,14 +206,17 @@ class Daemon(RebalanceListener):
 
         Without it the consumer would go on after what it had handed out, some of which was dropped unhandled.
         """
-        position = self._past[partition].position
+        lane = self._past[partition]
+        # with the topic's id: if it is another topic by now, the consumer begins with that one's records
+        position = OffsetAndMetadata(lane.position, stamped("", lane.topic_id), -1)
         try:
             committed = await self._source.committed(partition)
         except AllocatorError as error:
             # what others did since is handled twice, which is better than not at all
-            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, position, error)
+            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, lane.position, error)
         else:
-            position = max(position, committed.offset if committed is not None else 0)
+            if committed is not None and (committed.offset > lane.position or _of_another_topic(committed, lane)):
+                position = committed
         with contextlib.suppress(NotOwned):
             self._source.seek(partition, position)
 
@@ -234,6 +246,7 @@ class Daemon(RebalanceListener):
             )
             lane.task.add_done_callback(self._lane_ended)
             self._lanes[partition] = lane
+        lane.topic_id = self._source.topic_id(partition) or lane.topic_id
         lane.put(batch)
         if len(lane) >= self._settings.queue_batches:
             self._paused.add(partition)
@@ -265,7 +278,7 @@ class Daemon(RebalanceListener):
     async def _commit(self, lanes: Iterable[Lane]) -> None:
         # one at a time: an earlier one that arrived after a later one would set the group back
         async with self._committing:
-            offsets = {lane: lane.position for lane in lanes if lane.position != lane.committed}
+            offsets = {lane: lane.position for lane in lanes if lane.may_commit and lane.position != lane.committed}
             if not offsets:
                 return
             await self._source.commit({lane.partition: offset for lane, offset in offsets.items()})
@@ -313,6 +326,10 @@ class Daemon(RebalanceListener):
 
     def _tell_status(self) -> None:
         self._notifier.tell(f"STATUS={len(self._source.assignment())} partitions")
+
+
+def _of_another_topic(committed: OffsetAndMetadata, lane: Lane) -> bool:
+    return lane.topic_id is not None and topic_of(committed.metadata) not in (None, lane.topic_id)
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from allocator.fetch.fetcher import Fetcher
 from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.subscription.listener import Listens
+from allocator.subscription.loss import RecordsLost, stamped
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks
 from allocator.tracing import spans_of
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Parts = frozenset[TopicPartition]
 
+LOSSES = 100  # kept
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
@@ -76,7 +79,14 @@ class Engine:
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
-        self.fetcher = Fetcher(self.client, self.state, auto_offset_reset=auto_offset_reset, rack=joining.rack, **fetch)
+        self.fetcher = Fetcher(
+            self.client,
+            self.state,
+            auto_offset_reset=auto_offset_reset,
+            rack=joining.rack,
+            lost=self._records_lost,
+            **fetch,
+        )
         self._ownership = Ownership(
             self.state,
             self.progress,
@@ -95,6 +105,8 @@ class Engine:
         self.membership = joining.make(self.client, self._ownership, coordinator, load, self._offsets)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
+        self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
+        """The newest ones, for whoever shows them."""
         self.closing = False
         """`close` was called: what cannot be committed now never will be."""
         self._broken: BaseException | None = None
@@ -149,6 +161,10 @@ class Engine:
             await self.membership.leave()
         finally:
             await self._exits.aclose()
+
+    def _records_lost(self, loss: RecordsLost) -> None:
+        self._ownership.records_lost(loss)
+        self.losses.append(loss)
 
     def _broke(self, error: BaseException) -> None:
         """A task of ours met what nobody foresaw: whoever reads must hear of it, or would wait for ever."""
@@ -303,7 +319,14 @@ class Engine:
             error.retriable = True
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
-        return {p: OffsetAndMetadata(o.offset, o.metadata or stamp, o.leader_epoch) for p, o in offsets.items()}
+        return {
+            p: OffsetAndMetadata(o.offset, o.metadata or self.stamped(stamp, p), o.leader_epoch)
+            for p, o in offsets.items()
+        }
+
+    def stamped(self, text: str, partition: TopicPartition) -> str:
+        """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic."""
+        return stamped(text, self.state.topic_id(partition) or self.client.topic_id(partition.topic))
 
     async def _auto_commit(self, interval_s: float) -> None:
         wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False

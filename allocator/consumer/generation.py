@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
+from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Generation", "PartitionStart"]
@@ -47,6 +48,7 @@ class Generation:
         assignments: Mapping[str, tuple[PartitionStart, ...]],
         offsets: GroupOffsets,
         still_ours: Callable[[], bool],
+        topic_id: Callable[[str], Any] = lambda topic: None,
     ) -> None:
         self.id = id
         self.group = group
@@ -64,6 +66,7 @@ class Generation:
         )
         self._offsets = offsets
         self._still_ours = still_ours
+        self._topic_ids = {topic: topic_id(topic) for topic in self.assignments}
         self._end = asyncio.Event()
         self._functions: set[asyncio.Task[Any]] = set()
         self._commits: set[asyncio.Future[None]] = set()
@@ -185,7 +188,8 @@ class Generation:
                     raise ConfigError(
                         f"{topic}:{partition}: {offset!r} cannot be committed; give the offset of a record"
                     )
-                wanted[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, stamp, -1)
+                metadata = stamped(stamp, self._topic_ids.get(topic))
+                wanted[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata, -1)
         foreign = sorted(f"{p.topic}:{p.partition}" for p in set(wanted) - self.partitions)
         if foreign:
             raise NotOwned(f"generation {self.id} of group {self.group!r} does not have {', '.join(foreign)}")

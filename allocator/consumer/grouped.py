@@ -409,9 +409,10 @@ class GroupedConsumer:
 
     async def _commit(self, engine: Engine, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
         """Once. Raises NotOwned or CommitFailed."""
-        text = f"committed by {self.name}" if metadata is None else metadata
         epoch = engine.fetcher.leader_epoch
-        await engine.commit({p: OffsetAndMetadata(offset, text, epoch(p, offset)) for p, offset in wanted.items()})
+        ours = f"committed by {self.name}"
+        text = {p: engine.stamped(ours, p) if metadata is None else metadata for p in wanted}
+        await engine.commit({p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()})
         engine.progress.finish_up_to(wanted)
 
     def _committed(self, engine: Engine, topics: Collection[str]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Union
 
 from allocator.consumer.handlers import Handler, HandlerMisuse
 from allocator.errors import AllocatorError, HandlerFailed
@@ -92,10 +92,13 @@ class Lane:
         self.position = start
         """Everything before it is done; what may be committed."""
         self.committed = start
+        self.topic_id: Any = None
+        """Of the topic that was read last, where it is known."""
         self._work = work
         self._taken = taken
         self._after = after
-        self._queue: deque[Batch] = deque()
+        self._queue: deque[Union[Batch, int]] = deque()
+        self._restarts = 0
         self._wake = asyncio.Event()
         self._stopping = False
         self._call: concurrent.futures.Future[Any] | None = None
@@ -109,6 +112,17 @@ class Lane:
         """Caller: the feed. The order of calls is the order of the log."""
         self._queue.append(batch)
         self._wake.set()
+
+    def restart(self, offset: int) -> None:
+        """After what waits, records from a lower `offset` on follow. Caller: the feed."""
+        self._restarts += 1
+        self._queue.append(offset)
+        self._wake.set()
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether `position` is of what is read now; not while records wait that came before a restart."""
+        return not self._restarts
 
     def stop(self) -> None:
         """No further call begins; the one that runs may end. What waits is forgotten."""
@@ -167,6 +181,9 @@ class Lane:
                 self._wake.clear()
                 await self._wake.wait()
             batch = self._queue.popleft()
+            if isinstance(batch, int):
+                self.position, self._restarts = batch, self._restarts - 1
+                continue
             self._taken()
             await self._batch(batch)
             if self._stopping:

@@ -12,6 +12,7 @@ from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.subscription.listener import RebalanceEvent, callback_of
+from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, ends, within
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -109,6 +110,28 @@ class Ownership:
         self._error = error
         self._fetcher.wake()
 
+    def records_lost(self, loss: RecordsLost) -> None:
+        """Caller: fetch. Nothing more is delivered before the listener was told."""
+        self._measures.resets += 1
+        self._measures.records_lost += loss.count
+        if loss.recreated or loss.resumed_at < loss.position:
+            # what was done is an offset that comes again, and would not be committed before it is reached once more
+            self._progress.rewind(loss.partition, loss.resumed_at)
+        assert self._tasks is not None
+        self._opening += 1
+        self._tasks.start(self._tell_loss(loss), "records lost")
+
+    async def _tell_loss(self, loss: RecordsLost) -> None:
+        try:
+            callback = getattr(
+                self._state.rebalance_listener, "on_records_lost", None
+            )  # other clients' listeners have none
+            if callback is not None:
+                await _call(callback, loss, str(loss))
+        finally:
+            self._opening -= 1
+            self._fetcher.wake()
+
     def take_error(self) -> BaseException | None:
         """What the user has to know, once."""
         error, self._error = self._error, None
@@ -163,7 +186,7 @@ class Ownership:
         self._fetcher.discard(partitions)
 
     def _drop(self, partitions: Parts) -> None:
-        self._progress.forget(partitions)
+        self._progress.forget(partitions, self._state.topic_id)
         self._draining -= partitions
         self._assign(self._state.assigned_partitions() - partitions)
         self._fetcher.wake()
@@ -203,10 +226,10 @@ class Ownership:
         await self._told.wait()
 
     def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        start = self._progress.begin(partition, None if committed is None else committed.offset)
+        start = self._progress.begin(partition, committed)
         if start is not None:
-            # with its leader epoch, if that is known, the position is compared with the log of a newer leader
-            self._state.seek(partition, start if committed is None or committed.offset != start else committed)
+            # with its leader epoch and topic, if they are known, the position is compared with what stands there now
+            self._state.seek(partition, start)
             return
         try:
             self._state.request_offset_reset(partition)
@@ -224,10 +247,13 @@ async def tell(listener: Any, event: RebalanceEvent, partitions: Parts) -> None:
     here: the rebalance would stop for ever.
     """
     callback = callback_of(listener, event)
-    if callback is None or not partitions:
-        return
+    if callback is not None and partitions:
+        await _call(callback, partitions, f"{len(partitions)} partitions")
+
+
+async def _call(callback: Callable[[Any], Any], argument: Any, about: str) -> None:
     try:
-        answer = callback(partitions)
+        answer = callback(argument)
         if inspect.isawaitable(answer):
             work = asyncio.ensure_future(answer)
             await ends(work)
@@ -235,5 +261,4 @@ async def tell(listener: Any, event: RebalanceEvent, partitions: Parts) -> None:
                 raise RuntimeError("it was cancelled from within")
             work.result()
     except Exception:
-        name = getattr(callback, "__qualname__", event.value)
-        log.exception("%s of the listener failed for %d partitions", name, len(partitions))
+        log.exception("%s of the listener failed for %s", getattr(callback, "__qualname__", callback), about)

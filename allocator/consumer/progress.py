@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from allocator.types import TopicPartition
+from allocator.subscription.loss import stamped, topic_of
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Progress"]
 
@@ -26,6 +28,7 @@ class Progress:
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
+        self._topics: dict[TopicPartition, Any] = {}  # the id of the topic that was reached, where it is known
         self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
 
     @property
@@ -64,19 +67,21 @@ class Progress:
         self._reached[partition] = offset
         self._wake()
 
-    def begin(self, partition: TopicPartition, committed: int | None) -> int | None:
+    def begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> OffsetAndMetadata | None:
         """Where to start a partition that was just assigned: the committed offset or, if higher, what we processed.
 
         The higher one is kept because a commit of ours may have been lost, or overtaken by an older one; those
-        records were processed, so nothing is skipped.
+        records were processed, so nothing is skipped. Unless they were of a topic that is gone.
         """
-        reached = self._reached.get(partition)
+        reached, topic = self._reached.get(partition), self._topics.get(partition)
         if committed is not None:
-            self._committed[partition] = committed
-        if reached is None or (committed is not None and committed >= reached):
+            self._committed[partition] = committed.offset
+            if topic is not None and topic_of(committed.metadata) not in (None, topic):
+                return committed
+        if reached is None or (committed is not None and committed.offset >= reached):
             return committed
         self._done[partition] = reached
-        return reached
+        return OffsetAndMetadata(reached, stamped("", topic), -1)
 
     def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._committed.update(offsets)
@@ -92,9 +97,10 @@ class Progress:
         # what is in hand may have been committed already, and must not be set back to what is done
         return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
 
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """They are no longer ours; only how far they were done is remembered."""
+    def forget(self, partitions: Iterable[TopicPartition], topic_id: Callable[[TopicPartition], Any]) -> None:
+        """They are no longer ours; only how far they were done is remembered, and of which topic."""
         for partition in partitions:
+            self._topics[partition] = topic_id(partition)
             for offsets in (self._handed, self._done, self._committed):
                 offsets.pop(partition, None)
         self._wake()

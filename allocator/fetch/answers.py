@@ -126,6 +126,9 @@ class Answers:
             self._cut_off(feed, offset, size, found, version)
             return
         feed.need = 0
+        if feed.precedes(found):
+            self._sink.recreated(feed.tp)
+            return
         if found.next_offset > offset:
             self._leaders.push(feed, Chunk(found, offset, part.high_watermark))
         if found.error is not None:

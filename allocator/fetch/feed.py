@@ -105,6 +105,11 @@ class Feed:
         at = bisect_left(self._epochs, (offset, -2)) - 1
         return self._epochs[at][1] if at >= 0 else -1
 
+    def precedes(self, found: RecordSet) -> bool:
+        """Whether `found` is of an older leader than what was read before it, as in no log of one topic."""
+        epoch = found.segments[0].leader_epoch if found.segments else None
+        return epoch is not None and 0 <= epoch < self._epochs[-1][1]
+
     def _note_epochs(self, chunk: Chunk) -> None:
         segments, end = chunk.found.segments, chunk.found.next_offset
         if segments:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange
+from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
 from allocator.fetch.batch import Batch, Deserializer
 from allocator.fetch.budget import Budget
 from allocator.fetch.feed import Chunk, Failure, Feed, OutOfRange
 from allocator.fetch.leaders import Leaders
-from allocator.subscription import SubscriptionState, reset_timestamp
+from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import TopicPartition
 
@@ -25,6 +25,15 @@ __all__ = ["Fetcher"]
 log = logging.getLogger(__name__)
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+
+
+class _Resetting(NamedTuple):
+    """A position that was given up, until the reset has found another one."""
+
+    position: int
+    why: str
+    recreated: bool
+    epoch: int | None  # of the state since then
 
 
 class Fetcher:
@@ -40,7 +49,8 @@ class Fetcher:
     - An error of a partition is raised by `next_batch` once, after all that was read before it.
 
     Partitions for which the state asks for a reset get their position here (ListOffsets); those that have neither a
-    position nor a reset are left alone: they are the consumer's to seek.
+    position nor a reset are left alone: they are the consumer's to seek. `lost` is called when a position that the
+    log does not have was replaced by another one, before anything is handed out from there.
 
     Start it in the loop it will run in, and close it there, or use `async with`.
     """
@@ -62,6 +72,7 @@ class Fetcher:
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
         retry_backoff_s: float = 0.1,  # more: slower to come back after an error; less: more requests meanwhile
+        lost: Callable[[RecordsLost], None] | None = None,
     ) -> None:
         whole = {"max_bytes": max_bytes, "max_partition_bytes": max_partition_bytes, "prefetch_bytes": prefetch_bytes}
         wrong = [
@@ -83,6 +94,8 @@ class Fetcher:
             raise ConfigError("; ".join(wrong))
         self._state = state
         self._reset = auto_offset_reset
+        self._lost = lost
+        self._resetting: dict[TopicPartition, _Resetting] = {}
         self._has_reset = reset_timestamp(auto_offset_reset) is not None
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
@@ -200,6 +213,36 @@ class Fetcher:
         self._broken = error
         self._let_go()
 
+    def recreated(self, tp: TopicPartition) -> None:
+        """The position of `tp` is an offset of a topic that is gone; what was read ahead is dropped."""
+        position = self._state.position(tp)
+        if position is None:
+            return
+        if self._has_reset:
+            self._begin_reset(tp, position.offset, "the topic was deleted and created again", recreated=True)
+        else:
+            self._state.halt_recreated(tp)
+            self.tell(TopicRecreated(tp.topic, tp.partition, position.offset))
+
+    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
+        """The reset that the state asked for under `epoch` found `offset`."""
+        before = self._resetting.pop(tp, None)
+        if before is None or before.epoch != epoch:
+            return  # there was no position before, or it was given up for another reason
+        first = 0 if before.recreated else before.position
+        last = offset - 1 if offset > first else None
+        start = None if last is None else first
+        self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
+
+    def cut(self, what: LogTruncation) -> None:
+        """The log of a new leader ends before the position; the state goes on as `what` says."""
+        tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
+        if what.divergent is not None:
+            self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
+            return
+        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
+        self._resetting[tp] = _Resetting(position, why, False, self._state.epoch(tp))
+
     # -- inside
 
     def take(self, topic: str | None = None) -> Batch | None:
@@ -290,9 +333,18 @@ class Fetcher:
                 offset,
                 "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has",
             )
-        log.warning("%s:%d has no offset %d; resetting to %s", tp.topic, tp.partition, offset, self._reset)
-        self._state.request_offset_reset(tp, self._reset)
+        self._begin_reset(tp, offset, "the log does not have it")
         self._leaders.wake()
+
+    def _begin_reset(self, tp: TopicPartition, position: int, why: str, *, recreated: bool = False) -> None:
+        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
+        self._state.request_offset_reset(tp, self._reset)
+        self._resetting[tp] = _Resetting(position, why, recreated, self._state.epoch(tp))
+
+    def _tell_loss(self, loss: RecordsLost) -> None:
+        log.warning("%s", loss)
+        if self._lost is not None:
+            self._lost(loss)
 
     async def _wait(self, deadline: float | None) -> bool:
         """Until something may have come (True) or the deadline passed (False)."""

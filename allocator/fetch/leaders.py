@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
 from allocator.errors import AllocatorError, BrokerError, Closed
@@ -16,7 +16,7 @@ from allocator.fetch.leader import Ask, Leader
 from allocator.fetch.lookups import BACKOFF_MAX_S, Lookups
 from allocator.fetch.resets import Resets
 from allocator.fetch.validations import Validations
-from allocator.subscription import SubscriptionState
+from allocator.subscription import LogTruncation, SubscriptionState
 from allocator.types import TopicPartition
 from allocator.wire.fetch_answer import FetchAnswer, Part
 from allocator.wire.fetch_request import BOUNDED, FetchRequest, Wanted
@@ -53,6 +53,12 @@ class Sink(Protocol):
     def tell(self, error: AllocatorError) -> None: ...
 
     def broke(self, error: BaseException) -> None: ...
+
+    def recreated(self, tp: TopicPartition) -> None: ...
+
+    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None: ...
+
+    def cut(self, what: LogTruncation) -> None: ...
 
 
 class Leaders:
@@ -96,8 +102,8 @@ class Leaders:
             "clock": time.monotonic,
             "tell": sink.tell,
         }
-        self._resets = Resets(client, state, isolation_level=isolation_level, **chores)
-        self._validations = Validations(client, state, **chores)
+        self._resets = Resets(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
+        self._validations = Validations(client, state, cut=sink.cut, **chores)
         # when to look what is due; None: nothing is awaited
         self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
@@ -106,6 +112,8 @@ class Leaders:
         self._leader_of: dict[TopicPartition, int] = {}
         # partition -> the epoch under which nothing of it is wanted any more
         self._discarded: dict[TopicPartition, int] = {}
+        # topic -> ids that it had before: a broker that lags behind may still announce one
+        self._former: dict[str, set[Any]] = {}
         self._seen_version = -1
         self._new_metadata = True
         # brokers whose connection for fetches was opened while positions were looked for
@@ -240,7 +248,9 @@ class Leaders:
         state, client = self._state, self._client
         # what was sought as well: the offset may have been committed under an older leader
         new = [tp for tp in state.assignment if tp not in self._feeds or state.epoch(tp) != self._feeds[tp].epoch]
-        self._validations.look(state.assignment if self._new_metadata else new)
+        looked_at = list(state.assignment) if self._new_metadata else new
+        self._look_at_topics(looked_at)
+        self._validations.look(looked_at)
         self._new_metadata = False
         self._seen_version = state.version
         self._lease_look_at = None
@@ -292,6 +302,17 @@ class Leaders:
             leader_state.feeds = {**kept, **{tp: self._feeds[tp] for tp in mine}}
             if not mine and leader_state.main is None and leader_state.urgent is None:
                 del self._leaders[node_id]
+
+    def _look_at_topics(self, partitions: Iterable[TopicPartition]) -> None:
+        """Finds positions that are offsets of a topic that was deleted and created again meanwhile (from 2.8 on)."""
+        for tp in partitions:
+            found = self._client.topic_id(tp.topic)
+            if found is None or found in self._former.get(tp.topic, ()):
+                continue
+            before = self._state.note_topic(tp, found)
+            if before is not None:
+                self._former.setdefault(tp.topic, set()).add(before)
+                self._sink.recreated(tp)
 
     def _prepare(self, tp: TopicPartition) -> None:
         """The position of `tp` is being looked for: meanwhile the connection to its leader is opened."""

@@ -29,7 +29,7 @@ class Resets:
 
     Guarantee: what a reset finds is adopted only if no seek, other reset or reassignment came meanwhile; partitions
     that fail do not hold up those of other leaders or topics. Errors that retrying does not mend go to
-    `tell`, once until the topic's next success.
+    `tell`, once until the topic's next success. `found` gets each partition, its offset, and the epoch of the request.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Resets:
         timeout_s: float,
         clock: Callable[[], float],
         tell: Callable[[AllocatorError], None],
+        found: Callable[[TopicPartition, int, int], None],
     ) -> None:
         self._client = client
         self._state = state
@@ -50,6 +51,7 @@ class Resets:
         self._timeout_s = timeout_s
         self._clock = clock
         self._tell = tell
+        self._found = found
         # topics whose error the consumer knows of
         self._told: set[str] = set()
 
@@ -106,6 +108,7 @@ class Resets:
             epoch = wanted[tp][0]
             if there is not None and epoch is not None and state.complete_reset(tp, there.offset, epoch):
                 log.info("%s:%d starts at offset %d", tp.topic, tp.partition, there.offset)
+                self._found(tp, there.offset, epoch)
 
     async def _list(self, at: dict[TopicPartition, int]) -> Found:
         return await list_offsets(self._client, at, isolation_level=self._isolation_level, timeout_s=self._timeout_s)

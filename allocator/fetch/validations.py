@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from allocator.errors import AllocatorError, BrokerError, Closed, LogTruncated
 from allocator.fetch.resets import HOPELESS_S
-from allocator.subscription import SubscriptionState
+from allocator.subscription import LogTruncation, SubscriptionState
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.offset_for_leader_epoch import ends_of_epochs, is_supported
 
@@ -29,9 +29,9 @@ Asked = dict[TopicPartition, tuple[OffsetAndMetadata, int]]
 class Validations:
     """Carries out the validations that the state asks for.
 
-    Guarantee: an answer counts only for the position that it was asked for. Where the log was cut, reading goes on at
-    the cut, or `tell` gets one `LogTruncated` if no reset strategy allows that. Other errors that retrying does not
-    mend go to `tell` once, until the partition's next success.
+    Guarantee: an answer counts only for the position that it was asked for. Where the log was cut, `cut` is told, and
+    reading goes on there, or `tell` gets one `LogTruncated` if no reset strategy allows that. Other errors that
+    retrying does not mend go to `tell` once, until the partition's next success.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Validations:
         timeout_s: float,
         clock: Callable[[], float],
         tell: Callable[[AllocatorError], None],
+        cut: Callable[[LogTruncation], None],
     ) -> None:
         self._client = client
         self._state = state
@@ -50,14 +51,20 @@ class Validations:
         self._timeout_s = timeout_s
         self._clock = clock
         self._tell = tell
+        self._cut = cut
         # partitions whose error the consumer knows of
         self._told: set[TopicPartition] = set()
 
     def look(self, partitions: Iterable[TopicPartition]) -> None:
-        """After a metadata update: let positions be compared with the logs of leaders that are newer than they are."""
+        """After a metadata update: let positions be compared with the logs of leaders that are newer than they are.
+
+        And of older ones, since epochs begin anew with a topic that is created again.
+        """
         if is_supported(self._client):
             for tp in partitions:
-                self._state.maybe_validate_position_for_current_leader(tp, self._client.leader_epoch(tp))
+                epoch = self._client.leader_epoch(tp)
+                if not self._state.maybe_validate_position_for_current_leader(tp, epoch):
+                    self._state.doubt_position(tp, epoch)
 
     def next_time(self) -> float | None:
         return self._state.next_offset_validation_retry_time()
@@ -126,12 +133,7 @@ class Validations:
                 continue
             there = None if cut.divergent is None else cut.divergent.offset
             if cut.resolved:
-                log.warning(
-                    "%s:%d: the log was cut before offset %d; going on at %s",
-                    *tp,
-                    position.offset,
-                    "the reset" if there is None else there,
-                )
+                self._cut(cut)
             else:
                 self._tell(LogTruncated(tp.topic, tp.partition, position.offset, there))
         return doubted

@@ -10,6 +10,7 @@ from __future__ import annotations
 from allocator.subscription.errors import NoPosition, OutOfTurn
 from allocator.subscription.kinds import FetchState, SubscriptionType
 from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
+from allocator.subscription.loss import RecordsLost
 from allocator.subscription.partition import PartitionState, TopicPartitionState
 from allocator.subscription.state import SubscriptionState
 from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
@@ -25,6 +26,7 @@ __all__ = [
     "PartitionState",
     "RebalanceEvent",
     "RebalanceListener",
+    "RecordsLost",
     "ResetStrategy",
     "SubscriptionState",
     "SubscriptionType",

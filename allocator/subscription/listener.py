@@ -9,6 +9,7 @@ import enum
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from allocator.subscription.loss import RecordsLost
 from allocator.types import TopicPartition
 
 __all__ = ["Listens", "RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
@@ -27,7 +28,8 @@ class RebalanceEvent(enum.Enum):
 class Listens(Protocol):
     """What a listener must have at least. kafka-python's and aiokafka's listeners have it.
 
-    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart.
+    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart; with an
+    `on_records_lost`, of records that the log does not have any more.
     """
 
     def on_partitions_assigned(self, partitions: Any, /) -> Any: ...
@@ -62,6 +64,12 @@ class RebalanceListener:
         Nothing of them can be committed any more. Called instead of `on_partitions_revoked`, and by default calls it.
         """
         return self.on_partitions_revoked(partitions)
+
+    def on_records_lost(self, loss: RecordsLost) -> Any:
+        """The log did not have the position of a partition, and `auto_offset_reset` has found another one.
+
+        Nothing more is delivered before this returns; `seek` is welcome here.
+        """
 
 
 def check_listener(listener: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from allocator.errors import ConfigError
 from allocator.subscription.errors import OutOfTurn
 from allocator.subscription.kinds import MOVES, FetchState
+from allocator.subscription.loss import topic_of
 from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
 from allocator.types import OffsetAndMetadata
 
@@ -52,6 +53,7 @@ class TopicPartitionState:
         "_changes",
         "_clock",
         "_current_leader_epoch",
+        "_doubted_epoch",
         "_pending_revocation",
         "_position",
         "_preferred_read_replica",
@@ -64,6 +66,7 @@ class TopicPartitionState:
         "paused",
         "phase",
         "reset_strategy",
+        "topic_id",
     )
 
     def __init__(self, changes: Changes | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,6 +88,10 @@ class TopicPartitionState:
         # the newest leader whose log the position is known to fit, which may be newer than the record before the
         # position: without it, a position at an old record would be validated again for ever
         self._current_leader_epoch = -1
+        # an older leader epoch that was announced since, because of which the position was compared with the log
+        self._doubted_epoch: int | None = None
+        self.topic_id: Any = None
+        """Of the topic that the position belongs to; None: not known (yet)."""
         self._preferred_read_replica: int | None = None
         self._preferred_read_replica_expiration: float | None = None
 
@@ -126,6 +133,8 @@ class TopicPartitionState:
         self.drop_pending_record_batch = True
         # what was compared with a leader's log was another position
         self._current_leader_epoch = -1
+        self._doubted_epoch = None
+        self.topic_id = topic_of(position.metadata)
         self.clear_preferred_read_replica()
         self._void()
 
@@ -176,6 +185,7 @@ class TopicPartitionState:
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
+        self.topic_id = None
         self.clear_preferred_read_replica()
         self._void()
 
@@ -213,6 +223,19 @@ class TopicPartitionState:
             return False
         # the replica was chosen by a leader that is no more
         self.clear_preferred_read_replica()
+        self._validate()
+        return True
+
+    def doubt_position(self, current_leader_epoch: int | None) -> bool:
+        """Close the gate if the leader is older than the last record read. Returns whether it was closed now.
+
+        Either the metadata is old, or the topic was created anew: the leader's log tells.
+        """
+        if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
+            return False
+        if current_leader_epoch >= self._position.leader_epoch or current_leader_epoch == self._doubted_epoch:
+            return False
+        self._doubted_epoch = current_leader_epoch
         self._validate()
         return True
 
@@ -261,6 +284,11 @@ class TopicPartitionState:
         """The log does not reach the position, and no strategy says where to go on instead: keep the gate closed."""
         self._move(FetchState.TRUNCATED)
         self._changes.version += 1
+
+    def recreated(self) -> None:
+        """The position is one of a topic that is gone, and no strategy says where to go on: keep the gate closed."""
+        self._validate()
+        self.truncated()
 
     # -- preferred read replica (KIP-392)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from allocator.errors import NotAssigned
 from allocator.subscription.errors import OutOfTurn
@@ -124,6 +125,22 @@ class Positions:
         """Changes when what was read ahead became void; None when unassigned. Never the same number twice."""
         state = self.assignment.get(partition)
         return None if state is None else state.epoch
+
+    def topic_id(self, partition: TopicPartition) -> Any:
+        """Of the topic that the position belongs to; None if that is not known, or nothing is assigned."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.topic_id
+
+    def note_topic(self, partition: TopicPartition, topic_id: Any) -> Any:
+        """The topic of this name has this id now. Returns the id of the one that the position belongs to, if that was
+        another one: the position is worthless then. Caller: fetch."""
+        state = self.assignment.get(partition)
+        if state is None or state.position is None or state.topic_id == topic_id:
+            return None
+        if state.topic_id is None:
+            state.topic_id = topic_id
+            return None
+        return state.topic_id
 
     # -- marks of the log
 

@@ -43,6 +43,10 @@ class Resets(Positions):
             raise NoPosition([partition], "the given strategy" if given else "auto_offset_reset")
         state.reset(strategy)
 
+    def halt_recreated(self, partition: TopicPartition) -> None:
+        """The position is one of a topic that is gone: nothing is handed out until a seek. Caller: fetch."""
+        self._of(partition).recreated()
+
     def reset_missing_positions(self) -> None:
         """Request a reset of every partition that has no position; resets under way go on as they are.
 

@@ -46,6 +46,14 @@ class Validations(Resets):
         state = self.assignment.get(partition)
         return state is not None and state.maybe_validate_position(current_leader_epoch)
 
+    def doubt_position(self, partition: TopicPartition, current_leader_epoch: int | None) -> bool:
+        """Await a validation if the leader is older than the position. Returns whether it is awaited from now on.
+
+        Caller: fetch, as above.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.doubt_position(current_leader_epoch)
+
     def request_position_validation(self, partition: TopicPartition) -> bool:
         """As a broker called our leader epoch fenced or unknown. Returns whether one is awaited. Caller: fetch."""
         state = self.assignment.get(partition)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.run import Runner
+from allocator.migrate.doctor_finding import Finding, Severity
 from allocator.tasks import BackgroundTasks, Scope, happens
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 60.0  # how long the group is watched after the last look; more: its history stays; less: fewer reads
 AGAIN_S = 5.0  # after a failure that the watcher cannot survive. More: a stale page; less: more lines in the log
+LOSSES_S = 1.0  # how soon the page shows lost records; more: later; less: more looks for nothing
 READ_WITHIN_S = 30.0  # how long an owned partition may be without an answer to a fetch; more: told later
 
 
@@ -129,6 +131,28 @@ class Demand:
                 return
 
 
+def losses(consumer: Consumer) -> list[Finding]:
+    """What this process has told its log of records that it could not read, the newest first."""
+    return [
+        Finding(
+            "records-lost",
+            Severity.CRITICAL,
+            str(loss),
+            (f"{loss.partition.topic}:{loss.partition.partition}",),
+            "This process has not handled these records, and goes on without them.",
+            "If the log's retention is shorter than this group may be late, raise it; read what is lost from a copy.",
+        )
+        for loss in reversed(consumer.losses)
+    ]
+
+
+async def _show_losses(consumers: Sequence[Consumer], watcher: Watcher) -> None:
+    while True:
+        if consumers and consumers[-1].group is not None:
+            watcher.note(consumers[-1].group, losses(consumers[-1]))
+        await asyncio.sleep(LOSSES_S)
+
+
 @contextlib.asynccontextmanager
 async def beside_daemon(
     consumers: Sequence[Consumer],
@@ -153,6 +177,7 @@ async def beside_daemon(
         demand = Demand(watcher)
         site = Site(guard, registry, shown, watcher, demand.viewing, actions or {})
         tasks.start(demand.run(), "watching")
+        tasks.start(_show_losses(consumers, watcher), "losses")
     try:
         async with serve(site, host, port) as bound:
             yield bound

@@ -73,6 +73,14 @@ class ConsumerCollector(Collector):
             for labels, measures in measured:
                 moved.add_metric(labels, getattr(measures, f"partitions_{what}"))
             yield moved
+        for name, what in (
+            ("resets", "Positions that the log did not have and that were replaced"),
+            ("records_lost", "Offsets that were skipped because the log did not have them"),
+        ):
+            counter = CounterMetricFamily(f"allocator_{name}", f"{what}, of all time", labels=LABELS)
+            for labels, measures in measured:
+                counter.add_metric(labels, getattr(measures, name))
+            yield counter
 
 
 def _times(name: str, what: str, measured: Iterable[tuple[list[str], Measure]]) -> Iterator[Metric]:

@@ -69,6 +69,8 @@ class Group:
         """Version of the state that the doctor saw last."""
         self.findings: list[Finding] = []
         """What the doctor said when it looked last."""
+        self.noted: list[Finding] = []
+        """What the process that shows it knows by itself."""
         self.version = {"state": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
         """What was made of it last, by those who show it: part -> (versions, text)."""
@@ -77,9 +79,9 @@ class Group:
     def problems(self) -> list[Finding]:
         """What is wrong, the worst first: the doctor's findings, and what has changed since it looked."""
         if self.examined == self.version["state"]:
-            return self.findings
+            return [*self.noted, *self.findings]
         since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
-        return [*self.findings, *since]
+        return [*self.noted, *self.findings, *since]
 
     @property
     def wrong(self) -> int:
@@ -253,6 +255,14 @@ class Watcher:
     def _changed(self) -> None:
         for event in self._waiters:
             event.set()
+
+    def note(self, name: str, findings: list[Finding]) -> None:
+        """What is known of a group without asking its clusters, instead of what was noted before."""
+        group = self.groups.get(name)
+        if group is not None and group.noted != findings:
+            group.noted = findings
+            group.version["findings"] += 1
+            self._changed()
 
     def forget(self) -> None:
         """What was seen so long ago that a rebalance since would look as one of now."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
+from allocator.subscription import RecordsLost
 from allocator.subscription.listener import RebalanceListener
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
@@ -64,6 +65,7 @@ class FakeSource:
         self.draining: set[TopicPartition] = set()
         self.opening: set[TopicPartition] = set()
         self.closed = False
+        self.topics: dict[TopicPartition, Any] = {}
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -96,9 +98,20 @@ class FakeSource:
         self._drop(gone)
         await self._tell(self.listener.on_partitions_lost, gone)
 
+    def recreate(self, partition: TopicPartition, records: int) -> None:
+        """The topic is deleted and created again, with so many records."""
+        loss = RecordsLost(partition, self.positions[partition], 0, None, None, "recreated", recreated=True)
+        self.cluster.logs[partition] = [_record(partition, offset) for offset in range(records)]
+        self.positions[partition] = self.reached[partition] = 0
+        self.listener.on_records_lost(loss)
+        self._changed.set()
+
     async def fail_fetching(self, error: AllocatorError) -> None:
         self.feed_error = error
         self._changed.set()
+
+    def topic_id(self, partition: TopicPartition) -> Any:
+        return self.topics.get(partition)
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
@@ -169,8 +182,9 @@ class FakeSource:
         offset = self.cluster.committed.get(partition)
         return None if offset is None else OffsetAndMetadata(offset, "", -1)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         self._must_own([partition])
+        offset = offset if isinstance(offset, int) else offset.offset
         self.positions[partition] = self.reached[partition] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:

@@ -102,7 +102,10 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
         committed = await consumer.committed(TopicPartition(setting.topic, 0))
         assert committed is not None
         assert committed.offset == 250
-        assert committed.metadata == f"generation {consumer.generation} member {consumer.member_id}"
+        who = f"generation {consumer.generation} member {consumer.member_id}"
+        topic_id = consumer.topic_id(TopicPartition(setting.topic, 0))
+        assert topic_id is not None
+        assert committed.metadata == f"{who} topic {topic_id}"
     async with setting.consumer() as again:
         assert await again.getbatch(0.5) is None
         await owns(again, 4)

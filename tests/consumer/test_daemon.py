@@ -18,6 +18,7 @@ from allocator.consumer.daemon import Daemon, DaemonSettings
 from allocator.consumer.handlers import Handler
 from allocator.consumer.lanes import Retries
 from allocator.errors import BrokerError, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
 FAST = Retries(count=2, backoff_s=0.001, backoff_max_s=0.002)
@@ -487,6 +488,30 @@ async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(pla
         await until(lambda: len(recorder.done) == 40)
         await it.stop()
     assert recorder.offsets() == list(range(40))
+
+
+async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
+    """Their offsets would skip the first records of the topic that was created instead."""
+    cluster, go_on = Cluster(records=20), asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+        if len(handled) == 10:
+            await go_on.wait()
+
+    async with running(cluster, handle, commit_interval_s=0.01) as it:
+        partition = cluster.partitions[0]
+        await wait_until_async(lambda: len(handled) == 10, DEADLINE_S, "the handler to wait")
+        await wait_until_async(lambda: cluster.committed, DEADLINE_S, "a commit")
+        read = it.source.positions[partition]
+        it.source.recreate(partition, 6)
+        before = len(cluster.commits)
+        go_on.set()
+        await wait_until_async(lambda: cluster.committed == {partition: 6}, DEADLINE_S, "the new topic")
+        assert handled == [*range(read), *range(6)]
+        assert all(commit[partition] <= 6 for commit in cluster.commits[before:])
+        await it.stop()
 
 
 async def test_a_partition_that_comes_back_after_others_had_it_goes_on_after_them() -> None:

@@ -98,7 +98,7 @@ async def test_autocommit_commits_before_the_values_are_returned(service: Servic
     assert sorted(values) == list(range(40))
     committed = await service.committed(consumer)
     assert {number: offset for number, (offset, _) in committed.items()} == dict.fromkeys(range(4), 10)
-    assert committed[0][1] == f"committed by {consumer.name}"
+    assert committed[0][1].startswith(f"committed by {consumer.name} topic ")
     assert consumer.topics_to_commit == set()
     assert consumer.allocation[service.topic] == [0, 1, 2, 3]
     assert consumer.offsets[service.topic] == dict.fromkeys(range(4), 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
+from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.subscription.state import SubscriptionState
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -129,3 +132,51 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
         under_way.set()
         await release
         assert not state.is_assigned(PARTITION)
+
+
+async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivered() -> None:
+    class Told(RebalanceListener):
+        async def on_records_lost(self, loss: RecordsLost) -> None:
+            told.append(loss)
+            await heard.wait()
+            raise ValueError("a bug")
+
+    told: list[RecordsLost] = []
+    heard = asyncio.Event()
+    state = SubscriptionState("earliest")
+    state.subscribe(["t"], listener=Told())
+    owner = ownership(state, Offsets(7))
+    progress = owner._progress
+    async with background() as tasks:
+        owner.start(tasks)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: position(state) == 7, 10, "the position")
+        progress.hand_out(PARTITION, 20)
+        progress.finish()
+        owner.records_lost(RecordsLost(PARTITION, 20, 30, 20, 29, "deleted"))
+        await wait_until_async(lambda: told, 10, "the event")
+        assert owner.closed_gate
+        assert progress.uncommitted() == {PARTITION: 20}, "what was done is still to be committed"
+        heard.set()
+        await wait_until_async(lambda: not owner.closed_gate, 10, "the gate")
+        # the log ends before what was done: lower offsets count from now on
+        progress.note_committed({PARTITION: 20})
+        owner.records_lost(RecordsLost(PARTITION, 20, 5, None, None, "cut"))
+        assert progress.uncommitted() == {PARTITION: 5}
+        progress.hand_out(PARTITION, 6)
+        progress.finish()
+        assert progress.uncommitted() == {PARTITION: 6}
+
+
+async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None:
+    old, new = uuid.UUID(int=1), uuid.UUID(int=2)
+    progress = Progress(asking_is_done=True)
+    progress.hand_out(PARTITION, 500)
+    progress.finish()
+    progress.forget([PARTITION], lambda partition: old)
+    found = progress.begin(PARTITION, OffsetAndMetadata(3, stamped("", new), -1))
+    assert found is not None
+    assert found.offset == 3
+    found = progress.begin(PARTITION, None)
+    assert found == OffsetAndMetadata(500, stamped("", old), -1), "the position says of which topic it is"
+    assert topic_of(found.metadata) == old

@@ -22,7 +22,7 @@ from allocator.errors import (
 )
 from allocator.fetch import Fetcher
 from allocator.fetch.reactions import REACTIONS, Reaction, reaction_to
-from allocator.subscription import SubscriptionState
+from allocator.subscription import RecordsLost, SubscriptionState
 from allocator.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -358,7 +358,8 @@ async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)], 0, reset)
     cluster.append(A0, 10)
-    async with fetching(cluster, state, auto_offset_reset=reset) as fetcher:
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, auto_offset_reset=reset, lost=losses.append) as fetcher:
         held = await fetcher.next_batch(5)
         assert held is not None
         cluster.logs[A0] = []
@@ -376,6 +377,29 @@ async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -
         assert position.offset == lands
         cluster.append(A0)
         assert (await take(fetcher, state)).base_offset == lands
+    (loss,) = losses
+    assert (loss.first, loss.last, loss.count, loss.resumed_at) == (10, lands - 1, lands - 10, lands)
+    assert f"a:0 at offset 10: the log does not have it; offsets 10 to {lands - 1} are skipped" in str(loss)
+
+
+async def test_a_position_beyond_the_end_is_told_when_it_is_replaced() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)], 77)
+    cluster.append(A0, 10)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == list(range(10))
+    (loss,) = losses
+    assert (loss.position, loss.resumed_at, loss.first, loss.last, loss.count) == (77, 0, None, None, 0)
+
+
+async def test_a_first_position_is_no_loss() -> None:
+    cluster = FakeCluster()
+    cluster.start[A0] = 40
+    state = start_at([cluster.add(A0)], None)
+    cluster.append(A0, 10)
+    async with fetching(cluster, state, lost=lambda loss: pytest.fail(str(loss))) as fetcher:
+        assert (await take(fetcher, state)).base_offset == 40
 
 
 async def test_out_of_range_without_a_strategy_is_told_once() -> None:

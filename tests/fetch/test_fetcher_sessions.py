@@ -10,9 +10,10 @@ import pytest
 from fake_cluster import FakeCluster
 from reading import collect, fetching, offsets, start_at, take, until
 
-from allocator.errors import BrokerError, ConfigError, LogTruncated
+from allocator.errors import BrokerError, ConfigError, LogTruncated, TopicRecreated
 from allocator.fetch import Fetcher
-from allocator.subscription import SubscriptionState
+from allocator.subscription import RecordsLost, SubscriptionState
+from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -117,23 +118,126 @@ async def test_brokers_that_grant_no_session_are_read_all_the_same() -> None:
 
 @pytest.mark.parametrize("code", [100, 103, 3])
 async def test_a_topic_made_anew_is_read_under_its_new_id(code: int) -> None:
+    """From its first record on, although it has more records by now than were read of the old one."""
     cluster = FakeCluster(16)
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)])
-    cluster.append(A0)
+    cluster.append(A0, 5)
+    losses: list[RecordsLost] = []
 
     def made_anew() -> None:
+        if cluster.ids["a"].int == 1:
+            cluster.logs[A0] = []
+            cluster.append(A0, 8)
         cluster.ids["a"] = uuid.UUID(int=2)
         cluster.changed()
 
     cluster.on_refresh = made_anew
-    async with fetching(cluster, state) as fetcher:
-        assert offsets(list(await take(fetcher, state))) == [0]
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
+        assert offsets(list(await take(fetcher, state))) == list(range(5))
         cluster.errors[A0] = [code]
-        await until(lambda: not cluster.errors[A0], "the refusal")
-        cluster.append(A0)
-        assert offsets(list(await take(fetcher, state))) == [1]
+        assert offsets(list(await take(fetcher, state))) == list(range(8))
+        # a broker that lags behind announces the old one once more
+        cluster.ids["a"] = uuid.UUID(int=1)
+        cluster.changed()
+        cluster.append(A0, 2)
+        assert offsets(list(await take(fetcher, state))) == [8, 9]
     assert cluster.refreshed
+    (loss,) = losses
+    assert (loss.partition, loss.position, loss.resumed_at, loss.count, loss.recreated) == (A0, 5, 0, 0, True)
+    assert "deleted and created again" in str(loss)
+
+
+async def test_what_latest_skips_of_a_topic_made_anew_is_told() -> None:
+    cluster = FakeCluster(16)
+    cluster.ids["a"] = uuid.UUID(int=1)
+    state = start_at([cluster.add(A0)], 0, "latest")
+    cluster.append(A0, 5)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, auto_offset_reset="latest", lost=losses.append) as fetcher:
+        await take(fetcher, state)
+        cluster.logs[A0] = []
+        cluster.append(A0, 8)
+        cluster.ids["a"] = uuid.UUID(int=2)
+        cluster.changed()
+        await until(lambda: losses, "the loss")
+        assert (losses[0].first, losses[0].last, losses[0].resumed_at, losses[0].count) == (0, 7, 8, 8)
+        cluster.append(A0, 1)
+        assert offsets(list(await take(fetcher, state))) == [8]
+
+
+async def test_without_a_strategy_a_topic_made_anew_is_told_until_it_is_sought() -> None:
+    cluster = FakeCluster(16)
+    cluster.ids["a"] = uuid.UUID(int=1)
+    state = start_at([cluster.add(A0)], 0, "none")
+    cluster.append(A0, 5)
+    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+        await take(fetcher, state)
+        cluster.ids["a"] = uuid.UUID(int=2)
+        cluster.append(A0, 8)
+        cluster.changed()
+        with pytest.raises(TopicRecreated, match=r"a:0 at offset 5: .*seek to an offset of the new topic"):
+            await take(fetcher, state)
+        assert await fetcher.next_batch(0.1) is None
+        state.seek(A0, 0)
+        assert (await take(fetcher, state)).base_offset == 0
+
+
+async def test_a_committed_offset_says_which_topic_it_is_of() -> None:
+    """So that a member that begins after the topic was made anew skips none of its first records."""
+    cluster = FakeCluster(16)
+    old, new = uuid.UUID(int=1), uuid.UUID(int=2)
+    cluster.ids["a"] = new
+    cluster.add(A0)
+    cluster.append(A0, 8)
+    for metadata, first in ((stamped("mine", old), 0), (stamped("mine", new), 5), ("mine", 5), (stamped("", old), 0)):
+        state = start_at([A0])
+        state.seek(A0, OffsetAndMetadata(5, metadata, -1))
+        async with fetching(cluster, state) as fetcher:
+            assert offsets(list(await take(fetcher, state))) == list(range(first, 8))
+
+
+async def test_below_2_8_a_leader_epoch_that_went_down_leads_to_a_comparison() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.logs[A0], cluster.epochs[A0] = [], [(0, 0)]
+        cluster.changed()
+        await until(lambda: cluster.asked_epochs, "the question")
+        cluster.append(A0, 30)
+        assert await read_to(fetcher, state, 30) == list(range(30))
+    (loss,) = losses
+    assert (loss.position, loss.resumed_at) == (20, 0)
+
+
+async def test_records_of_an_older_epoch_than_those_before_them_are_of_another_topic() -> None:
+    """Also where metadata tells no epochs."""
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.logs[A0], cluster.epochs[A0] = [], [(0, 0)]
+        cluster.append(A0, 30)  # a fetch waits, and brings the last ten of them
+        assert await read_to(fetcher, state, 30) == list(range(30))
+    (loss,) = losses
+    assert (loss.position, loss.resumed_at, loss.recreated) == (20, 0, True)
+
+
+async def test_old_metadata_with_an_older_epoch_costs_a_question_and_moves_nothing() -> None:
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    async with fetching(cluster, state, lost=lambda loss: pytest.fail(str(loss))) as fetcher:
+        await read_to(fetcher, state, 20)
+        known = cluster.leader_epoch
+        cluster.leader_epoch = lambda tp: 1  # type: ignore[method-assign]
+        cluster.changed()
+        await until(lambda: cluster.asked_epochs, "the question")
+        cluster.leader_epoch = known  # type: ignore[method-assign]
+        cluster.append(A0, 5)
+        assert await read_to(fetcher, state, 25) == list(range(20, 25))
 
 
 async def test_the_next_request_is_out_before_the_reader_hears_of_the_answer() -> None:
@@ -213,12 +317,15 @@ async def test_a_new_leader_with_the_whole_log_is_read_on() -> None:
 async def test_a_log_that_was_cut_is_read_again_from_the_cut() -> None:
     cluster = FakeCluster()
     state = at_epoch(cluster, A0)
-    async with fetching(cluster, state) as fetcher:
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
         await read_to(fetcher, state, 20)
         cluster.elect(A0, 1, cut=10)
         cluster.append(A0, 30)
         cluster.changed()
         assert await read_to(fetcher, state, 40) == list(range(10, 40)), "not from 20, as if nothing were missing"
+    (loss,) = losses
+    assert (loss.partition, loss.position, loss.resumed_at, loss.count) == (A0, 20, 10, 0)
 
 
 async def test_a_log_that_was_cut_is_told_once_without_a_strategy() -> None:

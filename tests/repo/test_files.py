@@ -45,6 +45,7 @@ def test_the_public_names_are_these() -> None:
         "OffsetAndMetadata",
         "RebalanceListener",
         "Record",
+        "RecordsLost",
         "TopicPartition",
         "__version__",
     ]

@@ -17,12 +17,16 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from allocator import Consumer
+from allocator.cli.read import Access
 from allocator.consumer.config import load
 from allocator.errors import ConfigError
+from allocator.subscription import RecordsLost
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
-from allocator.web.daemon import READ_WITHIN_S, DaemonHealth
+from allocator.web.daemon import READ_WITHIN_S, DaemonHealth, losses
+from allocator.web.snapshot import findings
+from allocator.web.watch import Group, Watcher
 
 P = [TopicPartition("t", number) for number in range(3)]
 PATIENCE_S = 60.0
@@ -92,6 +96,32 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
 def test_a_handler_that_hangs_is_what_a_restart_mends() -> None:
     health = DaemonHealth([], lambda: frozenset({P[0]}))
     assert health.live() == ["t:0: its handler was given up and still runs"]
+
+
+def test_lost_records_are_on_the_page() -> None:
+    class Consumer:
+        losses = (
+            RecordsLost(P[0], 10, 60, 10, 59, "the log does not have it"),
+            RecordsLost(P[1], 7, 0, None, None, "the topic was deleted and created again", recreated=True),
+        )
+
+    watcher = Watcher(Access("127.0.0.1:1", "/allocator", None, None, None))
+    found = losses(Consumer())  # type: ignore[arg-type]
+    assert [(finding.id, finding.where) for finding in found] == [
+        ("records-lost", ("t:1",)),
+        ("records-lost", ("t:0",)),
+    ]
+    watcher.note("g", found)  # a group that is not seen yet
+    group = watcher.groups["g"] = Group("g")
+    changed = watcher.subscribe()
+    changed.clear()
+    watcher.note("g", found)
+    assert changed.is_set()
+    assert group.wrong == 2
+    assert "offsets 10 to 59 are skipped, reading goes on at 60" in findings(group)[1]["what"]
+    changed.clear()
+    watcher.note("g", losses(Consumer()))  # type: ignore[arg-type]
+    assert not changed.is_set()
 
 
 def config(path: Path, cluster: LocalCluster, group: str, topic: str, web: str = "port = 0") -> Path:

@@ -68,6 +68,8 @@ async def test_a_scrape_tells_what_the_consumer_did(
         assert found["allocator_generation"] == {us: consumer.generation}
         assert found["allocator_partitions_assigned_total"] == {us: 4}
         assert found["allocator_partitions_lost_total"] == {us: 0}
+        assert found["allocator_resets_total"] == {us: 0}
+        assert found["allocator_records_lost_total"] == {us: 0}
         assert found["allocator_commit_latency_seconds_count"][us] >= 1
         assert (
             0 < found["allocator_commit_latency_avg_seconds"][us] <= found["allocator_commit_latency_max_seconds"][us]

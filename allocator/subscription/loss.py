@@ -1,0 +1,55 @@
+"""Records that a consumer will not deliver, and which topic a position belongs to."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final, Optional
+
+from allocator.types import TopicPartition
+
+__all__ = ["RecordsLost", "stamped", "topic_of"]
+
+_STAMP: Final = re.compile(r"(?:^| )topic ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
+
+
+@dataclass(frozen=True)
+class RecordsLost:
+    """The log did not have the position that a consumer was to read, so a reset found another one."""
+
+    partition: TopicPartition
+    position: int
+    """The next offset that the consumer would have delivered."""
+    resumed_at: int
+    """The offset that it goes on at, by `auto_offset_reset`, or where the log was cut."""
+    first: Optional[int]
+    """The first offset that is skipped; None: none of the log as it is now. What the log had before may be lost too."""
+    last: Optional[int]
+    """The last offset that is skipped."""
+    why: str
+    recreated: bool = False
+    """The topic was deleted and created again: `position` is an offset of the old one, the others of the new one."""
+
+    @property
+    def count(self) -> int:
+        """How many offsets are skipped."""
+        return 0 if self.first is None or self.last is None else self.last - self.first + 1
+
+    def __str__(self) -> str:
+        skipped = f"offsets {self.first} to {self.last} are skipped" if self.count else "no offset is skipped"
+        return (
+            f"{self.partition.topic}:{self.partition.partition} at offset {self.position}: {self.why}; "
+            f"{skipped}, reading goes on at {self.resumed_at}"
+        )
+
+
+def stamped(text: str, topic_id: Any) -> str:
+    """The metadata of a commit, with the id of the topic that the offset belongs to; `topic_id` None: not known."""
+    return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
+
+
+def topic_of(metadata: str | None) -> uuid.UUID | None:
+    """The topic id in the metadata of a commit; None if there is none."""
+    found = _STAMP.search(metadata or "")
+    return None if found is None else uuid.UUID(found[1])

@@ -1,0 +1,146 @@
+"""What consumers do, and tell, when the log does not have their position any more. On real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.structs import OffsetAndMetadata
+
+from allocator import Consumer, RebalanceListener, RecordsLost, TopicPartition
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.errors import TopicRecreated
+from allocator.testing import LocalCluster
+from allocator.wire.kafka import KafkaClient
+
+
+class Told(RebalanceListener):
+    def __init__(self) -> None:
+        self.losses: list[RecordsLost] = []
+
+    async def on_records_lost(self, loss: RecordsLost) -> None:
+        self.losses.append(loss)
+
+
+class Setting:
+    """One topic with one partition, one group."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.cluster, self.topic, self.group = cluster, topic, group
+        self.partition = TopicPartition(topic, 0)
+
+    def consumer(self, **options: Any) -> Consumer:
+        return Consumer(
+            self.topic,
+            **{
+                "brokers": self.cluster.bootstrap,
+                "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
+                "group": self.group,
+                "session_timeout_s": 6.0,
+                "heartbeat_interval_s": 0.3,
+                "max_wait_s": 0.1,
+                **options,
+            },
+        )
+
+    async def produce(self, values: range) -> None:
+        records = [b"%d" % value for value in values]
+        await asyncio.to_thread(self.cluster.produce, self.topic, records)
+
+    async def delete_before(self, offset: int) -> None:
+        def delete() -> None:
+            admin = KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap)
+            try:
+                admin.delete_records({self.partition: offset})
+            finally:
+                admin.close()
+
+        await asyncio.to_thread(delete)
+
+    async def recreate(self) -> None:
+        await asyncio.to_thread(self.cluster.delete_topic, self.topic)
+        await asyncio.to_thread(self.cluster.create_topic, self.topic, 1)
+
+    async def committed(self) -> OffsetAndMetadata | None:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            return (await GroupOffsets(client, self.group).fetch([self.partition])).get(self.partition)
+
+
+@pytest.fixture
+def setting(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Setting:
+    return Setting(kafka_cluster, topic_factory(1), group)
+
+
+async def read(consumer: Consumer, count: int) -> list[int]:
+    values: list[int] = []
+    while len(values) < count:
+        batch = await consumer.getbatch(30)
+        assert batch is not None, f"{len(values)} of {count} values"
+        values += [int(record.value) for record in batch]
+    return values
+
+
+async def test_records_that_retention_took_are_told(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    await setting.produce(range(100))
+    async with setting.consumer() as consumer:
+        await read(consumer, 100)
+        await consumer.commit({setting.partition: 10})
+        await consumer.close(commit=False)
+    await setting.delete_before(60)
+    told = Told()
+    with caplog.at_level(logging.WARNING):
+        async with setting.consumer(listener=told) as consumer:
+            assert await read(consumer, 40) == list(range(60, 100))
+            (loss,) = told.losses
+            assert (loss.partition, loss.first, loss.last, loss.count) == (setting.partition, 10, 59, 50)
+            assert consumer.losses == (loss,)
+            assert (consumer.measures.resets, consumer.measures.records_lost) == (1, 50)
+    assert f"{setting.topic}:0 at offset 10: the log does not have it; offsets 10 to 59 are skipped" in caplog.text
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+async def test_a_topic_made_anew_under_a_running_consumer_is_read_from_its_beginning(
+    setting: Setting, membership: str
+) -> None:
+    await setting.produce(range(50))
+    told = Told()
+    async with setting.consumer(listener=told, auto_commit_interval_s=0.2, membership=membership) as consumer:
+        assert await read(consumer, 50) == list(range(50))
+        reading = asyncio.ensure_future(read(consumer, 80))
+        await setting.recreate()
+        await setting.produce(range(1000, 1080))  # more than were read of the old one
+        assert await reading == list(range(1000, 1080))
+        assert [(loss.recreated, loss.position, loss.count) for loss in told.losses] == [(True, 50, 0)]
+        await consumer.commit()
+    committed = await setting.committed()
+    assert committed is not None
+    assert committed.offset == 80
+
+
+async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_the_new_one(setting: Setting) -> None:
+    await setting.produce(range(50))
+    async with setting.consumer() as consumer:
+        await read(consumer, 50)
+        await consumer.commit()
+        old = await consumer.committed(setting.partition)
+    assert old is not None
+    await setting.recreate()
+    await setting.produce(range(1000, 1080))
+    async with KafkaClient(setting.cluster.bootstrap) as client:
+        # brokers forget the offsets of a topic that is deleted, but a member may commit once more before it knows
+        await GroupOffsets(client, setting.group).commit({setting.partition: old})
+    told = Told()
+    async with setting.consumer(listener=told) as consumer:
+        assert await read(consumer, 80) == list(range(1000, 1080))
+    assert [loss.recreated for loss in told.losses] == [True]
+    async with KafkaClient(setting.cluster.bootstrap) as client:
+        await GroupOffsets(client, setting.group).commit({setting.partition: old})
+    async with setting.consumer(auto_offset_reset="none") as consumer:
+        with pytest.raises(TopicRecreated, match=f"{setting.topic}:0 at offset 50"):
+            await consumer.getbatch(30)
+        consumer.seek(setting.partition, 0)
+        assert await read(consumer, 80) == list(range(1000, 1080))

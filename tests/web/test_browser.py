@@ -14,7 +14,7 @@ from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator.testing.waiting import wait_until
 from allocator.types import TopicPartition
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.wire.zookeeper import ConnectionLost, ZooKeeper
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -121,6 +121,35 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
             page.sees("#history", "joined: worker-02")
             page.sees("#history", "worker-00 → worker-02 2")
             assert page.run("return window.loadedOnce === true")
+            assert page.complaints() == []
+
+        await by_person(look_again)
+
+
+async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser: Any, zk_chroot: str) -> None:
+    page = Page(browser)
+    async with written(zk_chroot, "g", "t") as group, served(zk_chroot) as it:
+        (a,) = await group.join(0)
+        held = {a: frozenset(parts(t=8))}
+        await group.assign(held)
+        await group.claim(held)
+        await it.settled("g", 1)
+
+        def look() -> None:
+            page.open(it.url)
+            page.sees("#phase", "stable")
+            page.sees("#link", "live")
+            page.run("document.querySelector('#groups a').focus(); window.link = document.activeElement")
+
+        await by_person(look)
+        it.watcher.fail(ConnectionLost("ZooKeeper does not answer"))
+
+        def look_again() -> None:
+            page.sees("#link", "not everything answers")
+            page.sees("#phase", "stable when ZooKeeper last answered")
+            assert "good" not in page.run("return document.querySelector('#phase').className")
+            assert page.run("return window.link !== document.querySelector('#groups a')"), "the list was not drawn anew"
+            assert page.run("return document.activeElement === document.querySelector('#groups a')")
             assert page.complaints() == []
 
         await by_person(look_again)

@@ -1,12 +1,12 @@
 """The jar cache: one directory a server version, outside the repository, shared by all processes of a user.
 
-Guarantee: a directory returned by `jar_directory` holds exactly the jars that were resolved, each with the SHA-256
-it had then. Two processes may ask at once: one resolves, the other waits for the lock and finds the result.
+Guarantee: a directory returned by `jar_directory` holds exactly the jars that are pinned in this package (`pins`), each
+with its SHA-256. For jars that are not, a warning says so, and they are those that were resolved first. Two processes
+may ask at once: one resolves, the other waits for the lock and finds the result.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -19,6 +19,7 @@ from pathlib import Path
 from ..errors import MissingExtra
 from .errors import JarsUnavailable
 from .java import Java
+from .pins import differences, pinned, sha256
 from .resolve import OnFile, resolve
 from .versions import JarSet
 
@@ -50,10 +51,10 @@ def class_path(jars: JarSet, java: Java) -> str:
 
 
 def jar_directory(jars: JarSet, java: Java) -> Path:
-    """The directory of `jars`, resolved now if it is missing or if a file of it is not what it was.
+    """The directory of `jars`, resolved now if it is missing or if a file of it is not what it should be.
 
-    Raises JarsUnavailable. Checksums are compared once a process; waits without limit for another process that
-    is resolving the same jars.
+    Raises JarsUnavailable, also for jars that are not the pinned ones. Checksums are compared once a process; waits
+    without limit for another process that is resolving the same jars.
     """
     directory = cache_directory() / jars.name
     if directory in _verified and directory.is_dir():
@@ -63,7 +64,7 @@ def jar_directory(jars: JarSet, java: Java) -> Path:
     except OSError as error:
         raise JarsUnavailable(f"cannot make the cache {directory.parent}: {error}; set ALLOCATOR_CACHE") from error
     with FileLock(str(directory) + ".lock"):
-        wrong = _wrong(directory, _recipe(jars))
+        wrong = _wrong(directory, jars)
         if wrong:
             if directory.exists():
                 log.warning("%s: %s; resolving its jars again", directory, wrong)
@@ -72,7 +73,7 @@ def jar_directory(jars: JarSet, java: Java) -> Path:
     return directory
 
 
-def _wrong(directory: Path, recipe: str) -> str | None:
+def _wrong(directory: Path, jars: JarSet) -> str | None:
     """Why the directory cannot be used, or None."""
     listed: dict[str, str] = {}
     try:
@@ -82,20 +83,17 @@ def _wrong(directory: Path, recipe: str) -> str | None:
             listed[name] = digest
     except (OSError, ValueError):
         return "no list of checksums"
-    if first != recipe:
+    if first != jars.recipe:
         return "it was resolved for other needs"
-    present = {path.name for path in directory.glob("*.jar")}
-    if not listed or present != set(listed):
-        return f"missing or unknown: {', '.join(sorted(present ^ set(listed)))}"
-    for name, expected in listed.items():
-        if _sha256(directory / name) != expected:
-            return f"{name} has another checksum than when it was resolved"
-    return None
+    if not listed:
+        return "its list of checksums is empty"
+    # the list tells of damage; only what is pinned tells of jars that were wrong from the first
+    expected = pinned(jars) or listed
+    return "; ".join(differences(expected, _sums(directory))) or None
 
 
-def _recipe(jars: JarSet) -> str:
-    """The first line of the list: what was asked for, so that a newer release may ask for more."""
-    return "# " + " ".join((*jars.roots, *(f"-{one}" for one in jars.excluded)))
+def _sums(directory: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in directory.glob("*.jar")}
 
 
 def _fill(jars: JarSet, directory: Path, java: Java) -> None:
@@ -108,11 +106,12 @@ def _fill(jars: JarSet, directory: Path, java: Java) -> None:
         for path in stage.iterdir():
             if path.suffix != ".jar":
                 path.unlink()
-        names = sorted(path.name for path in stage.glob("*.jar"))
-        if not names:
+        sums = _sums(stage)
+        if not sums:
             raise JarsUnavailable(f"{jars.what}: the resolver succeeded and brought no jar; clear its own cache")
-        sums = [f"{_sha256(stage / name)}  {name}" for name in names]
-        (stage / _SUMS).write_text("\n".join([_recipe(jars), *sums]) + "\n")
+        _verify(jars, sums)
+        lines = [f"{digest}  {name}" for name, digest in sorted(sums.items())]
+        (stage / _SUMS).write_text("\n".join([jars.recipe, *lines]) + "\n")
         stage.chmod(0o755)
         if directory.exists():
             shutil.rmtree(directory)
@@ -121,12 +120,19 @@ def _fill(jars: JarSet, directory: Path, java: Java) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _verify(jars: JarSet, sums: dict[str, str]) -> None:
+    """Raises JarsUnavailable where these are not the pinned jars."""
+    expected = pinned(jars)
+    if expected is None:
+        log.warning("%s: no checksums are pinned for its jars; they are trusted as the registry sent them", jars.what)
+        return
+    wrong = differences(expected, sums)
+    if wrong:
+        raise JarsUnavailable(
+            f"the jars of {jars.what} were resolved and are not the ones that were published, so they are not used: "
+            f"{'; '.join(wrong)} -- delete them from the resolver's own cache (mvn: ~/.m2/repository), check where the "
+            "registry settings lead (mvn: settings.xml; ivy: ALLOCATOR_IVY_SETTINGS), and try again"
+        )
 
 
 @contextmanager

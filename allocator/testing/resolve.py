@@ -14,7 +14,7 @@ from .errors import JarsUnavailable
 from .java import Java
 from .versions import JarSet
 
-__all__ = ["resolve"]
+__all__ = ["by_ivy", "resolve"]
 
 _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 OnFile = Callable[[int], None]
@@ -26,7 +26,7 @@ def resolve(jars: JarSet, into: Path, java: Java, on_file: OnFile) -> None:
     `ALLOCATOR_RESOLVER` (mvn or ivy) forces one way; else the second is tried when the first fails.
     Raises JarsUnavailable with what each way said.
     """
-    ways = {"mvn": _by_maven, "ivy": _by_ivy}
+    ways = {"mvn": _by_maven, "ivy": by_ivy}
     chosen = os.environ.get("ALLOCATOR_RESOLVER", "")
     if chosen:
         if chosen not in ways:
@@ -64,7 +64,8 @@ def _by_maven(jars: JarSet, into: Path, java: Java, on_file: OnFile) -> None:
     pom.unlink()
 
 
-def _by_ivy(jars: JarSet, into: Path, java: Java, on_file: OnFile) -> None:
+def by_ivy(jars: JarSet, into: Path, java: Java, on_file: OnFile, folder: str = "") -> None:
+    """`folder`: an Ivy pattern of where below `into` a jar goes, with a slash at its end."""
     ivy = _ivy_jar()
     if ivy is None:
         raise JarsUnavailable("no pyspark with its Ivy (`pip install pyspark`)")
@@ -76,7 +77,7 @@ def _by_ivy(jars: JarSet, into: Path, java: Java, on_file: OnFile) -> None:
     if settings:
         command += ["-settings", settings]
     command += ["-ivy", str(module), "-cache", str(cache), "-confs", "default", "-types", "jar", "bundle"]
-    command += ["-retrieve", f"{into}/[artifact]-[revision](-[classifier]).[ext]"]
+    command += ["-retrieve", f"{into}/{folder}[artifact]-[revision](-[classifier]).[ext]"]
     _run(command, "[SUCCESSFUL ]", on_file, dict(os.environ))
     module.unlink()
     shutil.rmtree(cache)

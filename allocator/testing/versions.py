@@ -38,6 +38,11 @@ class JarSet:
     roots: tuple[str, ...]
     excluded: tuple[str, ...] = _EXCLUDED
 
+    @property
+    def recipe(self) -> str:
+        """The first line of a list of these jars: what was asked for, so that a newer release may ask for more."""
+        return "# " + " ".join((*self.roots, *(f"-{one}" for one in self.excluded)))
+
 
 @dataclass(frozen=True)
 class Release:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,9 +15,10 @@ import pytest
 
 from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
 from allocator.testing import jars as jars_module
+from allocator.testing import pins as pins_module
 from allocator.testing.jars import cache_directory, jar_directory
 from allocator.testing.java import find_java
-from allocator.testing.versions import JarSet
+from allocator.testing.versions import KAFKA, ZOOKEEPER, JarSet
 
 SMALL = JarSet("small", "a small thing", ("org.slf4j:slf4j-api:1.7.36",), ())
 
@@ -101,7 +104,7 @@ def test_a_corrupted_jar_is_found_and_resolved_anew(resolver, caplog, monkeypatc
     jar_directory(SMALL, find_java())
     assert jar.read_text() == "one\n"
     assert resolver() == 2
-    assert "one-1.jar has another checksum" in caplog.text
+    assert "one-1.jar has SHA-256" in caplog.text
 
 
 @pytest.mark.parametrize("harm", ["missing", "strange", "unlisted", "cut short", "sound"])
@@ -119,6 +122,73 @@ def test_an_incomplete_cache_is_resolved_anew(resolver, monkeypatch, harm):
     jar_directory(SMALL, find_java())
     assert {path.name for path in directory.glob("*.jar")} == {"one-1.jar", "two-2.jar"}
     assert resolver() == (1 if harm == "sound" else 2)
+
+
+@pytest.fixture
+def pins(monkeypatch, tmp_path):
+    """`pins(one="one\\n", two="two\\n")` pins the jars one-1.jar and two-2.jar with these contents."""
+    monkeypatch.setattr(pins_module, "DIRECTORY", tmp_path)
+
+    def pin(**contents):
+        numbers = {"one": 1, "two": 2, "three": 3}
+        lines = [f"{sha(text)}  org.{name}:{name}:{numbers[name]}" for name, text in contents.items()]
+        (tmp_path / "small.txt").write_text("\n".join([SMALL.recipe, *lines]) + "\n")
+
+    return pin
+
+
+def sha(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_pinned_jars_are_used_without_a_word(resolver, pins, caplog):
+    pins(one="one\n", two="two\n")
+    assert {path.name for path in jar_directory(SMALL, find_java()).glob("*.jar")} == {"one-1.jar", "two-2.jar"}
+    assert not caplog.records
+
+
+def test_a_jar_that_is_not_the_pinned_one_is_refused_from_the_first(resolver, pins, own_cache):
+    pins(one="one\n", two="as it was published\n", three="")
+    with pytest.raises(JarsUnavailable) as caught:
+        jar_directory(SMALL, find_java())
+    text = str(caught.value)
+    assert f"two-2.jar has SHA-256 {sha('two' + chr(10))}, expected {sha('as it was published' + chr(10))}" in text
+    assert "three-3.jar is missing" in text
+    assert "delete them from the resolver's own cache" in text
+    assert {path.name for path in own_cache.iterdir()} == {"small.lock", "resolve.lock"}
+
+
+def test_a_jar_that_nobody_pinned_is_refused(resolver, pins):
+    pins(one="one\n")
+    with pytest.raises(JarsUnavailable, match=r"two-2\.jar does not belong there"):
+        jar_directory(SMALL, find_java())
+
+
+def test_a_cache_that_was_filled_with_other_jars_is_not_used(resolver, pins, monkeypatch):
+    directory = jar_directory(SMALL, find_java())
+    jar = directory / "two-2.jar"
+    jar.write_text("tampered\n")
+    sums = directory / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(sha("two\n"), sha("tampered\n")))
+    pins(one="one\n", two="two\n")
+    monkeypatch.setattr(jars_module, "_verified", set())
+    jar_directory(SMALL, find_java())
+    assert jar.read_text() == "two\n"
+    assert resolver() == 2
+
+
+def test_jars_without_pins_are_said_to_be_trusted(resolver, pins, caplog):
+    jar_directory(SMALL, find_java())
+    assert "a small thing: no checksums are pinned for its jars" in caplog.text
+
+
+@pytest.mark.parametrize("jars", [ZOOKEEPER, *(release.jars for release in KAFKA.values())], ids=lambda jars: jars.name)
+def test_every_version_that_can_be_started_is_pinned(jars):
+    expected = pins_module.pinned(jars)
+    assert expected is not None
+    assert all(name.endswith(".jar") and re.fullmatch("[0-9a-f]{64}", digest) for name, digest in expected.items())
+    for root in jars.roots:
+        assert "-".join(root.split(":")[1:]) + ".jar" in expected
 
 
 def test_other_needs_are_resolved_anew(resolver, monkeypatch):

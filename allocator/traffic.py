@@ -16,13 +16,13 @@ import base64
 import gzip
 import heapq
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from allocator.errors import ConfigError
+from allocator.files import write_file
 
 __all__ = ["Recorded", "Recording", "TrafficRecord"]
 
@@ -88,12 +88,7 @@ class Recording:
         lines += [json.dumps(_to_json(record), ensure_ascii=False) for record in self.records]
         data = ("\n".join(lines) + "\n").encode()
         path = Path(path)
-        part = path.with_name(path.name + ".part")
-        with open(part, "wb") as file:
-            file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:

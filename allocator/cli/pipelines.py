@@ -8,7 +8,6 @@ import json
 import os
 import re
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -20,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from allocator.errors import ConfigError
+from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
 from allocator.spark.archive import archive as archive_topic
 from allocator.spark.archive_schema import decoder, load_transform
@@ -190,7 +190,7 @@ def skew(
     with _stages(spark, f"measuring {topic.name}"):
         report = measure(topic, hot=hot, members=members, spark=spark)
     if html:
-        _write(html, report.to_html())
+        write_file(html, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
 
 
@@ -238,7 +238,7 @@ def audit(
     with _stages(spark, "comparing"):
         report = audit_sides(sides[0], sides[1], by=by, ignore=ignore, samples=samples, spark=spark)
     if html:
-        _write(html, report.to_html())
+        write_file(html, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
     if not report.equal:
         sys.exit(DIFFERENT)
@@ -316,14 +316,8 @@ def _check_writable(path: str | None) -> None:
     if path is None:
         return
     place = Path(path).absolute()
-    if place.is_dir() or not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
+    if (place.exists() and not place.is_file()) or not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
         raise ConfigError(f"--html {path}: cannot be written; name a file in a directory that can be")
-
-
-def _write(path: str, text: str) -> None:
-    beside = Path(path).with_name(f".{uuid.uuid4().hex}")
-    beside.write_text(text)
-    os.replace(beside, path)
 
 
 def _session(name: str, master: str | None) -> SparkSession:

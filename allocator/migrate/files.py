@@ -1,13 +1,13 @@
-"""Files that are there as a whole or not at all."""
+"""JSON in files that are there as a whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from allocator.errors import ConfigError
+from allocator.files import write_file
 
 __all__ = ["read_json", "refuse_existing", "write_json"]
 
@@ -17,23 +17,10 @@ def write_json(path: Path, value: Any) -> None:
 
     Raises ConfigError naming the path.
     """
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("w") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_file(path, json.dumps(value, indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}; name another place") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def refuse_existing(path: Path) -> None:

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from allocator.errors import AllocatorError, ConfigError
+from allocator.files import write_file
 
 __all__ = ["ArchiveBusy", "ArchiveCorrupt", "ArchiveMismatch", "Commits", "DataFile", "Manifest"]
 
 FORMAT = 1
+_LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 Reach = Mapping[int, tuple[int, int]]
 
 
@@ -173,7 +175,7 @@ class Commits:
         """
         try:
             self.manifests.mkdir(parents=True, exist_ok=True)
-            lock = (self.directory / "_lock").open("w")
+            lock = os.fdopen(os.open(self.directory / "_lock", _LOCK, 0o666), "w")
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be written: {error.strerror}; name a directory that can be"
@@ -199,16 +201,10 @@ class Commits:
             if directory.is_dir():
                 _sync(directory)
         final = self.manifests / f"{manifest.number:08d}.json"
-        beside = self.manifests / f".{uuid.uuid4().hex}"
-        beside.write_bytes(manifest.to_bytes())
-        _sync(beside)
         try:
-            os.link(beside, final)  # unlike a rename, fails where there is one
+            write_file(final, manifest.to_bytes(), fresh=True)
         except FileExistsError:
             raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
-        finally:
-            beside.unlink()
-        _sync(self.manifests)
         self._settle(manifest)
 
     def _settle(self, manifest: Manifest) -> None:

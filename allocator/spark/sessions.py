@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator.errors import MissingExtra
+from allocator.files import write_file
 from allocator.spark.errors import JavaMissing
 
 if TYPE_CHECKING:
@@ -113,8 +114,5 @@ def _without_vector(java: str, home: str) -> str:
         f'exec "{java}" "$@"\n'
     )
     if not launcher.exists() or launcher.read_text() != text:
-        beside = launcher.with_name(f"java.{os.getpid()}")
-        beside.write_text(text)
-        beside.chmod(0o755)
-        os.replace(beside, launcher)
+        write_file(launcher, text, mode=0o755)
     return str(made)

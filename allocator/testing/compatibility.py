@@ -9,7 +9,6 @@ is made.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections import defaultdict
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ..files import write_file
 from .versions import KAFKA
 
 __all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]
@@ -108,9 +108,4 @@ class CompatibilityTable:
         _, end, after = rest.partition(END)
         if not begin or not end:
             raise pytest.UsageError(f"{self._path} has no lines {BEGIN!r} and {END!r}: where does the table go?")
-        part = self._path.with_name(self._path.name + ".part")
-        with open(part, "w") as file:
-            file.write(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._path)
+        write_file(self._path, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")

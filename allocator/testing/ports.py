@@ -11,6 +11,7 @@ import fcntl
 import os
 import random
 import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from .errors import ClusterError
 __all__ = ["PortLease"]
 
 _FIRST, _LAST = 20000, 32000
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PortLease:
@@ -29,10 +31,9 @@ class PortLease:
 
     def take(self, wanted: int | None = None) -> int:
         """One more port, `wanted` if that is given. Raises ClusterError when it, or every port, is taken."""
-        directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory = _directory()
         for port in random.sample(range(_FIRST, _LAST), 500) if wanted is None else [wanted]:
-            descriptor = os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(directory / str(port), _LOCK, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _bind(port)
@@ -49,6 +50,16 @@ class PortLease:
         while self._held:
             _, descriptor = self._held.popitem()
             os.close(descriptor)
+
+
+def _directory() -> Path:
+    """For the lock files of this user's processes. Its name is known to all, so it may be another user's by now."""
+    directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ClusterError(f"{directory} is not a directory that you alone write to; remove it, or set TMPDIR")
+    return directory
 
 
 def _bind(port: int) -> None:

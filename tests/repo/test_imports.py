@@ -13,7 +13,19 @@ import pytest
 from repository import module_name, sources
 
 # `_records` is compiled: the records of all rooms, and the decoder of `fetch`
-SHARED = {"clock", "errors", "types", "tasks", "measures", "tracing", "record", "targets", "traffic", "_records"}
+SHARED = {
+    "clock",
+    "errors",
+    "types",
+    "tasks",
+    "measures",
+    "tracing",
+    "record",
+    "targets",
+    "traffic",
+    "files",
+    "_records",
+}
 # a room imports only what is listed for it, itself, and what every room shares
 MAY_IMPORT: dict[str, set[str]] = {
     "assign": set(),

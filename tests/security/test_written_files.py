@@ -1,0 +1,142 @@
+"""Files that the package writes: whole or not at all, and through no link that somebody else put in the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from allocator import files
+from allocator.errors import ConfigError
+from allocator.files import write_file
+from allocator.migrate.files import write_json
+from allocator.spark.archive_commits import Commits
+from allocator.testing import ClusterError, ports
+from allocator.testing.compatibility import CompatibilityTable
+from allocator.traffic import Recording
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = tmp_path / "place"
+    made.mkdir()
+    return made
+
+
+def test_state_goes_through_no_link(victim, place):
+    for name in ("state.json", f"state.json.{os.getpid()}.part"):
+        (place / name).symlink_to(victim)
+    write_json(place / "state.json", {"a": 1})
+    assert not (place / "state.json").is_symlink()
+
+
+def test_a_recording_goes_through_no_link(victim, place):
+    for name in ("t.jsonl", "t.jsonl.part"):
+        (place / name).symlink_to(victim)
+    Recording({"t": 1}).save(place / "t.jsonl")
+    assert Recording.load(place / "t.jsonl").partitions == {"t": 1}
+
+
+def test_a_table_goes_through_no_link(victim, place):
+    (place / "table.md.part").symlink_to(victim)
+    CompatibilityTable(place / "table.md")._write("| row |")
+    assert "| row |" in (place / "table.md").read_text()
+
+
+def test_the_lock_of_an_archive_is_no_link(victim, place):
+    (place / "_lock").symlink_to(victim)
+    with pytest.raises(ConfigError, match="cannot be written"), Commits(place).locked():
+        pytest.fail("it was locked")
+
+
+@pytest.mark.parametrize("planted", ["a link", "writable by all"])
+def test_locks_of_ports_lie_in_a_directory_of_our_own(tmp_path, monkeypatch, planted):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = tmp_path / f"allocator-ports-{os.getuid()}"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if planted == "a link":
+        directory.symlink_to(elsewhere)
+    else:
+        directory.mkdir()
+        directory.chmod(0o777)
+    with pytest.raises(ClusterError, match=f"allocator-ports-{os.getuid()} is not a directory that you alone"):
+        ports.PortLease().take()
+    assert not list(elsewhere.iterdir())
+
+
+def test_even_a_name_that_was_guessed_is_not_followed(victim, place, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "guessed")
+    (place / ".guessed").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_file(place / "state", "new")
+    assert not (place / "state").exists()
+
+
+def test_the_mode_is_kept(place):
+    state = place / "state"
+    previous = os.umask(0o027)
+    try:
+        write_file(state, "new")
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o640
+    state.chmod(0o600)
+    write_file(state, "newer")
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    write_file(state, "newest", mode=0o755)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+    assert [path.name for path in place.iterdir()] == ["state"]
+
+
+def test_what_must_be_fresh_replaces_nothing(place):
+    (place / "taken").write_text("old")
+    with pytest.raises(FileExistsError):
+        write_file(place / "taken", "new", fresh=True)
+    write_file(place / "free", "new", fresh=True)
+    assert {path.name: path.read_text() for path in place.iterdir()} == {"taken": "old", "free": "new"}
+
+
+def test_a_device_is_not_replaced(place):
+    with pytest.raises(OSError, match="not a regular file"):
+        write_file("/dev/null", "new")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_full_disk_leaves_the_old_file_whole(place):
+    (place / "state.json").write_text("[1]")
+    source = """
+        import resource, signal, sys
+        from pathlib import Path
+        from allocator.errors import ConfigError
+        from allocator.migrate.files import write_json
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails then, in the middle
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        try:
+            write_json(Path(sys.argv[1]), list(range(100_000)))
+        except ConfigError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source), str(place / "state.json")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "state.json cannot be written: [Errno 27] File too large" in done.stdout, done.stderr
+    assert (place / "state.json").read_text() == "[1]"
+    assert [path.name for path in place.iterdir()] == ["state.json"]

@@ -177,6 +177,9 @@ class Consumer:
     async def close(self, *, commit: bool = True) -> None:
         """Commits what is done, releases every partition, leaves the group. Safe to call twice.
 
+        A task that reads is waited for until it asks for more, which raises Closed. When the reader itself closes, or
+        a task that it has started since it began to read, what it was given last is not done, and comes again.
+
         `commit` False: what is done and not committed yet comes again elsewhere.
         """
         if self._closed or not self._started:

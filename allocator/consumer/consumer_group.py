@@ -92,9 +92,9 @@ class ConsumerGroup:
     async def close(self) -> None:
         """Ends the current generation, waits for its functions, leaves the group and closes every connection.
 
-        May be called twice, and while another call waits. Called by a function of the generation it does not return:
-        that function is cancelled, as the others are. If the call is cancelled, it waits for functions still, but for
-        no answer of the coordinator any more.
+        May be called twice, and while another call waits. Called by a function of the generation, or by a task that
+        one has started, it does not return: that function is cancelled, as the others are. If the call is cancelled,
+        it waits for functions still, but for no answer of the coordinator any more.
         """
         self._closed = True
         task = self._task
@@ -103,7 +103,7 @@ class ConsumerGroup:
         self._tell_all()
         standing = self._standing
         generation = None if standing is None else standing.current
-        inside = generation is not None and generation.runs(asyncio.current_task())
+        inside = generation is not None and generation.runs_here()
         if standing is not None:
             standing.stop(GroupClosed(f"group {self.config.group!r} is closed"))
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
@@ -16,6 +17,10 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 __all__ = ["Generation", "PartitionStart"]
 
 log = logging.getLogger(__name__)
+
+
+# the generation that started the current task as a function, or a task above it
+_generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
 
 
 class PartitionStart(NamedTuple):
@@ -106,16 +111,21 @@ class Generation:
         coroutine = function(self) if callable(function) else function
         if not asyncio.iscoroutine(coroutine):
             raise TypeError(f"a generation starts a coroutine or a coroutine function, not {function!r}")
-        task = asyncio.get_running_loop().create_task(coroutine, name=name or getattr(coroutine, "__qualname__", None))
+        before = _generation_here.set(self)  # the task has a copy
+        try:
+            name = name or getattr(coroutine, "__qualname__", None)
+            task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        finally:
+            _generation_here.reset(before)
         self._functions.add(task)
         task.add_done_callback(self._function_ended)
         if self.ended is not None:
             self._tell(task, self.ended)
         return task
 
-    def runs(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether `task` is one of its functions."""
-        return task in self._functions
+    def runs_here(self) -> bool:
+        """Whether the current task is one of its functions, or was started by one."""
+        return _generation_here.get(None) is self
 
     def end(self, why: str) -> None:
         """Caller: the group. The functions are told; `over` waits for them. Only the first reason counts."""

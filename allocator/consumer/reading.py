@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from allocator.consumer.engine import Engine
 from allocator.errors import Closed, ConfigError, DeserializationError
@@ -13,6 +15,10 @@ from allocator.fetch.batch import Batch
 from allocator.types import Record, TopicPartition
 
 __all__ = ["Reading"]
+
+
+# what the current task has read, or the task that started it had by then: a mark of the reader, by what it read
+_read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
 
 
 class Reading:
@@ -28,6 +34,8 @@ class Reading:
         self._records: Iterator[Record] | None = None
         self._epoch: int | None = None
         self._reader: asyncio.Task[Any] | None = None
+        self._mark: object = None
+        """Another one for each reader."""
         self._busy = False
         self._closed = False
 
@@ -35,10 +43,29 @@ class Reading:
         """Whoever reads is told `Closed`, now or when he asks for more."""
         self._closed = True
         self._engine.fetcher.wake()
-        if self._reader is None or self._reader.done() or self._reader is asyncio.current_task():
+        if self._reader is None or self._reader.done() or self._called_by_reader():
             # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
             # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
             self._engine.progress.abandon()
+
+    def _called_by_reader(self) -> bool:
+        """Whether the reader closes, or a task that it has started since: gather, wait_for and create_task make one.
+
+        The reader waits for such a task, as a rule, so waiting for the reader would never end.
+        """
+        known = _read_here.get(None)
+        return known is not None and known.get(self) is self._mark
+
+    def _is_read(self) -> None:
+        """The current task is the reader from now on."""
+        task = asyncio.current_task()
+        if task is self._reader:
+            return
+        self._reader, self._mark = task, object()
+        # a copy: tasks that were started before have the former one
+        known = WeakKeyDictionary(_read_here.get({}))
+        known[self] = self._mark
+        _read_here.set(known)
 
     def put_back(self, partition: TopicPartition) -> None:
         """The rest of a batch of this partition will be fetched again."""
@@ -164,7 +191,7 @@ class Reading:
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
         self._busy = True
-        self._reader = asyncio.current_task()
+        self._is_read()
         self._engine.progress.finish()
         self._engine.polled()
         try:

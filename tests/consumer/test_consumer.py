@@ -12,7 +12,8 @@ from typing import Any
 import aiokafka
 import pytest
 
-from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition
+from allocator.consumer.switching import SwitchingConsumer
 from allocator.errors import (
     AllocatorError,
     BrokersUnavailable,
@@ -485,6 +486,53 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         # it had processed the first ten of each, and begins after them though nobody could commit that
         await owns(consumer, 4)
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10
+
+
+CLOSES: dict[str, Callable[[Consumer], Awaitable[Any]]] = {
+    "gather": lambda consumer: asyncio.gather(consumer.close()),
+    "create_task": lambda consumer: asyncio.ensure_future(consumer.close()),
+    "wait_for": lambda consumer: asyncio.wait_for(consumer.close(), 40),
+}
+
+
+@through_zookeeper
+async def test_the_reader_may_close_by_a_task_of_its_own(setting: Setting) -> None:
+    """It was waited for, by what it waited for; and nothing was committed."""
+    await setting.produce(40)
+    group = setting.group
+    for form, close in CLOSES.items():
+        setting.group = f"{group}-{form}"
+        consumer = setting.consumer(auto_commit_interval_s=60.0)
+        await consumer.start()
+        first, second = await consumer.getbatch(30), await consumer.getbatch(30)
+        assert first is not None
+        assert second is not None
+        done, _ = await asyncio.wait({asyncio.ensure_future(close(consumer))}, timeout=50)  # type: ignore[arg-type]
+        assert done, form
+        async with setting.consumer() as successor:
+            committed = await successor.committed(TopicPartition(first.topic, first.partition))
+            assert committed is not None, form
+            assert committed.offset == first.next_offset
+            assert await successor.committed(TopicPartition(second.topic, second.partition)) is None
+
+
+@through_zookeeper
+async def test_the_reader_of_several_closes_them_together(setting: Setting) -> None:
+    await setting.produce(40)
+    where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
+    plain = setting.consumer()
+    switching = SwitchingConsumer(setting.topic, group=setting.group + "-switching", **where)
+    grouped = GroupedConsumer(where["brokers"].split(","), setting.group + "-grouped", [where["zookeeper"]])
+    await asyncio.gather(plain.start(), switching.start(), grouped.connect())
+    for each in (plain, switching):
+        for _ in range(2):
+            assert await each.getbatch(30) is not None
+    while not await grouped.consume(setting.topic):
+        pass
+    closing = asyncio.gather(plain.close(), switching.close(), grouped.close())
+    done, _ = await asyncio.wait({closing}, timeout=40)
+    assert done, "it waits for the reader, which waits for it"
+    closing.result()
 
 
 class FromAiokafka(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -369,12 +370,22 @@ async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None
         await asyncio.sleep(0.05)
 
 
-async def test_a_function_may_close_the_group() -> None:
+@pytest.mark.parametrize(
+    "close",
+    [
+        lambda group: group.close(),
+        lambda group: asyncio.gather(group.close()),
+        lambda group: asyncio.ensure_future(group.close()),
+        lambda group: asyncio.wait_for(group.close(), 20),
+    ],
+    ids=["itself", "gather", "create_task", "wait_for"],
+)
+async def test_a_function_may_close_the_group(close: Callable[[ConsumerGroup], Awaitable[Any]]) -> None:
     async with GroupServer() as broker:
         group = broker.group()
 
         async def last(_: Generation) -> None:
-            await group.close()
+            await close(group)
 
         task = (await group.next()).start(last)
         with pytest.raises(GroupClosed):

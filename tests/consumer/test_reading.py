@@ -1,0 +1,125 @@
+"""Who is waited for when a consumer closes: the reader finishes what it has, unless the reader itself closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allocator import TopicPartition
+from allocator.consumer.progress import Progress
+from allocator.consumer.reading import Reading
+from allocator.errors import Closed
+from allocator.testing import wait_until_async
+
+P = TopicPartition("t", 0)
+
+
+class Read:
+    """A consumer that gives nothing but what the test says was given; `close` is how `Consumer` begins to close."""
+
+    def __init__(self) -> None:
+        async def news(timeout_s: float | None) -> None:
+            await asyncio.sleep(0)
+
+        self.progress = Progress(asking_is_done=True)
+        engine: Any = SimpleNamespace(
+            group="g", progress=self.progress, polled=lambda: None, take=lambda: None, may_deliver=True, news=news,
+            fetcher=SimpleNamespace(wake=lambda: None),
+        )  # fmt: skip
+        self.reading = Reading(engine)
+
+    async def batch(self) -> None:
+        await self.reading.batch(0)
+        self.progress.hand_out(P, 10)
+
+    async def close(self) -> None:
+        """As `Consumer.close`: returns once nothing is in anybody's hands."""
+        self.reading.close()
+        await self.progress.finished(frozenset({P}))
+
+    async def close_deeper(self) -> None:
+        await asyncio.gather(asyncio.ensure_future(self.close()))
+
+
+async def bounded(work: Awaitable[Any]) -> bool:
+    done, _ = await asyncio.wait({asyncio.ensure_future(work)}, timeout=10)  # type: ignore[type-var]
+    return bool(done)
+
+
+@pytest.mark.parametrize(
+    "close",
+    [
+        lambda it: it.close(),
+        lambda it: asyncio.gather(it.close()),
+        lambda it: asyncio.ensure_future(it.close()),
+        lambda it: asyncio.wait_for(it.close(), 9),
+        lambda it: it.close_deeper(),
+        lambda it: asyncio.wait_for(it.close_deeper(), 9),
+    ],
+    ids=["itself", "gather", "create_task", "wait_for", "a task of a task", "wait_for a task"],
+)
+async def test_the_reader_is_not_waited_for_by_what_it_waits_for(
+    close: Callable[[Read], Coroutine[Any, Any, None]],
+) -> None:
+    it = Read()
+    await it.batch()
+    await it.batch()
+    assert await bounded(close(it))
+    assert it.progress.uncommitted() == {P: 10}, "what was done before is done, and what is in hand is not"
+    assert not it.progress.in_hand
+
+
+async def test_two_consumers_of_one_reader_close_together() -> None:
+    one, two = Read(), Read()
+    for _ in range(2):
+        await one.batch()
+        await two.batch()
+    assert await bounded(asyncio.gather(one.close(), two.close()))
+
+
+async def test_another_task_is_waited_for() -> None:
+    """Were it not, its records would be another member's while they are handled here."""
+    it, go_on = Read(), asyncio.Event()
+
+    async def read() -> None:
+        await it.batch()
+        await go_on.wait()
+        with pytest.raises(Closed):
+            await it.batch()
+
+    reader = asyncio.ensure_future(read())
+    await wait_until_async(lambda: it.progress.in_hand, 10, "the batch")
+    closing = asyncio.ensure_future(it.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    assert await bounded(closing)
+    await reader
+    assert it.progress.uncommitted() == {P: 10}
+
+
+async def test_who_read_before_another_task_did_waits_for_that_one() -> None:
+    it, go_on = Read(), asyncio.Event()
+    await it.batch()
+
+    async def read() -> None:
+        await it.batch()
+        await go_on.wait()
+        with pytest.raises(Closed):
+            await it.batch()
+
+    reader = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(it.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    assert await bounded(closing)
+    await reader

@@ -12,10 +12,18 @@ import click
 
 from allocator.cli.group import Seconds
 from allocator.migrate.mirror import Mirror
-from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
 from allocator.tasks import Scope
 
 __all__ = ["mirror"]
+
+
+def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    found = dict(each.rpartition("=")[::2] for each in given)
+    for topic, choice in found.items():
+        if not topic or choice not in RECREATED:
+            raise click.BadParameter(f"{topic}={choice} is not TOPIC=earliest or TOPIC=continue")
+    return found
 
 
 @click.command()
@@ -44,6 +52,15 @@ __all__ = ["mirror"]
     help="A process that dies is missed for so long.",
 )
 @click.option("--append", is_flag=True, help="Go on behind records that are on the new cluster already.")
+@click.option("--accept-loss", is_flag=True, help="End with 0 though the old cluster deleted records too soon.")
+@click.option(
+    "--recreated",
+    multiple=True,
+    metavar="TOPIC=earliest|continue",
+    callback=_recreated,
+    help="Go on with a topic that was deleted and created again; may be repeated. earliest: from its earliest record, "
+    "behind what the new cluster has; continue: at the stored position.",
+)
 @click.option("--once", is_flag=True, help="End when everything that is there now is mirrored.")
 @click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Between lines of status.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
@@ -51,12 +68,14 @@ def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
 
     Start it as often as you like: the processes share the partitions. It may be killed at any point and goes on where
-    it was. A signal ends it after what is under way.
+    it was. A signal ends it after what is under way. What the old cluster deletes before it is mirrored is counted and
+    named. A topic that was deleted and created again stops, until --recreated says how to go on with it.
 
     \b
     Exit codes:
       0  ended by a signal, or with --once everything is mirrored
-      1  a cluster refuses, or topics differ
+      1  a cluster refuses, or topics differ; or it ended, but records were deleted before they were mirrored (unless
+         --accept-loss), or a topic is stopped
       2  wrong usage or settings
     """
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
@@ -67,8 +86,10 @@ async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
-    await Scope().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
-    _show(mirroring, 0.0, 0.0, as_json)
+    try:
+        await Scope().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
+    finally:
+        _show(mirroring, 0.0, 0.0, as_json)
 
 
 async def _tell(mirroring: Mirror, status_s: float, as_json: bool) -> None:
@@ -92,6 +113,10 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             "found": mirroring.found,
             "repeated": mirroring.repeated,
             "gone": mirroring.gone,
+            "losses": [
+                {**each.partition._asdict(), "first": each.first, "last": each.last} for each in mirroring.losses
+            ],
+            "stopped": mirroring.stopped,
             "records_s": round(records_s, 1),
             "bytes_s": round(bytes_s, 1),
             "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},
@@ -111,4 +136,5 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         + (f"; {mirroring.found:,} found there after a crash" if mirroring.found else "")
         + (f"; {mirroring.repeated:,} there are not the mirror's, or repeated" if mirroring.repeated else "")
         + (f"; {mirroring.gone:,} deleted before they were mirrored" if mirroring.gone else "")
+        + (f"; stopped: {', '.join(sorted(mirroring.stopped))}" if mirroring.stopped else "")
     )

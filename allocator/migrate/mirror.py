@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
 from allocator.consumer.consumer import Consumer
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, LogTruncated, OffsetOutOfRange
 from allocator.fetch.batch import Batch
 from allocator.membership.patterns import compiled
 from allocator.migrate.alike import Alike, refuse_one_cluster
@@ -18,17 +19,23 @@ from allocator.migrate.encode import Encoded, encode
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Run
+from allocator.migrate.recreated import Log, TopicsStopped, find_recreated
 from allocator.migrate.sender import Sender
 from allocator.migrate.tails import Tail
-from allocator.migrate.takeover import take_over
+from allocator.migrate.takeover import Loss, take_over
 from allocator.migrate.throttle import Throttle
+from allocator.migrate.topic_ids import ZNODE, TopicIds, same_topic
+from allocator.migrate.ways import ends_of
+from allocator.subscription.errors import NoPosition
 from allocator.subscription.listener import RebalanceListener
 from allocator.tasks import Scope, happens, within
 from allocator.types import TopicPartition
+from allocator.wire.fetch_request import BY_NAME, FetchRequest
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import LATEST, list_offsets
+from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["Mirror", "MirrorSettings", "Progress"]
+__all__ = ["Mirror", "MirrorSettings", "Progress", "RecordsGone"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +43,12 @@ Parts = frozenset[TopicPartition]
 
 RESTART_S: Final = 1.0  # after a failure that may pass
 LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it is to stop
+LOSSES: Final = 1000
 STOP_S: Final = 10.0  # how long the end waits for what is under way to be acknowledged
+
+
+class RecordsGone(AllocatorError):
+    """The old cluster deleted records before they were mirrored. Everything else is done."""
 
 
 class Progress(NamedTuple):
@@ -68,6 +80,10 @@ class Mirror(RebalanceListener):
 
     `run` ends when `stop` was called, or, with `until_caught_up`, when all that stood in the old topics when it began
     is mirrored.
+
+    What the old cluster deletes before it is mirrored is counted in `gone` and named in `losses`. An old topic that is
+    deleted and created again stops, and is named in `stopped`, until `settings.recreated` says how to go on; the others
+    go on. Both are remembered over restarts: positions as offsets of the group, topics' ids in the offset map.
     """
 
     def __init__(self, settings: MirrorSettings) -> None:
@@ -83,12 +99,19 @@ class Mirror(RebalanceListener):
         """Records that were found there already after a crash, and not sent again."""
         self.gone = 0
         """Old offsets that the old cluster deleted before they were mirrored."""
+        self.losses: deque[Loss] = deque(maxlen=LOSSES)
+        """Which ones; the last thousand ranges."""
+        self.stopped: dict[str, str] = {}
+        """Old topics that are not mirrored on until `settings.recreated` says how -> what was found of them."""
         self._stopping: asyncio.Event | None = None
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[Progress] = []
         self._acked: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}  # where the new log is to end, if nobody else writes
         self._tails: dict[TopicPartition, Tail] = {}
+        self._lost_to: dict[tuple[TopicPartition, int], int] = {}
+        self._topic_ids: dict[str, Optional[str]] = {}  # when their partitions were taken over
+        self._doubted: set[str] = set()
         self._error: Exception | None = None
         self._in_hand: TopicPartition | None = None  # not all of what was read of it is with the sender
         # of a start: made by `_run`
@@ -96,9 +119,11 @@ class Mirror(RebalanceListener):
         self._new: KafkaClient
         self._offsets: GroupOffsets
         self._alike: Alike
+        self._ids: TopicIds
         self._map: OffsetMap
         self._sender: Sender
         self._consumer: Consumer
+        self._source: KafkaClient  # that the consumer reads with
         self._commit_lock: asyncio.Lock
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -106,8 +131,22 @@ class Mirror(RebalanceListener):
     async def run(self, *, until_caught_up: bool = False) -> None:
         """Mirrors. What may pass by itself is tried again for ever, with a line in the log.
 
-        Raises ConfigError, TopicsDiffer, NotEmpty and what else takes somebody to mend it.
+        Raises ConfigError, TopicsDiffer, NotEmpty and what else takes somebody to mend it; after everything else is
+        done, TopicsStopped for topics that are stopped, and RecordsGone where records of the old cluster were deleted
+        before they were mirrored, unless `settings.accept_loss`.
         """
+        await self._run(until_caught_up)
+        if self.stopped:
+            raise TopicsStopped("; ".join(map(self._remedy, sorted(self.stopped))))
+        if self.gone and not self.settings.accept_loss:
+            raise RecordsGone(
+                f"the old cluster deleted {self.gone} offsets before they were mirrored: "
+                f"{', '.join(map(str, list(self.losses)[:5]))}{' and others' if len(self.losses) > 5 else ''}; all "
+                "that it still had is mirrored. Bring them over from a backup, or say --accept-loss to end without "
+                "this error"
+            )
+
+    async def _run(self, until_caught_up: bool) -> None:
         self._stopping = asyncio.Event()
         goal: dict[TopicPartition, int] | None = None
         while not self._stopping.is_set():
@@ -154,11 +193,19 @@ class Mirror(RebalanceListener):
         stack.push_async_callback(self._offsets.close)
         self._alike = Alike(settings, self._old, self._new, self._offsets)
         self._map = OffsetMap(self._new, settings.new, map_topic(settings.group), settings.new_security)
+        ensemble = None
+        if settings.old_zookeeper is not None and self._old.broker_version < (2, 8):
+            ensemble = ZooKeeper(settings.old_zookeeper)
+            stack.push_async_callback(ensemble.close)
+            await ensemble.connect(make_chroot=False)
+        self._ids = TopicIds(self._old, ensemble)
         self._sender = Sender(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._sender.open()
         self._commit_lock = asyncio.Lock()
         self._error = self._in_hand = None
         self._acked, self._ends, self._tails = {}, {}, {}
+        self._topic_ids, self._doubted = {}, set()
+        self.stopped.clear()
         if settings.pattern is not None:
             self._old.follow_all()
         else:
@@ -195,6 +242,7 @@ class Mirror(RebalanceListener):
             isolation_level="read_committed",
             assignor="range",
             listener=self,
+            auto_offset_reset="none",  # what the log does not have is looked into here
             max_partition_bytes=4 << 20,
         )
         scope = Scope()
@@ -203,14 +251,25 @@ class Mirror(RebalanceListener):
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
         assert self._stopping is not None
         consumer = self._consumer
+        self._source = consumer._engine.client
+        self._source.on_metadata(self._doubt)
         if not await self._unless_stopped(consumer.start()):
             return
         try:
             while not self._stopping.is_set():
-                batch = await consumer.getbatch(LOOK_S)
+                batch = None
+                try:
+                    batch = await consumer.getbatch(LOOK_S)
+                except OffsetOutOfRange as error:
+                    await self._out_of_range(TopicPartition(error.topic, error.partition), error)
+                except NoPosition:
+                    pass  # of partitions of which nothing is committed: `_begin` says where they begin
                 if self._error is not None:
                     raise self._error
                 if batch is not None:
+                    await self._look_at_id(batch.topic)
+                await self._settle_doubts()
+                if batch is not None and batch.topic not in self.stopped:
                     self._in_hand = TopicPartition(batch.topic, batch.partition)
                     await self._send(batch)
                     if self._stopping.is_set():
@@ -306,7 +365,8 @@ class Mirror(RebalanceListener):
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
         """What is not visible at the end of the old log is done when all before it is."""
-        if self._in_hand == partition or not self._sender.idle(partition) or partition in self._tails:
+        busy = self._in_hand == partition or not self._sender.idle(partition) or partition in self._tails
+        if busy or partition.topic in self.stopped:
             return
         position = await self._consumer.position(partition)
         if self._in_hand != partition and self._sender.idle(partition) and partition in self._acked:
@@ -322,10 +382,23 @@ class Mirror(RebalanceListener):
     async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
         mine = self._consumer.assignment()
         await self._commit(mine)
-        if any(self._acked.get(each, 0) < end for each, end in goal.items() if each in mine):
+        left = {each: end for each, end in goal.items() if end and each.topic not in self.stopped}
+        if any(self._acked.get(each, 0) < end for each, end in left.items() if each in mine):
             return False
-        committed = await self._offsets.fetch(list(goal))
-        return all(goal[each] == 0 or (each in committed and committed[each].offset >= goal[each]) for each in goal)
+        committed = await self._offsets.fetch(list(left))
+        late = [each for each, end in left.items() if each not in committed or committed[each].offset < end]
+        if late:
+            await self._stop_others(late)
+        return all(each.topic in self.stopped for each in late)
+
+    async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
+        """Those of `partitions`, which other processes have, that were created again will not reach the goal."""
+        ids = await self._ids.of({each.topic for each in partitions})
+        await self._map.refresh()
+        for each in partitions:
+            reason = self._map.recreated(each, ids[each.topic])
+            if reason is not None and each.topic not in self.settings.recreated:
+                self._stop(each.topic, reason)
 
     # -- partitions come and go -----------------------------------------------------------------------------------
 
@@ -357,25 +430,116 @@ class Mirror(RebalanceListener):
 
     async def _begin(self, partitions: Parts) -> None:
         await self._alike.keep({partition.topic for partition in partitions})
-        taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map)
+        ids = await self._ids.of({partition.topic for partition in partitions})
+        taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map, ids)
+        self._topic_ids.update(ids)
         await self._sender.add(partitions)
-        fresh = {partition: each.position for partition, each in taken.items() if each.fresh}
-        if fresh:
-            await self._consumer.commit(fresh)
-            for partition, offset in fresh.items():
-                self._consumer.seek(partition, offset)
-        for partition, (position, end, tail, _, gone) in taken.items():
-            if gone:
-                self.gone += gone
-                log.error(
-                    "%s:%d: the old cluster has deleted offsets %d to %d, which were not mirrored",
-                    *partition,
-                    position,
-                    position + gone - 1,
-                )
-            self._acked[partition], self._ends[partition] = position, end
-            if tail is not None:
-                self._tails[partition] = tail
+        for partition, each in taken.items():
+            if each.lost is not None:
+                self._lose(each.lost)
+            if each.recreated is not None:
+                self._stop(partition.topic, each.recreated)
+        moved = {partition: each.position for partition, each in taken.items() if each.seek and not each.recreated}
+        if moved:
+            await self._consumer.commit(moved)
+        for partition, each in taken.items():
+            if each.seek:
+                self._consumer.seek(partition, each.position)
+            if each.recreated is not None:
+                continue
+            self._acked[partition], self._ends[partition] = each.position, each.end
+            if each.tail is not None:
+                self._tails[partition] = each.tail
+        self._pause_stopped(partitions)
+
+    # -- losses -----------------------------------------------------------------------------------------------------
+
+    def _lose(self, loss: Loss) -> None:
+        """Counts and tells it; what was told before a reconnection is not told again."""
+        key = (loss.partition, self._map.incarnation(loss.partition).number)
+        loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
+        if loss.offsets <= 0:
+            return
+        self._lost_to[key] = loss.last + 1
+        self.gone += loss.offsets
+        self.losses.append(loss)
+        log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
+
+    def _stop(self, topic: str, reason: str) -> None:
+        if topic not in self.stopped:
+            self.stopped[topic] = reason
+            log.error("%s: %s", self.settings.group, self._remedy(topic))
+
+    def _pause_stopped(self, partitions: Iterable[TopicPartition]) -> None:
+        stopped = [partition for partition in partitions if partition.topic in self.stopped]
+        if stopped:
+            self._consumer.pause(*stopped)
+
+    def _remedy(self, topic: str) -> str:
+        return (
+            f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --recreated {topic}=earliest to "
+            f"mirror it from its earliest record, behind what the new cluster has; or with --recreated "
+            f"{topic}=continue to go on at the stored position, as if it were the same topic"
+        )
+
+    async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
+        """The old log does not have the position: it lost its beginning, or is another one."""
+        await self._drain(frozenset({partition}))
+        ids = await self._ids.of([partition.topic])
+        ends = (await ends_of(self._old, [partition])).get(partition)
+        if ends is None or partition not in self._consumer.assignment():
+            return  # the topic is gone, or the partition is another process's
+        at = Log(ends.start, error.offset)
+        reasons = await find_recreated(self.settings, self._old, self._new, self._map, {partition: at}, ids)
+        if partition in reasons:
+            self._stop(partition.topic, reasons[partition])
+            self._pause_stopped(self._consumer.assignment())
+            return
+        begin = error.offset
+        if at.start > begin:
+            begin = at.start
+            self._lose(Loss(partition, error.offset, at.start - 1))
+        elif isinstance(error, LogTruncated):
+            begin = error.offset if error.divergent_offset is None else error.divergent_offset
+            log.warning("%s: the old cluster lost records that were mirrored: %s", self.settings.group, error)
+        self._consumer.seek(partition, begin)
+
+    def _doubt(self) -> None:
+        """Caller: the reader's client, when its metadata changed. Notes topics that may have been created again."""
+        for topic in {partition.topic for partition in self._acked} - self.stopped.keys():
+            now = self._source.topic_id(topic)
+            same = same_topic(self._topic_ids.get(topic), None if now is None else str(now))
+            if same is None:  # a time without a leader may tell a new topic from the former one
+                numbers = self._source.partitions(topic) or ()
+                same = bool(numbers) and all(self._source.leader(TopicPartition(topic, n)) is not None for n in numbers)
+            if not same:
+                self._doubted.add(topic)
+
+    async def _look_at_id(self, topic: str) -> None:
+        """Before a batch of it is sent, which was read by the topic's name: it may be of a topic created since."""
+        version, known = self._source.api_version(FetchRequest), self._topic_ids.get(topic)
+        if known is None or (version is not None and version > BY_NAME and not known.startswith(ZNODE)):
+            return  # such a batch cannot come without news to `_doubt`
+        if same_topic(known, (await self._ids.of([topic]))[topic]) is False:
+            self._doubted.add(topic)
+
+    async def _settle_doubts(self) -> None:
+        """Compares topics in doubt with what was mirrored. One that does not exist now stays in doubt."""
+        for topic in list(self._doubted):
+            ids = await self._ids.of([topic])
+            mine = frozenset(each for each in self._acked if each.topic == topic)
+            if self._old.partitions(topic) is None or any(self._old.leader(each) is None for each in mine):
+                continue
+            await self._drain(mine)
+            ends = await ends_of(self._old, mine)
+            logs = {
+                each: Log(ends[each].start, self._acked[each]) for each in mine if each in ends and each in self._acked
+            }
+            reasons = await find_recreated(self.settings, self._old, self._new, self._map, logs, ids)
+            self._doubted.discard(topic)
+            if reasons:
+                self._stop(topic, min(reasons.items())[1])
+                self._pause_stopped(self._consumer.assignment())
 
     def _matches(self, topic: str) -> bool:
         pattern = compiled(self.settings.pattern)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Any, Final, Optional
 
 from allocator.errors import ConfigError
 from allocator.membership.patterns import check_pattern
 from allocator.wire.kafka_manager import same_cluster
 
-__all__ = ["MirrorSettings"]
+__all__ = ["RECREATED", "MirrorSettings"]
+
+RECREATED: Final = ("earliest", "continue")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class MirrorSettings:
     replication         of topics that are made; as many as there are brokers, at most
     throttle_bytes_s    most that this process sends in a second; None: as fast as it goes
     append              go on behind records that are there already when a partition is mirrored for the first time
+    accept_loss         end without an error though records of the old cluster were deleted before they were mirrored
+    recreated           how to go on with old topics that were deleted and created again since they were mirrored, which
+                        stay stopped otherwise. topic -> "earliest": from its earliest record, behind what the new
+                        cluster has of the former topic; "continue": at the stored position, as if it were the same
     commit_interval_s   more: more is compared after a crash; less: more requests
     buffer_bytes        of batches that are read and not acknowledged yet
     """
@@ -43,6 +49,8 @@ class MirrorSettings:
     replication: int = 3
     throttle_bytes_s: Optional[float] = None
     append: bool = False
+    accept_loss: bool = False
+    recreated: Mapping[str, str] = field(default_factory=dict)
     commit_interval_s: float = 1.0
     buffer_bytes: int = 64 << 20
     session_timeout_s: float = 10.0
@@ -60,6 +68,9 @@ class MirrorSettings:
             check_pattern(self.pattern, self.membership)
         except ConfigError as error:
             faults.append(str(error))
+        for topic, choice in self.recreated.items():
+            if choice not in RECREATED:
+                faults.append(f"recreated[{topic!r}] is {choice!r}, not {' or '.join(map(repr, RECREATED))}")
         for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -4,6 +4,9 @@ There, and not in a file: every member of a mirror and every cutover finds it, i
 it speaks of, and it comes to an end with them. The topic is compacted, with one partition, so that entries have one
 order. An entry is written when old and new offsets part in another way than before: once for each partition of an
 ordinary topic, once for each gap that compaction or transactions left (nine in a thousand records at most).
+
+Each entry also says which incarnation of the old topic it speaks of: a topic that is deleted and created again begins
+at offset 0 again, and the brokers forget what a group committed of it. So this is where a mirror remembers its id.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from allocator.migrate.encode import written
-from allocator.migrate.positions import Positions, Run, pack, unpack
+from allocator.migrate.positions import Entry, Incarnation, Positions, Run, pack, unpack
 from allocator.migrate.sender import append
 from allocator.migrate.spans import read_spans
+from allocator.migrate.topic_ids import same_topic
 from allocator.migrate.topics import create
 from allocator.record import Record
 from allocator.types import TopicPartition
@@ -50,6 +54,7 @@ class OffsetMap:
         self._security = security
         self._at = TopicPartition(topic, 0)
         self._known: dict[TopicPartition, Positions] = defaultdict(Positions)
+        self._incarnations: dict[TopicPartition, Incarnation] = {}
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
         self._read_to = 0
         self._flushing: asyncio.Lock
@@ -72,14 +77,51 @@ class OffsetMap:
         begin = max(self._read_to, 0 if first is None else first.offset)
         async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
             for record in batch:
-                partition, runs = unpack(record.key, record.value)
-                for run in runs:
-                    self._known[partition].note(run)
+                self.learn(unpack(record.key, record.value))
         self._read_to = found.offset
+
+    def learn(self, entry: Entry) -> None:
+        """What stands in the map, in its order."""
+        partition, there, runs = entry
+        known = self.incarnation(partition)
+        if there.number < known.number:
+            return  # of a topic that is gone, by a process that did not know yet
+        if there.number > known.number:
+            self._known[partition] = Positions()
+            self._new.pop(partition, None)
+        topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
+        self._incarnations[partition] = Incarnation(there.number, topic_id)
+        for run in runs:
+            self._known[partition].note(run)
 
     def positions(self, partition: TopicPartition) -> Positions:
         """What is known of one partition."""
         return self._known[partition]
+
+    def incarnation(self, partition: TopicPartition) -> Incarnation:
+        """Which old topic `positions` speaks of."""
+        return self._incarnations.get(partition, Incarnation())
+
+    def recreated(self, partition: TopicPartition, topic_id: str | None) -> str | None:
+        """What shows that the old topic, which has the id `topic_id` now, is not the one that was mirrored; or None."""
+        known = self.incarnation(partition).topic_id
+        if same_topic(known, topic_id) is not False:
+            return None
+        return f"its id was {known} when it was mirrored, and is {topic_id} now"
+
+    def begin(self, partition: TopicPartition, incarnation: Incarnation) -> None:
+        """From now on `positions` speaks of this one, which the next `flush` writes if it is new.
+
+        Where its number is greater than that of `incarnation(partition)`, all that was known is forgotten.
+        """
+        known = self.incarnation(partition)
+        if incarnation == known:
+            return
+        if incarnation.number > known.number:
+            self._known[partition] = Positions()
+            self._new.pop(partition, None)
+        self._incarnations[partition] = incarnation
+        self._new.setdefault(partition, [])  # an entry is written though there may be no run to tell
 
     def note(self, partition: TopicPartition, run: Run) -> None:
         """To be written at the next `flush`, if it is new."""
@@ -95,14 +137,19 @@ class OffsetMap:
                 return
             now = int(time.time() * 1000)
             records: list[Record] = []
-            slices = [(each, runs[at : at + MOST]) for each, runs in news.items() for at in range(0, len(runs), MOST)]
-            for partition, some in slices:
-                key, value = pack(partition, some)
+            slices = [
+                Entry(each, self.incarnation(each), runs[at : at + MOST])
+                for each, runs in news.items()
+                for at in range(0, max(1, len(runs)), MOST)
+            ]
+            for entry in slices:
+                key, value = pack(entry)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
                 for made in written(iter(records), 0):
                     await append(self._client, self._at, made)
             except BaseException:
-                for partition, runs in news.items():
-                    self._new[partition][:0] = runs
+                for entry in slices:
+                    if entry.incarnation.number == self.incarnation(entry.partition).number:
+                        self._new[entry.partition] += entry.runs
                 raise

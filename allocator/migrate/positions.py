@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Optional
 
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-__all__ = ["BadOffsetMap", "Positions", "Run", "pack", "unpack"]
+__all__ = ["BadOffsetMap", "Entry", "Incarnation", "Positions", "Run", "pack", "unpack"]
 
 # Of each SPAN records that are mirrored, at most MOST runs are noted as they are: the map stays small on compacted
 # topics, and who is moved between them reads up to SPAN records again
@@ -31,6 +31,25 @@ class Run(NamedTuple):
     source: int
     target: int
     exact: bool = True
+
+
+class Incarnation(NamedTuple):
+    """Which of the old topics that had one name, one after the other.
+
+    `number` counts how often the mirror began such a topic from its earliest record again; `topic_id` is what
+    `topic_ids.TopicIds` tells, None where it tells nothing or no mirror has noted it yet.
+    """
+
+    number: int = 0
+    topic_id: Optional[str] = None
+
+
+class Entry(NamedTuple):
+    """One record of an offset map. `runs` may be empty: then it tells the incarnation alone."""
+
+    partition: TopicPartition
+    incarnation: Incarnation
+    runs: list[Run]
 
 
 class Positions:
@@ -88,6 +107,14 @@ class Positions:
         # where old offsets are missing, the next run begins before so many records have been
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
+    def exact(self, source: int) -> int | None:
+        """The new offset of the record at `source`, if the map says precisely where it stands."""
+        at = bisect_right(self._sources, source)
+        if at == 0 or not self._runs[at - 1].exact:
+            return None
+        found = self._runs[at - 1].target + (source - self._runs[at - 1].source)
+        return found if at == len(self._runs) or found < self._runs[at].target else None
+
     def source(self, target: int) -> int | None:
         """The way back: where to read on in the old partition for who is to read `target` next in the new one.
 
@@ -104,20 +131,32 @@ class Positions:
         return found
 
 
-def pack(partition: TopicPartition, runs: Iterable[Run]) -> tuple[bytes, bytes]:
-    """Key and value of a record that says this. Keys differ from entry to entry: a compacted topic keeps them all."""
-    told = [[*run[:2]] if run.exact else [*run[:2], 0] for run in runs]
-    key = {"topic": partition.topic, "partition": partition.partition, "from": told[0][0]}
+def pack(entry: Entry) -> tuple[bytes, bytes]:
+    """Key and value of a record that says this. Keys differ from entry to entry: a compacted topic keeps them all.
+
+    A topic without an id that was never begun again has the keys that mirrors wrote before they noted incarnations;
+    a mirror of such a version passes over what the newer keys say besides.
+    """
+    told = [[*run[:2]] if run.exact else [*run[:2], 0] for run in entry.runs]
+    key: dict[str, Any] = {"topic": entry.partition.topic, "partition": entry.partition.partition}
+    if told:
+        key["from"] = told[0][0]
+    if entry.incarnation.topic_id is not None:
+        key["id"] = entry.incarnation.topic_id
+    if entry.incarnation.number:
+        key["incarnation"] = entry.incarnation.number
     return _json(key), _json(told)
 
 
-def unpack(key: bytes | None, value: bytes | None) -> tuple[TopicPartition, list[Run]]:
+def unpack(key: bytes | None, value: bytes | None) -> Entry:
     """Raises BadOffsetMap for what `pack` does not write."""
     try:
         where, told = json.loads(key or b""), json.loads(value or b"")
         runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in told]
-        return TopicPartition(str(where["topic"]), int(where["partition"])), runs
-    except (ValueError, TypeError, LookupError) as error:
+        topic_id = where.get("id")
+        incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))
+        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadOffsetMap(f"an entry of an offset map does not read ({error}): key {key!r:.80}") from error
 
 

@@ -26,12 +26,17 @@ class SpanUnread(AllocatorError):
 
 
 async def read_spans(
-    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None = None
+    brokers: str,
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    security: Mapping[str, Any] | None = None,
+    *,
+    isolation_level: str = "read_uncommitted",
 ) -> AsyncGenerator[Batch, None]:
     """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
 
-    In the order of each partition; uncommitted ones and those of transactions that were aborted too, where the broker
-    sends them. Raises SpanUnread when a partition gives nothing for a minute.
+    In the order of each partition; unless `isolation_level` is "read_committed", uncommitted ones and those of
+    transactions that were aborted too, where the broker sends them. Raises SpanUnread when a partition gives nothing
+    for a minute.
     """
     left = {partition: stop for partition, (start, stop) in spans.items() if stop > start}
     if not left:
@@ -43,6 +48,7 @@ async def read_spans(
         partitions=list(left),
         auto_commit_interval_s=None,
         security=security,
+        isolation_level=isolation_level,
         max_wait_s=0.1,
     ) as consumer:
         for partition in left:

@@ -13,7 +13,7 @@ from allocator.migrate.spans import read_spans
 from allocator.record import Record
 from allocator.types import TopicPartition
 
-__all__ = ["Tail", "digest", "read_tails"]
+__all__ = ["Tail", "digest", "first_records", "read_tails"]
 
 
 def digest(record: Record, *, timed: bool = True) -> bytes:
@@ -61,10 +61,41 @@ class Tail:
         self.over = not self._records
         return batch.from_offset(batch.next_offset)
 
+    def skip_to(self, record: Record | None, most: int) -> int:
+        """Passes over the records that stand before `record`, `most` of them at most; None stands behind them all.
+
+        Returns how many; none if `record` is not there, or further away.
+        """
+        wanted = None if record is None else digest(record)
+        before = [content for _, content in self._records]
+        count = len(before) if wanted is None else before.index(wanted) if wanted in before else most + 1
+        if count > most:
+            return 0
+        for _ in range(count):
+            self._records.popleft()
+        return count
+
     def runs(self) -> list[Run]:
         """Where those that were found stand; once."""
         found, self._runs = self._runs, []
         return found
+
+
+async def first_records(
+    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
+) -> dict[TopicPartition, Record]:
+    """The first record of each span that has one, of those that are committed."""
+    found: dict[TopicPartition, Record] = {}
+    batches = read_spans(brokers, spans, security, isolation_level="read_committed")
+    try:
+        async for batch in batches:
+            if len(batch):
+                found.setdefault(TopicPartition(batch.topic, batch.partition), batch[0])
+            if len(found) == len(spans):
+                break
+    finally:
+        await batches.aclose()
+    return found
 
 
 async def read_tails(

@@ -331,7 +331,7 @@ async def test_lag_is_told_and_comes_to_nothing(
     await fill(old, topic, 3000)
     mirror = Mirror(settings(old, new, group, topics=[topic], throttle_bytes_s=60_000.0))
     async with mirroring(mirror):
-        await wait_until_async(lambda: sum(each.lag for each in mirror.progress()) > 0, 30, "a lag")
+        await wait_until_async(lambda: sum(each.lag or 0 for each in mirror.progress()) > 0, 30, "a lag")
         await wait_until_async(
             lambda: mirror.records == 3000 and not any(each.lag for each in mirror.progress()), 60, "no lag"
         )

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.migrate.positions import MOST, SPAN, BadOffsetMap, Positions, Run, pack, unpack
+from allocator.migrate.offset_map import OffsetMap
+from allocator.migrate.positions import MOST, SPAN, BadOffsetMap, Entry, Incarnation, Positions, Run, pack, unpack
+from allocator.migrate.topic_ids import same_topic
 from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
 
 PARTITION = TopicPartition("orders", 3)
 
@@ -37,7 +40,7 @@ def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
     added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
     assert added == known.runs
     assert len(added) <= (MOST + 1) * count // SPAN + 1
-    assert sum(len(pack(PARTITION, [run])[1]) for run in added) < 25 * len(added)
+    assert sum(len(pack(Entry(PARTITION, Incarnation(), [run]))[1]) for run in added) < 25 * len(added)
     again = Positions(added)
     for wanted in range(0, 2 * count, 77):
         found = again.target(wanted)
@@ -71,8 +74,57 @@ def test_who_reads_from_there_gets_every_record_from_his_offset_on(
 
 def test_entries_read_back_as_they_were() -> None:
     runs = [Run(5, 0), Run(9, 2, exact=False), Run(40, 30)]
-    assert unpack(*pack(PARTITION, runs)) == (PARTITION, runs)
-    assert pack(PARTITION, runs)[0] != pack(PARTITION, runs[1:])[0]
+    plain = Entry(PARTITION, Incarnation(), runs)
+    assert unpack(*pack(plain)) == plain
+    assert pack(plain)[0] == b'{"topic":"orders","partition":3,"from":5}'  # as mirrors of any version read it
+    for entry in (
+        plain._replace(runs=runs[1:]),
+        plain._replace(incarnation=Incarnation(0, "one")),
+        plain._replace(incarnation=Incarnation(0, "two")),
+        plain._replace(incarnation=Incarnation(2)),
+        plain._replace(incarnation=Incarnation(1, "two"), runs=[]),
+    ):
+        assert unpack(*pack(entry)) == entry
+        assert pack(entry)[0] != pack(plain)[0]  # neither is compacted away for the other
+
+
+def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> None:
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), "127.0.0.1:1", "map")
+    former, late = Entry(PARTITION, Incarnation(0, "one"), [Run(0, 0), Run(50, 40)]), Run(60, 45)
+    known.learn(former)
+    assert known.recreated(PARTITION, "one") is None
+    assert "was one" in str(known.recreated(PARTITION, "two"))
+    known.learn(Entry(PARTITION, Incarnation(1, "two"), [Run(0, 100)]))
+    assert known.positions(PARTITION).runs == [Run(0, 100)]
+    known.learn(former._replace(runs=[late]))  # a process that did not know yet
+    assert known.positions(PARTITION).runs == [Run(0, 100)]
+    assert known.incarnation(PARTITION) == Incarnation(1, "two")
+    known.learn(Entry(PARTITION, Incarnation(1), [Run(7, 110)]))
+    assert known.incarnation(PARTITION) == Incarnation(1, "two")
+
+
+def test_an_id_that_is_noted_later_changes_nothing_that_is_known() -> None:
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), "127.0.0.1:1", "map")
+    known.learn(Entry(PARTITION, Incarnation(), [Run(0, 5)]))
+    assert known.recreated(PARTITION, "one") is None
+    known.begin(PARTITION, Incarnation(0, "one"))
+    assert known.positions(PARTITION).runs == [Run(0, 5)]
+    assert known.recreated(PARTITION, "two") is not None
+
+
+def test_ids_of_different_kinds_say_nothing() -> None:
+    """A cluster's brokers are upgraded: the topic that its ZooKeeper named has an id of its own from then on."""
+    assert same_topic("znode-17", "znode-17") is True
+    assert same_topic("znode-17", "znode-18") is False
+    assert same_topic("znode-17", "fc5Xb1mTSwe") is None
+    assert same_topic("one", "two") is False
+    assert same_topic(None, "two") is None
+    assert same_topic("one", None) is None
+
+
+def test_the_map_says_where_single_records_stand() -> None:
+    known = Positions([Run(0, 0), Run(15, 10), Run(100, 40, exact=False)])
+    assert [known.exact(source) for source in (0, 9, 10, 15, 44, 45, 100)] == [0, 9, None, 10, 39, None, None]
 
 
 @pytest.mark.parametrize(

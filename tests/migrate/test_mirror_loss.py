@@ -1,0 +1,241 @@
+"""A mirror whose old topics lose records, or are deleted and created again: told, counted, and never passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import kafka
+import pytest
+from mirroring import contents, mirroring, settings
+
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.migrate.mirror import Mirror, RecordsGone
+from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.migrate.recreated import TopicsStopped
+from allocator.migrate.takeover import Loss
+from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.types import TopicPartition
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = pytest.mark.deadline(180)
+
+
+@pytest.fixture(params=["3.9.1", "0.9.0.1"])
+def old(request: pytest.FixtureRequest, cluster_factory: Any) -> LocalCluster:
+    """With topic ids, and without."""
+    return cluster_factory(kafka=request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def new(cluster_factory: Any) -> LocalCluster:
+    return cluster_factory(kafka="4.1.1")  # type: ignore[no-any-return]
+
+
+async def fill(cluster: LocalCluster, topic: str, count: int, name: str = "value", partition: int = 0) -> None:
+    rows = [(b"k%d" % n, f"{name} {n}".encode(), partition) for n in range(count)]
+    await asyncio.to_thread(produce, cluster.bootstrap, topic, rows, version=cluster.version)
+
+
+def values(rows: list[Any]) -> list[str]:
+    return [row[3].decode() for row in rows]
+
+
+def numbered(name: str, *ranges: range) -> list[str]:
+    return [f"{name} {n}" for some in ranges for n in some]
+
+
+async def delete_records(cluster: LocalCluster, topic: str, before: int) -> None:
+    def delete() -> None:
+        admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+        try:
+            admin.delete_records({kafka.TopicPartition(topic, 0): before})
+        finally:
+            admin.close()
+
+    await asyncio.to_thread(delete)
+
+
+async def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
+    await asyncio.to_thread(cluster.delete_topic, topic)
+    await asyncio.to_thread(cluster.create_topic, topic, 1)
+    await fill(cluster, topic, count, "anew")
+
+
+async def command(chosen: MirrorSettings, *options: str) -> tuple[int, dict[str, Any], str]:
+    """`allocator mirror --once --json`: its exit code, its last status, and the text of its error."""
+    arguments = [sys.executable, "-m", "allocator.cli", "mirror", chosen.old, chosen.new, "--once", "--json"]
+    arguments += ["--group", chosen.group, "--replication", "1", "--zookeeper", str(chosen.zookeeper), *options]
+    arguments += [word for topic in chosen.topics for word in ("--topic", topic)]
+    if chosen.old_zookeeper:
+        arguments += ["--old-zookeeper", chosen.old_zookeeper]
+    done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=120)
+    status, _, error = done.stdout.partition("\n{\n")
+    told = json.loads("{\n" + error)["error"]["message"] if error else ""
+    return done.returncode, json.loads(status.splitlines()[-1]), told
+
+
+async def test_records_that_are_deleted_between_two_runs_are_counted_and_named(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await fill(old, topic, 200, "more")
+    await delete_records(old, topic, 250)
+    code, status, error = await command(chosen)
+    assert code == 1
+    assert status["gone"] == 150
+    assert status["losses"] == [{"topic": topic, "partition": 0, "first": 100, "last": 249}]
+    assert f"{topic}:0 offsets 100 to 249" in error
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100)) + numbered("more", range(150, 200))
+    await Mirror(chosen).run(until_caught_up=True)  # nothing more was lost since
+    await delete_records(old, topic, 300)
+    await fill(old, topic, 5, "last")
+    await delete_records(old, topic, 303)
+    code, status, error = await command(chosen, "--accept-loss")
+    assert (code, status["gone"], error) == (0, 3, "")
+
+
+async def test_records_that_are_deleted_while_it_lags_are_counted_and_named(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    rows = [(b"k", b"%d" % n + bytes(900_000), 0) for n in range(80)]  # twice what is read ahead
+    await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version, batch_records=1)
+    mirror = Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None, throttle_bytes_s=1e6))
+    lagging = asyncio.ensure_future(mirror.run(until_caught_up=True))
+    await wait_until_async(lambda: mirror.records > 0, 60, "it to begin")
+    await delete_records(old, topic, 75)
+    mirror._throttle = type(mirror._throttle)(None)
+    with pytest.raises(RecordsGone, match=rf"{topic}:0 offsets \d+ to 74"):
+        await lagging
+    found = [row[3] for row in (await contents(new, topic))[0]]
+    (loss,) = mirror.losses
+    assert loss == Loss(TopicPartition(topic, 0), len(found) - 5, 74)
+    assert mirror.gone == loss.offsets > 0
+    assert found == [rows[n][1] for n in (*range(loss.first), *range(75, 80))]
+
+
+async def test_a_topic_that_was_created_again_while_no_mirror_ran_stops_until_told_how_to_go_on(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    other = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic, other])
+    await fill(old, topic, 100)
+    await fill(old, other, 10)
+    await Mirror(chosen).run(until_caught_up=True)
+    await recreate(old, topic, 300)
+    await fill(old, other, 10)
+    code, status, error = await command(chosen)
+    assert code == 1
+    assert list(status["stopped"]) == [topic]
+    assert f"topic '{topic}' is not mirrored: the old topic was deleted and created again" in error
+    assert f"--recreated {topic}=earliest" in error
+    assert len((await contents(new, other))[0]) == 20
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100))
+    told = replace(chosen, recreated={topic: "earliest"})
+    wanted = numbered("value", range(100)) + numbered("anew", range(300))
+    for again in (told, told, chosen):  # what the option said once, it does not say again
+        await Mirror(again).run(until_caught_up=True)
+        assert values((await contents(new, topic))[0]) == wanted
+        await fill(old, topic, 5, "late")
+        wanted += numbered("late", range(5))
+
+
+async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    other = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic, other])
+    await fill(old, topic, 100)
+    mirror = Mirror(chosen)
+
+    async def run() -> None:
+        async with mirroring(mirror):
+            await wait_until_async(lambda: mirror.records == 100, 60, "it to begin")
+            await recreate(old, topic, 300)
+            await wait_until_async(lambda: topic in mirror.stopped, 60, "it to notice")
+            await fill(old, other, 10)
+            await wait_until_async(lambda: mirror.records == 110, 60, "the other topic to go on")
+
+    with pytest.raises(TopicsStopped, match=f"topic '{topic}' is not mirrored"):
+        await run()
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100))
+    again = Mirror(replace(chosen, recreated={topic: "earliest"}))
+    await again.run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100)) + numbered("anew", range(300))
+    positions = again.offset_map.positions(TopicPartition(topic, 0))
+    assert (positions.target(0), positions.target(299)) == (100, 399)
+
+
+@pytest.mark.long
+async def test_a_topic_that_was_created_again_goes_on_at_the_stored_position_if_told_so(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Where another tool brought the topic back with its offsets."""
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic])
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await recreate(old, topic, 300)
+    await Mirror(replace(chosen, recreated={topic: "continue"})).run(until_caught_up=True)
+    wanted = numbered("value", range(100)) + numbered("anew", range(100, 300))
+    assert values((await contents(new, topic))[0]) == wanted
+    await Mirror(chosen).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == wanted
+
+
+async def test_a_new_topic_that_lost_what_was_mirrored_stops_too(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    await fill(old, topic, 10, "more")
+    with pytest.raises(TopicsStopped, match=r"the new topic was deleted .* offset 99, and it ends at -1 now"):
+        await Mirror(chosen).run(until_caught_up=True)
+    await Mirror(replace(chosen, recreated={topic: "earliest"})).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100)) + numbered("more", range(10))
+
+
+async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are_others(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Brokers before 2.8, whose ZooKeeper the mirror is not told."""
+    old = await asyncio.to_thread(cluster_factory, kafka="1.1.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await fill(old, topic, 10, "more")
+    again = Mirror(chosen)
+    await again.run(until_caught_up=True)  # the same records are no evidence
+    assert again.records == 10
+    async with KafkaClient(old.bootstrap) as client:  # a mirror that ran while it was created again has committed
+        offsets = GroupOffsets(client, group)
+        committed = await offsets.fetch([TopicPartition(topic, 0)])
+        await recreate(old, topic, 300)
+        await client.refresh([topic])
+        await offsets.commit(committed)
+    with pytest.raises(TopicsStopped, match=r"its record at offset \d+ is not the one that was mirrored"):
+        await Mirror(chosen).run(until_caught_up=True)
+    await Mirror(replace(chosen, recreated={topic: "earliest"})).run(until_caught_up=True)
+    wanted = numbered("value", range(100)) + numbered("more", range(10)) + numbered("anew", range(300))
+    assert values((await contents(new, topic))[0]) == wanted
+    await Mirror(chosen).run(until_caught_up=True)
+    assert len((await contents(new, topic))[0]) == 410

@@ -14,6 +14,7 @@ from allocator.errors import AllocatorError
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.places import Place
 from allocator.migrate.plan import Plan
+from allocator.migrate.topic_ids import TopicIds
 from allocator.migrate.ways import ends_of
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -51,8 +52,21 @@ class Clusters(NamedTuple):
             return await there.committed(self.partitions(there.client))
 
     async def mirrored(self) -> dict[TopicPartition, int]:
-        """Old positions up to which all stands on the new cluster."""
+        """Old positions up to which all stands on the new cluster.
+
+        Raises CutoverFailed for a topic that was deleted and created again since it was mirrored.
+        """
+        ids = await TopicIds(self.old).of(self.plan.topics)
         found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
+        await self.map.refresh()
+        for each in self.partitions(self.old):
+            reason = self.map.recreated(each, ids[each.topic])
+            if reason is not None:
+                raise CutoverFailed(
+                    f"topic {each.topic!r} of the old cluster was deleted and created again: {reason}; the groups' "
+                    "offsets may be of the former topic. Tell the mirror how to go on (--recreated), and check where "
+                    "the groups stand"
+                )
         return {each: offset.offset for each, offset in found.items()}
 
     async def mirror_lag(self) -> int:

@@ -9,6 +9,7 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.tails import digest
+from allocator.migrate.topic_ids import TopicIds
 from allocator.record import Record
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -109,12 +110,16 @@ async def by_map(
         each: offset.offset for each, offset in (await GroupOffsets(old.client, mirror).fetch(list(committed))).items()
     }
     await known.open()  # after the positions: what they say is in it then
+    ids = await TopicIds(old.client).of({each.topic for each in committed})
     ends = await ends_of(new.client, committed)
     found = {}
     for each, offset in committed.items():
         target = known.positions(each).target(offset)
+        recreated = known.recreated(each, ids[each.topic])
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
+        elif recreated is not None:
+            found[each] = Found(None, f"the old topic was created again: {recreated}; tell the mirror how to go on")
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored up to {mirrored.get(each, 'nothing')} only; wait for the mirror")
         elif target is None:

@@ -489,6 +489,8 @@ class Mirror(RebalanceListener):
         ends = (await ends_of(self._old, [partition])).get(partition)
         if ends is None or partition not in self._consumer.assignment():
             return  # the topic is gone, or the partition is another process's
+        if await self._consumer.position(partition) != error.offset:
+            return  # of a committed offset from which `_begin` moved it since
         at = Log(ends.start, error.offset)
         reasons = await find_recreated(self.settings, self._old, self._new, self._map, {partition: at}, ids)
         if partition in reasons:

@@ -59,9 +59,7 @@ async def find_recreated(
     found: dict[TopicPartition, str] = {}
     unproven: dict[TopicPartition, tuple[int, int]] = {}
     at = {each: log.position for each, log in logs.items() if log.position is not None}
-    targets = {each: known.positions(each).target(position) or 0 for each, position in at.items()}
     ends = await _ends_beyond(old, at)
-    new_ends = await _ends_beyond(new, targets)
     for partition, (start, position) in logs.items():
         reason = known.recreated(partition, ids[partition.topic])
         if reason is not None:
@@ -72,11 +70,6 @@ async def find_recreated(
             found[partition] = (
                 f"the old topic was deleted and created again, or lost its tail: partition {partition.partition} was "
                 f"mirrored up to offset {position - 1} and ends at {ends[partition] - 1} now"
-            )
-        elif targets[partition] > new_ends[partition]:
-            found[partition] = (
-                f"the new topic was deleted and created again, or lost its tail: partition {partition.partition} was "
-                f"mirrored up to its offset {targets[partition] - 1}, and it ends at {new_ends[partition] - 1} now"
             )
         elif not same_topic(known.incarnation(partition).topic_id, ids[partition.topic]):
             unproven[partition] = (max(start, position - SAMPLE), position)

@@ -44,8 +44,8 @@ class Loss(NamedTuple):
 class TakenOver(NamedTuple):
     """One partition: the old offset to go on from, where the new log ends, and what stands between.
 
-    `seek`: what is committed is another offset, or of another topic. `lost`: what was deleted right before that offset. `recreated`: why
-    nothing of it is mirrored until the operator says how to go on.
+    `seek`: what is committed is another offset, or of another topic. `lost`: what was deleted right before that offset.
+    `recreated`: why nothing of it is mirrored until the operator says how to go on.
     """
 
     position: int
@@ -97,7 +97,7 @@ async def take_over(
         target = None if position is None else known.positions(partition).target(position)
         if position is None:
             position = source.start
-        if target is None or target > there:
+        if target is None:
             if there and not settings.append and reason is None:
                 raise NotEmpty(
                     f"{partition.topic}:{partition.partition} of the new cluster holds {there} records that no mirror "

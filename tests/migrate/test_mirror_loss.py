@@ -196,23 +196,6 @@ async def test_a_topic_that_was_created_again_goes_on_at_the_stored_position_if_
     assert values((await contents(new, topic))[0]) == wanted
 
 
-async def test_a_new_topic_that_lost_what_was_mirrored_stops_too(
-    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
-    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
-    await fill(old, topic, 100)
-    await Mirror(chosen).run(until_caught_up=True)
-    await asyncio.to_thread(new.delete_topic, topic)
-    await asyncio.to_thread(new.create_topic, topic, 1)
-    await fill(old, topic, 10, "more")
-    with pytest.raises(TopicsStopped, match=r"the new topic was deleted .* offset 99, and it ends at -1 now"):
-        await Mirror(chosen).run(until_caught_up=True)
-    await Mirror(replace(chosen, recreated={topic: "earliest"})).run(until_caught_up=True)
-    assert values((await contents(new, topic))[0]) == numbered("value", range(100)) + numbered("more", range(10))
-
-
 async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are_others(
     new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from allocator.assign import Assignor, GroupView, Member, compute
 from allocator.assign.cooperative_sticky import first_step
+from allocator.assign.sticky import give_back
 from allocator.coordinator.consumer_protocol import (
     NEWEST,
     Given,
@@ -115,6 +116,15 @@ class Joined:
         """Each partition with the member that was given it last; with none if two of one generation claim it."""
         return _owned(self.claims)
 
+    def former(self, owned: Mapping[str, Parts]) -> dict[TopicPartition, str]:
+        """Each partition with the member that claims it since the newest generation, of those that do not own it."""
+        best: dict[TopicPartition, tuple[int, str]] = {}
+        for member, (parts, generation) in sorted(self.claims.items()):
+            for partition in parts - owned.get(member, NONE):
+                if partition not in best or generation > best[partition][0]:
+                    best[partition] = (generation, member)
+        return {partition: member for partition, (_, member) in best.items()}
+
 
 def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[str, Parts]) -> Decision:
     """One assignment. `before` is the last target that this leader knows, for when the function fails."""
@@ -126,6 +136,9 @@ def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[
         problem = error
         held = view.owned if any(view.owned.values()) else before
         target = {member.id: held.get(member.id, NONE) for member in joined.members}
+    if joined.protocol == "sticky" and problem is None:
+        topics = {member.id: member.topics for member in joined.members}
+        target = give_back(target, view.owned, joined.former(view.owned), topics)
     now = target
     if joined.protocol not in EAGER:
         now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)

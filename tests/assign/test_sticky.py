@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from random import Random
 
 import pytest
 from group_views import group_views, improvement, move_cost, moves, unevenness
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from kafka.coordinator.assignors.sticky.sticky_assignor import (
     StickyAssignmentExecutor,
     StickyAssignorMemberMetadataV1,
 )
 
 from allocator.assign import GroupView, Member, compute, first_step, resolve
+from allocator.assign.sticky import give_back
 from allocator.types import TopicPartition
 
 sticky = resolve("sticky")
@@ -174,3 +177,24 @@ def test_a_partition_that_two_members_claim_waits_for_both() -> None:
     target = {"a": claimed, "b": frozenset({TopicPartition("t", 1)})}
     first = first_step({"a": claimed, "b": claimed, "gone": {TopicPartition("t", 1)}}, target)
     assert first == {"a": frozenset(), "b": {TopicPartition("t", 1)}}
+
+
+@given(group_views(), st.randoms(use_true_random=False))
+def test_what_goes_back_to_a_former_owner_costs_no_balance_and_no_move(view: GroupView, random: Random) -> None:
+    target = compute(sticky, view)
+    topics = {member.id: member.topics for member in view.members}
+    ids = sorted(topics)
+    owner = {p: member for member, parts in view.owned.items() for p in parts}
+    former = {
+        p: who for parts in target.values() for p in parts if (who := random.choice([*ids, "gone"])) != owner.get(p)
+    }
+    back = give_back(target, view.owned, former, topics)
+    assert {member: len(parts) for member, parts in back.items()} == {m: len(parts) for m, parts in target.items()}
+    assert frozenset().union(*back.values()) == frozenset().union(*target.values())
+    assert all(p.topic in topics[member] for member, parts in back.items() for p in parts)
+    assert moves(view, back) <= moves(view, target)
+    assert returned(back, former) >= returned(target, former)
+
+
+def returned(assignment: Mapping[str, frozenset[TopicPartition]], former: Mapping[TopicPartition, str]) -> int:
+    return sum(former.get(p) == member for member, parts in assignment.items() for p in parts)

@@ -160,6 +160,20 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
     assert mine["b"] <= tp(1, 2)
 
 
+def eager(name: str, parts: Parts, generation: int) -> JoinedMember:
+    return member(name, "sticky", Self(frozenset({"t", "u"}), before=parts, before_generation=generation))
+
+
+def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
+    """b was alone for a generation, and a and c come back."""
+    both = tp(0, 1, 2, 3) | tp(0, 1, topic="u")
+    members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
+    joined = Joined("sticky", members)
+    view = GroupView(joined.members, {"t": 4, "u": 2}, joined.owned)
+    mine = given_of(decide_on(resolve("sticky"), joined, view, {}).given)
+    assert mine == {"a": tp(0, 3), "b": tp(1) | tp(0, topic="u"), "c": tp(2) | tp(1, topic="u")}
+
+
 @pytest.mark.parametrize("user_data", [b"", b"rubbish", b"[]", b'{"weight": -1}', b'{"weight": "x", "name": 1}', None])
 def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) -> None:
     seen = Seen()

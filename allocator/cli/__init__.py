@@ -161,10 +161,14 @@ def main(ctx: click.Context) -> None:
 @click.option(
     "--connect", is_flag=True, help="With --check: also try the servers, topics, group and ports. Joins nothing."
 )
+@click.option("--create", is_flag=True, help="Create the chroot in zookeeper.hosts if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print what --check finds as JSON.")
 @click.pass_context
-def run(ctx: click.Context, config: str, check: bool, connect: bool, as_json: bool) -> None:
+def run(ctx: click.Context, config: str, check: bool, connect: bool, create: bool, as_json: bool) -> None:
     """Consume as CONFIG (TOML) says, until a signal or a failure.
+
+    A chroot that does not exist is refused: with a mistyped one this would be a second group, whose first member owns
+    all partitions.
 
     SIGTERM or SIGINT: finishes the records in hand, commits, leaves the group; a second one stops at once.
 
@@ -193,7 +197,7 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, as_json: bo
     except AllocatorError as error:
         _fail(ctx, error, process.SETTINGS)
     if not check:
-        sys.exit(process.run(settings, beside))
+        sys.exit(process.run(settings, beside, create=create))
     if not as_json:
         click.echo(_as_toml(settings.shown()))
         click.echo(f"\n{config} is fine", err=True)

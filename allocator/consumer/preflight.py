@@ -18,7 +18,7 @@ from typing import Optional
 from allocator.consumer.config import Config
 from allocator.consumer.joining import ON_ZOOKEEPER
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.describe import GroupState, describe
 from allocator.membership.patterns import topic_pattern
 from allocator.types import TopicPartition
@@ -52,9 +52,14 @@ async def preflight(config: Config) -> AsyncIterator[Check]:
 
 
 async def refuse_new_chroot(config: Config) -> None:
-    """Raises NoChroot, having changed nothing, if the ensemble has no znode where the address says."""
-    async with _session(config):
-        pass
+    """Raises ConfigError, having changed nothing, if the ensemble does not have the chroot."""
+    if "/" not in (config.zookeeper.hosts or ""):
+        return
+    try:
+        async with _session(config):
+            pass
+    except NoChroot as error:
+        raise ConfigError(f"{error} Correct the chroot in zookeeper.hosts, or start once with --create") from error
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Optional, Union
@@ -19,12 +19,14 @@ from allocator.consumer.daemon import Daemon, DaemonSettings
 from allocator.consumer.dead_letter import DeadLetterTopic
 from allocator.consumer.following import FollowingDaemon
 from allocator.consumer.handlers import Handler, load_handler, traced
+from allocator.consumer.joining import ON_ZOOKEEPER
 from allocator.consumer.lanes import Retries
 from allocator.consumer.notify import Notifier
+from allocator.consumer.preflight import refuse_new_chroot
 from allocator.consumer.switching import Watcher, path_of
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 from allocator.subscription.listener import RebalanceListener
-from allocator.tasks import Scope
+from allocator.tasks import Scope, first_of
 from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["CLEAN", "ERROR", "HANDLER_FAILED", "SETTINGS", "Beside", "check", "run"]
@@ -51,10 +53,11 @@ def check(config: Config) -> Handler:
     return handler
 
 
-def run(config: Config, beside: Beside | None = None) -> int:
+def run(config: Config, beside: Beside | None = None, *, create: bool = False) -> int:
     """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine.
 
-    `beside` is entered before the daemon starts and left after it has ended.
+    `beside` is entered before the daemon starts and left after it has ended. `create`: a chroot that does not exist is
+    created instead of refused.
     """
     logs.configure(config.log.level, config.log.format)
     try:
@@ -65,7 +68,11 @@ def run(config: Config, beside: Beside | None = None) -> int:
     consumers: list[Consumer] = []
     notifier = Notifier()
     daemon = _runner(config, handler, consumers, notifier)
-    code = asyncio.run(_until_signal(daemon, notifier, beside=beside and partial(beside, config, consumers, daemon)))
+    first = None
+    if config.group.membership in ON_ZOOKEEPER and not create:
+        first = partial(refuse_new_chroot, config)
+    beside_it = beside and partial(beside, config, consumers, daemon)
+    code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
     if daemon.stuck:
         # the interpreter waits for threads at its end, and this one was waited for long enough
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
@@ -127,8 +134,11 @@ async def _until_signal(
     notifier: Notifier,
     exit_now: Callable[[int], Any] | None = None,
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    first: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
+    """`first` runs before the daemon; a signal ends it."""
     loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
     received: list[int] = []
 
     def on_signal(number: int) -> None:
@@ -141,6 +151,12 @@ async def _until_signal(
             log.info("%s: draining; a second signal stops at once", name)
             notifier.tell("STOPPING=1")
             daemon.stop()
+            stopping.set()
+
+    async def main() -> None:
+        if first is not None:
+            await first_of(first(), stopping.wait())
+        await daemon.run()  # returns at once if it was stopped already
 
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # of nohup
@@ -149,7 +165,7 @@ async def _until_signal(
         loop.add_signal_handler(number, on_signal, number)
     try:
         async with (beside or AsyncExitStack)():
-            await Scope().run(daemon.run(), watchdog=notifier.keep_alive())
+            await Scope().run(main(), watchdog=notifier.keep_alive())
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED

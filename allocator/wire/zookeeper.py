@@ -196,10 +196,7 @@ class ZooKeeper:
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
             elif self.chroot and await self.exists("") is None:
-                raise NoChroot(
-                    f"ZooKeeper {self.hosts} has no znode {self.chroot}: is that the chroot of the members? The first "
-                    "one makes it"
-                )
+                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}: is that the chroot of the members?")
         except BaseException:
             await self.close()
             raise

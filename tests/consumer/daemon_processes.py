@@ -62,10 +62,11 @@ class Setup:
             **more,
         }
 
-    def run(self, config: Path, **environ: str) -> subprocess.Popen[str]:
+    def run(self, config: Path, *, create: bool = True, **environ: str) -> subprocess.Popen[str]:
+        """A daemon that makes the group's chroot, or with `create` False refuses to."""
         log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
-            [*COMMAND, "run", str(config)],
+            [*COMMAND, "run", str(config), *(["--create"] if create else [])],
             env=self.environ(**environ),
             stderr=log,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -9,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from daemon_processes import COMMAND, Setup
+from daemon_processes import COMMAND, Setup, stopped
 
 from allocator.consumer import Consumer
+from allocator.testing import wait_until
 from allocator.wire.zookeeper import ZooKeeper
 
 
@@ -125,3 +127,18 @@ def test_connect_alone_is_wrong_usage(make: Callable[..., Setup]) -> None:
     )
     assert done.returncode == 2
     assert "--connect needs --check" in done.stderr
+
+
+def test_a_chroot_that_does_not_exist_is_refused_unless_it_is_asked_for(make: Callable[..., Setup]) -> None:
+    it = make()
+    it.fill(1)
+    assert it.run(it.config(), create=False).wait(60) == 2
+    last = it.logs()[-1]["message"]
+    assert f"has no znode /{it.group}" in last
+    assert last.endswith("Correct the chroot in zookeeper.hosts, or start once with --create")
+    assert not asyncio.run(exists(it.zookeeper))
+    for create, count in ((True, 1), (False, 2)):  # it exists from the first one on
+        process = it.run(it.config(), create=create)
+        wait_until(lambda count=count: len(it.done()) == count, 60, "the daemon to start")
+        assert stopped(process) == 0
+        it.fill(1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import TracebackType
+from typing import Any
 
 from allocator.consumer.generation import Generation, PartitionStart
 from allocator.consumer.group_config import ConsumerGroupConfig
 from allocator.consumer.group_members import GroupMember, member_of
+from allocator.consumer.idle_offsets import KeptOffsets
 from allocator.consumer.standing import Round, Standing
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, GroupClosed
@@ -185,13 +187,12 @@ class ConsumerGroup:
         self, round: Round, client: KafkaClient, member: GroupMember, standing: Standing
     ) -> Generation | None:
         """The generation itself; None if it ended before it began."""
-        offsets = GroupOffsets(
-            client,
-            self.config.group,
-            timeout_s=self.config.timeout_s,
-            committer=round.committer,
-            retention_s=self.config.retention_s,
-        )
+        options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
+        kept = None
+        if round.committer is None:  # Kafka knows no members of the group, and would forget idle offsets
+            offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
+        else:
+            offsets = GroupOffsets(client, self.config.group, committer=round.committer, **options)
         try:
             committed = await standing.unless_stopped(offsets.fetch(round.partitions))
         except AllocatorError:
@@ -222,6 +223,8 @@ class ConsumerGroup:
             round.id,
             len(round.partitions),
         )
+        if kept is not None:
+            generation.start(kept.keep(committed, still_ours), "idle offsets")
         if self.config.watch_partition_changes:
             for topic in self.config.topics:
                 generation.start(self._watch(topic, client, member), f"watch of {topic}")

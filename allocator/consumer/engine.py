@@ -8,10 +8,11 @@ import dataclasses
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from allocator.consumer.idle_offsets import IdleOffsets, commit_again
 from allocator.consumer.joining import Joining
 from allocator.consumer.lag import lag
 from allocator.consumer.ownership import Ownership
@@ -28,7 +29,7 @@ from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.subscription.listener import Listens
 from allocator.subscription.loss import RecordsLost, stamped
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import BackgroundTasks
+from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -41,6 +42,7 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Parts = frozenset[TopicPartition]
 
 LOSSES = 100  # kept
+FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
@@ -105,6 +107,7 @@ class Engine:
         self.membership = joining.make(self.client, self._ownership, coordinator, load, self._offsets)
         if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
             self._offsets.committer = self.membership
+        self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The newest ones, for whoever shows them."""
         self.closing = False
@@ -140,6 +143,8 @@ class Engine:
                 self._tasks.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
             if self._offsets is not None:  # while we join: the first thing that is asked of what we are given
                 self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
+                if self._offsets.committer is None:  # else Kafka knows the members, and keeps what they have committed
+                    self._tasks.start(self._idle.run(), "idle offsets")
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
@@ -158,9 +163,18 @@ class Engine:
         try:
             if self._offsets is not None:
                 await self._offsets.close()  # what was to be committed without waiting
+                if commit and self._offsets.committer is None:
+                    await self._leave_fresh()
             await self.membership.leave()
         finally:
             await self._exits.aclose()
+
+    async def _leave_fresh(self) -> None:
+        """A service that runs for a moment now and then would commit nothing of idle partitions otherwise."""
+        old = self._idle.not_ours()
+        if old:
+            with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                await within(self._commit_again(old), FRESH_WITHIN_S)
 
     def _records_lost(self, loss: RecordsLost) -> None:
         self._ownership.records_lost(loss)
@@ -221,7 +235,7 @@ class Engine:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
-    def offsets(self) -> GroupOffsets:
+    def offsets(self) -> StoredOffsets:
         """Raises IllegalState when there is no group to commit for."""
         if self._offsets is None:
             raise IllegalState(
@@ -252,7 +266,27 @@ class Engine:
         if offsets:
             with self.committing(offsets):
                 await group.commit(self._to_send(offsets))
-            self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+            self._note_committed(offsets)
+
+    def _note_committed(self, offsets: Offsets) -> None:
+        self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+        self._idle.committed(offsets)
+
+    async def _retention_s(self) -> float | None:
+        return await self.offsets.retention_s()
+
+    def _with_commit(self) -> Parts:
+        return frozenset(p for p in self.state.assigned_partitions() if self.progress.committed(p) is not None)
+
+    async def _commit_again(self, partitions: Collection[TopicPartition]) -> None:
+        """Idle positions, before Kafka forgets them. Raises AllocatorError."""
+        if self.offsets.storage != "zookeeper" and self.membership.may_act():  # ZooKeeper forgets nothing
+            await commit_again(self.offsets, partitions, self._known, self.commit)
+
+    def _known(self, partition: TopicPartition) -> int | None:
+        """The committed offset, unless another one is on its way."""
+        busy = any(partition in theirs for theirs in self._under_way.values())
+        return None if busy or not self.state.is_assigned(partition) else self.progress.committed(partition)
 
     @contextlib.contextmanager
     def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
@@ -302,7 +336,7 @@ class Engine:
 
     def _decided(self, callback: OnCommit | None, offsets: Offsets, error: AllocatorError | None) -> None:
         if error is None:
-            self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+            self._note_committed(offsets)
         if callback is not None:
             callback(offsets, error)
         elif error is not None:

@@ -83,6 +83,10 @@ class Progress:
         self._done[partition] = reached
         return OffsetAndMetadata(reached, stamped("", topic), -1)
 
+    def committed(self, partition: TopicPartition) -> int | None:
+        """What is committed of it; None if nothing is, or it is not known."""
+        return self._committed.get(partition)
+
     def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._committed.update(offsets)
         if not self._asking_is_done:

@@ -23,6 +23,7 @@ from allocator.coordinator.messages import (
     fetch_results,
 )
 from allocator.coordinator.reactions import FETCH, MEMBER_COMMIT, Reaction, react
+from allocator.coordinator.retention import ask_retention
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -83,6 +84,7 @@ class GroupOffsets:
         self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
         self._on_commit = on_commit
+        self._retention = retention_s
         self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
         self._commits = Commits(
             self._coordinator,
@@ -124,6 +126,11 @@ class GroupOffsets:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._commits.close()
+
+    async def retention_s(self) -> float | None:
+        """How long Kafka keeps what is committed, see `ask_retention`; None: it does not say at this moment."""
+        told = self._retention
+        return await ask_retention(self._client, self._coordinator, self.group) if told is None else told
 
     async def settled(self) -> None:
         """Until no request of a commit that was cancelled is under way."""

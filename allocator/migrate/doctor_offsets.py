@@ -130,8 +130,9 @@ def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
         Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
         f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records for longer",
         (report.state.group,),
-        "Kafka knows no members of this group, so the offset of a partition that is quiet for so long is dropped, "
-        "and the next owner begins where auto_offset_reset says.",
+        "Kafka knows no members of this group. Running members commit idle offsets again in good time, but when all "
+        "of them have been stopped for so long, the offsets are dropped, and the next owner begins where "
+        "auto_offset_reset says.",
         "Set offsets.retention.minutes of the brokers at least as high as the topics' retention.",
     )
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
 from group_bench import forever
 
-from allocator import ConsumerGroupConfig, Generation, TopicPartition
+from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.consumer import group_members
 from allocator.consumer.generation import PartitionStart
 from allocator.consumer.group_members import ZooKeeperMember, _Under
 from allocator.consumer.standing import Round, Standing
 from allocator.coordinator.identity import Identity
 from allocator.membership.znodes import Document
+from allocator.subscription.loss import stamped, topic_of
 from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(10)
@@ -36,6 +38,39 @@ def begin(standing: Standing, *numbers: int) -> Generation:
     starts = {"t": tuple(PartitionStart(n, -2) for n in numbers)}
     standing.current = Generation(1, "g", "m", starts, offsets, lambda: True)
     return standing.current
+
+
+def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
+    old, new = uuid.UUID(int=1), uuid.UUID(int=2)
+
+    class Client:
+        def topic_id(self, topic: str) -> uuid.UUID:
+            return new
+
+    config = ConsumerGroupConfig(group="g", brokers="b:9092", topics=["t"], zookeeper="z:2181")
+    committed = {
+        TopicPartition("t", 0): OffsetAndMetadata(50, stamped("mine", old), -1),
+        TopicPartition("t", 1): OffsetAndMetadata(60, stamped("mine", new), -1),
+        TopicPartition("t", 2): OffsetAndMetadata(70, "of a client that says nothing", -1),
+    }
+    starts = ConsumerGroup(config)._starts(parts(0, 1, 2, 3), committed, Client())  # type: ignore[arg-type]
+    assert starts["t"] == ((0, -2), (1, 60), (2, 70), (3, -2))
+    assert "t:0 is committed at offset 50 of a topic that was deleted and created again" in caplog.text
+    assert len(caplog.records) == 1
+
+
+async def test_a_generation_commits_with_the_topics_id() -> None:
+    sent: list[Any] = []
+
+    class Offsets(NoOffsets):
+        async def commit(self, offsets: Any) -> None:
+            sent.append(offsets)
+
+    topic_id, offsets = uuid.UUID(int=7), Offsets()
+    starts = {"t": (PartitionStart(0, -2),)}
+    made: Any = Generation(1, "g", "m", starts, offsets, lambda: True, lambda topic: topic_id)  # type: ignore[arg-type]
+    await made.commit({"t": {0: 5}})
+    assert topic_of(sent[0][TopicPartition("t", 0)].metadata) == topic_id
 
 
 @pytest.mark.parametrize("call", ["revoked", "lost", "ending"])

@@ -1,0 +1,203 @@
+"""Offsets of idle partitions are committed again before Kafka forgets them, and nothing moves by it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from hand_clock import Clock
+
+from allocator import Consumer, TopicPartition
+from allocator.consumer.idle_offsets import LOOK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.coordinator.retention import SHORTEST_DEFAULT_S
+from allocator.errors import CommitFailed
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import OffsetAndMetadata
+from allocator.wire.kafka import KafkaClient
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+DAY_S = 24 * 3600.0
+
+
+class Group:
+    """What a member owns, and what it was told to commit, and when."""
+
+    def __init__(self, *owned: TopicPartition, retention_s: float | None = DAY_S) -> None:
+        self.clock = Clock()
+        self.owned = set(owned)
+        self.retention_s = retention_s
+        self.asked = 0
+        self.commits: list[tuple[float, set[TopicPartition]]] = []
+        self.error: CommitFailed | None = None
+        self.idle = IdleOffsets(lambda: self.owned, self.again, self.retention, self.clock)
+
+    async def again(self, partitions: Collection[TopicPartition]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.commits.append((self.clock.now, set(partitions)))
+
+    async def retention(self) -> float | None:
+        self.asked += 1
+        return self.retention_s
+
+    async def live(self, seconds: float) -> None:
+        """Turn after turn, for so long."""
+        ends = self.clock.now + seconds
+        while self.clock.now < ends:
+            self.clock.now += min(ends - self.clock.now, await self.idle.turn())
+
+
+async def test_idle_offsets_are_committed_in_one_request_a_period_and_never_older_than_half_the_retention() -> None:
+    group = Group(A, B, C)
+    group.idle.committed([A, B])
+    await group.live(30 * DAY_S)
+    assert group.commits[0] == (100.0, {C}), "not its own commit: it may be old"
+    assert all(what == {A, B, C} for _, what in group.commits[1:])
+    times = [at for at, _ in group.commits]
+    assert max(later - before for before, later in zip(times[1:], times[2:])) <= DAY_S / 2
+    assert len(times) <= 30 * DAY_S / MAX_PERIOD_S + 2
+    assert group.asked <= 30 * DAY_S / MAX_PERIOD_S + 2
+
+
+@pytest.mark.parametrize("retention_s", [60.0, 3600.0, 7 * DAY_S, None])
+async def test_the_period_follows_what_the_broker_says(retention_s: float | None) -> None:
+    group = Group(A, retention_s=retention_s)
+    kept_s = SHORTEST_DEFAULT_S if retention_s is None else retention_s
+    await group.live(4 * kept_s)
+    times = [at for at, _ in group.commits]
+    gaps = [later - before for before, later in zip(times, times[1:])]
+    assert max(gaps) <= kept_s / 2
+    assert min(gaps) >= min(kept_s / 4, MAX_PERIOD_S)
+
+
+async def test_what_is_committed_anyway_is_not_committed_again() -> None:
+    group = Group(A)
+    for _ in range(100):
+        group.idle.committed([A])
+        await group.live(3600.0)
+    assert group.commits == []
+
+
+async def test_nothing_is_asked_while_nothing_is_owned_and_new_partitions_come_soon() -> None:
+    group = Group()
+    await group.live(3600.0)
+    assert (group.asked, group.commits) == (0, [])
+    group.owned = {B}
+    began = group.clock.now
+    await group.live(60.0)
+    ((at, what),) = group.commits
+    assert what == {B}
+    assert at - began <= LOOK_S
+
+
+async def test_a_commit_that_fails_is_tried_again_at_the_next_turn() -> None:
+    group = Group(A)
+    group.error = CommitFailed("not now")
+    await group.live(LOOK_S)
+    group.error = None
+    await group.live(LOOK_S + 1)
+    assert [what for _, what in group.commits] == [{A}]
+
+
+class Stored(GroupOffsets):
+    def __init__(self, **stands: OffsetAndMetadata) -> None:
+        self.stands = {{"a": A, "b": B, "c": C}[name]: value for name, value in stands.items()}
+
+    async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Any:
+        return {p: self.stands[p] for p in partitions or () if p in self.stands}
+
+
+async def test_what_stands_is_committed_as_it_stands_and_what_others_moved_is_left_alone() -> None:
+    sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
+
+    async def commit(offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        sent.append(offsets)
+
+    mine = OffsetAndMetadata(7, "mine", 3)
+    offsets = Stored(a=mine, b=OffsetAndMetadata(3, "reset by hand", -1))
+    known = {A: 7, B: 9, C: 5}
+    await commit_again(offsets, [A, B, C], known.get, commit)
+    assert sent == [{A: mine, C: OffsetAndMetadata(5, "", -1)}], "C had expired already"
+    await commit_again(offsets, [A, B], lambda partition: None, commit)
+    assert len(sent) == 1, "another commit of them is under way"
+
+
+async def test_a_generation_keeps_what_it_began_with_and_what_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = {A: OffsetAndMetadata(1, "", -1), B: OffsetAndMetadata(2, "", -1)}
+    sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
+    gate = asyncio.Event()
+    gate.set()
+
+    async def fetch(self: GroupOffsets, partitions: Iterable[TopicPartition] | None) -> Any:
+        return {p: stands[p] for p in partitions or ()}
+
+    async def commit(self: GroupOffsets, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        await gate.wait()
+        sent.append(offsets)
+        stands.update(offsets)
+
+    monkeypatch.setattr(GroupOffsets, "fetch", fetch)
+    monkeypatch.setattr(GroupOffsets, "commit", commit)
+    offsets = KeptOffsets(KafkaClient("127.0.0.1:1"), "g", timeout_s=5, retention_s=60.0)
+    keeping = asyncio.ensure_future(offsets.keep(dict(stands), lambda: True))
+    await wait_until_async(lambda: sent, 10, "the first commit")
+    assert sent == [stands]
+    gate.clear()
+    theirs = asyncio.ensure_future(offsets.commit({A: OffsetAndMetadata(9, "", -1)}))
+    await asyncio.sleep(0)
+    await offsets._all_again([A, B])  # while that is under way
+    gate.set()
+    await theirs
+    assert sent[1:] == [{A: OffsetAndMetadata(9, "", -1)}], "nothing was set back"
+    keeping.cancel()
+
+
+async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
+    async with KafkaClient(cluster.bootstrap) as client:
+        found = await GroupOffsets(client, group).fetch([TopicPartition(topic, number) for number in range(2)])
+        return {partition.partition: value.offset for partition, value in found.items()}
+
+
+@pytest.mark.long
+@pytest.mark.deadline(400)
+@pytest.mark.parametrize("version", ["1.1.1", "3.9.1"])
+async def test_the_offsets_of_a_live_group_do_not_expire(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str, version: str
+) -> None:
+    settings = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "2000"}
+    cluster = await asyncio.to_thread(lambda: cluster_factory(kafka=version, broker_config=settings))
+    topic = await asyncio.to_thread(lambda: topic_factory(2, cluster=cluster))
+    await asyncio.to_thread(cluster.produce, topic, [(None, b"x", 0), (None, b"x", 1)] * 5)
+
+    def consumer(name: str) -> Consumer:
+        return Consumer(topic, brokers=cluster.bootstrap, group=name, zookeeper=cluster.zookeeper)
+
+    stopped = f"{group}-stopped"
+    async with consumer(stopped) as one:
+        seen = 0
+        while seen < 10:
+            seen += len(await one.getbatch(30) or ())
+    async with consumer(group) as one:
+        seen = 0
+        while seen < 10:
+            seen += len(await one.getbatch(30) or ())
+        await one.commit()
+        assert await committed(cluster, group, topic) == {0: 5, 1: 5}
+
+        async def forgotten() -> bool:
+            return await committed(cluster, stopped, topic) == {}
+
+        await wait_until_async(forgotten, 200, "the other group's offsets to expire")
+        await asyncio.sleep(30)  # as long again as the check takes, so that ours would be gone as well
+        assert await committed(cluster, group, topic) == {0: 5, 1: 5}
+    async with consumer(group) as one:
+        assert await one.getbatch(3) is None
+        assert {await one.position(TopicPartition(topic, number)) for number in range(2)} == {5}

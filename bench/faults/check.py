@@ -3,6 +3,9 @@
 Owning is judged by what was done: the *active span* of a turn goes from the beginning of the first record that was
 processed in it to the end of the last one. Two members' spans of one partition that overlap mean two owners, also
 when no two records were worked on at the same instant.
+
+Where members hear of each loss in time (none stands still, none is cut off), the turns themselves are judged as well:
+two members that own a partition at one time, though one of them has done nothing with it, and turns that were lost.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class Verdict:
     """(partition, offset) that nobody processed."""
     overlaps: list[tuple[Turn, Turn]] = field(default_factory=list)
     """Two members that owned a partition at one time."""
+    together: list[tuple[Turn, Turn]] = field(default_factory=list)
+    """Two members that owned a partition at one time by what they were told. Only with `told`."""
+    dropped: list[Turn] = field(default_factory=list)
+    """Turns that ended as lost. Only with `told`."""
     strays: list[Did] = field(default_factory=list)
     """Records processed by members that did not own the partition."""
     duplicates: int = 0
@@ -51,7 +58,8 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        broken = (self.lost, self.overlaps, self.strays, self.beyond, self.unclean, self.regressions, self.unfinished)
+        owners = (self.overlaps, self.together, self.dropped, self.strays)
+        broken = (self.lost, *owners, self.beyond, self.unclean, self.regressions, self.unfinished)
         return self.produced > 0 and not any(broken)
 
     def __str__(self) -> str:
@@ -62,15 +70,25 @@ class Verdict:
             f"{len(self.unclean)} orderly ends that left something uncommitted",
             f"{len(self.regressions)} offset regressions, {len(self.unfinished)} partitions not committed to their end",
         ]
+        if self.together:
+            parts.append(
+                f"{len(self.together)} times two owners by what they were told, {seconds(self.together):.1f} s"
+            )
+        if self.dropped:
+            parts.append(f"{len(self.dropped)} turns lost")
         return "; ".join(parts)
 
 
-def check(history: History) -> Verdict:
+def check(history: History, *, told: bool = False) -> Verdict:
+    """`told`: members hear of each loss in time."""
     counts = Counter((did.partition, did.offset) for did in history.did)
     verdict = Verdict(sum(history.ends.values()), len(counts))
     verdict.lost = [(p, o) for p, end in sorted(history.ends.items()) for o in range(end) if not counts[p, o]]
     verdict.strays = list(history.strays)
     verdict.overlaps = overlaps(history.turns)
+    if told:
+        verdict.together = together(history.turns)
+        verdict.dropped = [turn for turn in history.turns if turn.ending == "lost"]
     verdict.duplicates = sum(counts.values()) - len(counts)
     excused: Counter[tuple[int, int]] = Counter()
     for turn in history.turns:
@@ -103,6 +121,28 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
             if span[1] > latest[1]:
                 latest = span
     return found
+
+
+def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
+    """Turns of two members on one partition that share some time, whatever was done in them."""
+    by_partition: dict[int, list[Turn]] = {}
+    for turn in turns:
+        by_partition.setdefault(turn.partition, []).append(turn)
+    found = []
+    for each in by_partition.values():
+        each.sort(key=lambda turn: turn.begin)
+        found += [
+            (first, second)
+            for place, first in enumerate(each)
+            for second in each[place + 1 :]
+            if second.begin < first.end and second.member != first.member
+        ]
+    return found
+
+
+def seconds(pairs: Iterable[tuple[Turn, Turn]]) -> float:
+    """The longest time that the turns of a pair have in common."""
+    return max((min(first.end, second.end) - second.begin for first, second in pairs), default=0.0)
 
 
 def regressions(history: History) -> list[Regression]:

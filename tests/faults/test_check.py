@@ -45,7 +45,7 @@ HANDED_OVER: dict[str, Events] = {
 
 
 def broken(verdict: Verdict) -> set[str]:
-    names = ("lost", "overlaps", "strays", "beyond", "unclean", "regressions", "unfinished")
+    names = ("lost", "overlaps", "together", "dropped", "strays", "beyond", "unclean", "regressions", "unfinished")
     return {name for name in names if getattr(verdict, name)}
 
 
@@ -86,6 +86,25 @@ def test_two_owners_are_found_though_they_never_worked_at_one_instant() -> None:
         "b": [own(2, 0), did(1, 3, 4), commit(4.5, 2), own(4.6, 0, what="revoked")],
     }
     assert broken(check(history(turns, 3))) == {"overlaps"}
+
+
+def test_two_owners_are_found_though_one_did_nothing_where_losses_are_told_in_time() -> None:
+    idle: dict[str, Events] = {
+        "a": [own(0, 0), did(0, 1, 2), did(1, 5, 6), did(2, 6, 7), commit(8, 3)],
+        "b": [own(3, 0), own(4, 0, what="revoked")],
+    }
+    verdict = check(history(idle, 3), told=True)
+    assert [(x.member, y.member) for x, y in verdict.together] == [("a", "b")]
+    assert broken(verdict) == {"together"}
+    assert "1.0 s" in str(verdict)
+    assert check(history(idle, 3)).holds
+
+
+def test_a_lost_turn_is_found_where_members_are_told_in_time() -> None:
+    lost = {"a": [*HANDED_OVER["a"][:-1], own(4, 0, what="lost")], "b": HANDED_OVER["b"]}
+    assert broken(check(history(lost, 3), told=True)) == {"dropped"}
+    assert check(history(lost, 3)).holds
+    assert check(history(HANDED_OVER, 3), told=True).holds
 
 
 def test_a_member_may_have_a_partition_twice_and_another_in_between() -> None:

@@ -1,0 +1,71 @@
+"""Kafka's own Java programs, of any version: the jars they need, and their names in that version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from allocator.testing.jars import class_path
+from allocator.testing.java import find_java
+from allocator.testing.versions import KAFKA, JarSet
+
+QUICK_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto")
+_LOGGING = (
+    "org.slf4j:slf4j-api:1.7.36",
+    "org.slf4j:slf4j-reload4j:1.7.36",
+    "ch.qos.reload4j:reload4j:1.2.26",
+)
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def tools_class_path(version: str) -> str:
+    """The server's jars and, from 0.10 on, those of `kafka-tools`."""
+    java = find_java(KAFKA[version].oldest_java)
+    paths = [class_path(KAFKA[version].jars, java)]
+    if number(version) >= (0, 10):
+        root = f"org.apache.kafka:kafka-tools:{version}"
+        paths.append(class_path(JarSet(f"kafka-tools-{version}", f"Kafka's tools {version}", (root, *_LOGGING)), java))
+    return os.pathsep.join(paths)
+
+
+def main_class(version: str, name: str) -> str:
+    """The class of a tool; 3.x moved most of them out of the Scala packages."""
+    moved, consumer = number(version) >= (3, 9), "org.apache.kafka.tools.consumer"
+    return {
+        "VerifiableConsumer": "org.apache.kafka.tools.VerifiableConsumer",
+        "VerifiableProducer": "org.apache.kafka.tools.VerifiableProducer",
+        "ConsoleConsumer": f"{consumer}.ConsoleConsumer" if moved else "kafka.tools.ConsoleConsumer",
+        "GetOffsetShell": "org.apache.kafka.tools.GetOffsetShell" if moved else "kafka.tools.GetOffsetShell",
+        "ConsumerOffsetChecker": "kafka.tools.ConsumerOffsetChecker",
+        "ConsumerGroupCommand": f"{consumer}.group.ConsumerGroupCommand"
+        if moved
+        else "kafka.admin.ConsumerGroupCommand",
+    }[name]
+
+
+def command(version: str, name: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command line of a tool of that version. `name` is a tool or the full name of a class."""
+    java = find_java(KAFKA[version].oldest_java)
+    main = name if "." in name else main_class(version, name)
+    return [java.executable, *QUICK_JVM, *options, "-cp", tools_class_path(version), main, *arguments]
+
+
+def run_tool(version: str, name: str, *arguments: str, timeout_s: float = 60.0) -> str:
+    """What the tool writes on standard output. The test fails if the tool does."""
+    done = subprocess.run(command(version, name, *arguments), capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode:
+        pytest.fail(f"{name} {version} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def properties(path: Path, **settings: object) -> str:
+    """Writes a properties file; underscores in names stand for dots."""
+    path.write_text("".join(f"{key.replace('_', '.')}={value}\n" for key, value in settings.items()))
+    return str(path)

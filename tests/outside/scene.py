@@ -1,0 +1,338 @@
+"""One group whose members are programs of several makers: starts and ends them, and judges what they wrote.
+
+Every member writes a journal as `bench.faults.journal` describes it, or something that `translate` turns into one; the
+checker of the faults (`bench.faults.check`) then says what was lost, repeated or owned twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from go_clients import program, told
+from java_tools import command, number, properties
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+
+from allocator.testing import LocalCluster, wait_until
+from bench.faults.check import Verdict, check
+from bench.faults.group import Settings
+from bench.faults.history import History, Turn, add
+from bench.faults.run import end_offsets, pinned_version
+
+MEMBERS = Path(__file__).parent / "members"
+ROOT = Path(__file__).parent.parent.parent
+SESSION_S = 6.0
+PARTITIONS = 6
+
+Event = dict[str, Any]
+Translate = Callable[[Event, float], Iterable[Event]]
+
+
+class Member:
+    """One process. `journal` is where its lines go: its own file, or its standard output."""
+
+    def __init__(self, name: str, argv: Sequence[str], directory: Path, translate: Translate | None) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self.journal = directory / f"{name}.jsonl"
+        self.died: float | None = None
+        self._translate = translate
+        self._read = 0
+        self.events: list[Event] = []
+        self.done: set[tuple[int, int]] = set()
+        """(partition, offset) of the records that it worked on."""
+        self.left = False
+        self._held: set[int] = set()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)])}
+        # the clock of the journals against the clock of the day, in which Java and Go tell the time
+        self._offset = time.time() - time.monotonic()
+        with self.log.open("wb") as log, self.journal.open("wb") as output:
+            self.process = subprocess.Popen(
+                argv, stdout=log if translate is None else output, stderr=log, env=environment, stdin=subprocess.DEVNULL
+            )
+
+    def read(self) -> None:
+        """What it has written since the last time."""
+        with self.journal.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]  # a line may be under way
+        self._read += len(whole)
+        for line in whole.splitlines():
+            if self._translate is None:
+                self._note(json.loads(line))
+            elif line.startswith(b"{"):
+                for event in self._translate(json.loads(line), self._offset):
+                    self._note(event)
+
+    def _note(self, event: Event) -> None:
+        what = event["what"]
+        if what == "did":
+            self.done.add((event["partition"], event["offset"]))
+        elif what == "own":
+            self._held.update(event["partitions"])
+        elif what in ("revoked", "lost"):
+            self._held.difference_update(event["partitions"])
+        elif what == "left":
+            if self._held:
+                # Java before 2.4 says nothing of partitions that it gives up when it leaves
+                self._note({"at": self.events[-1]["at"], "what": "revoked", "partitions": sorted(self._held)})
+            self.left = True
+        self.events.append(event)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Raises AssertionError if it ended by itself."""
+        self.read()
+        ended = self.died is None and not self.left and self.process.poll() is not None
+        assert not ended, f"{self.name} ended by itself:\n{self.tail()}"
+        return frozenset(self._held)
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.died = time.monotonic()
+        self.read()
+
+    def leave(self, timeout_s: float = 40.0) -> None:
+        """In good order. Raises subprocess.TimeoutExpired."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout_s)
+        self.read()
+        assert self.left, f"{self.name} did not leave in good order:\n{self.tail()}"
+
+
+class Scene:
+    """`close` ends all its processes. `holds`: `verdict` was asked for, and found nothing.
+
+    cluster: its brokers. topic: exists, with `PARTITIONS` partitions. directory: for journals and logs.
+    """
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path) -> None:
+        self.cluster, self.topic, self.group, self.directory = cluster, topic, group, directory
+        self.all: list[Member] = []
+        self.members: list[Member] = []
+        self.holds = False
+        self._producer: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        self.stop_load()
+        for member in self.all:
+            if member.process.poll() is None:
+                member.kill()
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def start(self, kind: str, argv: Sequence[str], translate: Translate | None = None) -> Member:
+        member = Member(f"{len(self.all):02d}-{kind}", argv, self.directory, translate)
+        self.all.append(member)
+        self.members.append(member)
+        return member
+
+    def ours(self, assignor: str, handler_s: float = 0.0, commit_s: float = 0.2, **consumer: Any) -> Member:
+        settings = self._settings("ours")
+        arguments: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "group": self.group,
+            "membership": "kafka",
+            "client_id": settings["name"],
+            "rebalance_timeout_s": 30.0,
+        }
+        if consumer.get("group_protocol") != "consumer":
+            arguments |= {"assignor": assignor, "session_timeout_s": SESSION_S, "heartbeat_interval_s": 0.3}
+        settings |= {"handler_s": handler_s, "commit_s": commit_s, "consumer": {**arguments, **consumer}}
+        return self.start("ours", [sys.executable, str(MEMBERS / "ours.py"), json.dumps(settings)])
+
+    def _settings(self, kind: str) -> dict[str, Any]:
+        """Of the next member, if it is of that kind."""
+        name = f"{len(self.all):02d}-{kind}"
+        return {
+            "name": name,
+            "journal": str(self.directory / f"{name}.jsonl"),
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": self.cluster.zookeeper,
+            "group": self.group,
+            "topic": self.topic,
+        }
+
+    def java(self, version: str, assignor: str) -> Member:
+        """VerifiableConsumer of that version; `assignor` may be "consumer" for the protocol of KIP-848."""
+        settings: dict[str, object] = {"max_poll_interval_ms": 60000, "metadata_max_age_ms": 1000}
+        arguments = ["--topic", self.topic, "--group-id", self.group, "--reset-policy", "earliest"]
+        if assignor == "consumer":
+            arguments += ["--group-protocol", "consumer"]
+        else:
+            settings["heartbeat_interval_ms"] = 300
+            arguments += ["--session-timeout", str(int(SESSION_S * 1000)), "--assignment-strategy", JAVA[assignor]]
+        file = properties(self.directory / f"{len(self.all):02d}-java.properties", **settings)
+        arguments += ["--broker-list" if number(version) < (2, 5) else "--bootstrap-server", self.cluster.bootstrap]
+        arguments += ["--consumer.config", file]
+        return self.start("java", command(version, "VerifiableConsumer", *arguments), verifiable)
+
+    def go(self, client: str, assignor: str) -> Member:
+        """franz, sarama or kafkago."""
+        return self.start(client, [program(client), self.cluster.bootstrap, self.group, self.topic, assignor], told)
+
+    def python(self, client: str, assignor: str) -> Member:
+        """kafka-python or aiokafka."""
+        settings = {**self._settings(client), "assignor": assignor}
+        return self.start(client, [sys.executable, str(MEMBERS / "python_clients.py"), client, json.dumps(settings)])
+
+    def grouped(self, membership: str) -> Member:
+        """Our `GroupedConsumer`, used as kiel's."""
+        settings = {**self._settings("grouped"), "partitions": PARTITIONS, "membership": membership}
+        return self.start("grouped", [sys.executable, str(MEMBERS / "grouped.py"), json.dumps(settings)])
+
+    def kiel(self, python: str) -> Member:
+        """kiel's own, on the Python 2.7 that has it."""
+        settings = {**self._settings("kiel"), "session_timeout_s": 4.0, "work_s": 0.0}
+        return self.start("kiel", [python, str(ROOT / "bench/faults/members/kiel_member.py"), json.dumps(settings)])
+
+    def produce(self, version: str, rate: int = 150) -> None:
+        """VerifiableProducer, until `stop_load`; `rate` in records a second."""
+        brokers = "--broker-list" if number(version) < (2, 5) else "--bootstrap-server"
+        arguments = ["--topic", self.topic, brokers, self.cluster.bootstrap, "--throughput", str(rate)]
+        with (self.directory / "producer.jsonl").open("wb") as output:
+            self._producer = subprocess.Popen(
+                command(version, "VerifiableProducer", *arguments), stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def stop_load(self) -> None:
+        if self._producer is not None:
+            self._producer.terminate()
+            self._producer.wait(30)
+            self._producer = None
+
+    def acknowledged(self) -> dict[tuple[int, int], int]:
+        """(partition, offset) -> value of the records that brokers acknowledged to `produce`."""
+        lines = (self.directory / "producer.jsonl").read_text().splitlines()
+        sent = [json.loads(line) for line in lines if '"producer_send_success"' in line]
+        return {(each["partition"], each["offset"]): int(each["value"]) for each in sent}
+
+    def kill(self, member: Member) -> None:
+        self.members.remove(member)
+        member.kill()
+
+    def leave(self, member: Member) -> None:
+        self.members.remove(member)
+        member.leave()
+
+    # -- what to wait for --------------------------------------------------------------------------------------------
+
+    def shared(self, timeout_s: float = 60.0) -> None:
+        """Until the members hold every partition once, and each of them something."""
+
+        def done() -> bool:
+            held = [member.held for member in self.members]
+            return all(held) and sorted(n for each in held for n in each) == list(range(PARTITIONS))
+
+        wait_until(done, timeout_s, lambda: f"every partition to have one owner\n{self.shown()}", interval_s=0.1)
+
+    def moving(self, timeout_s: float = 60.0) -> None:
+        """Until each member has worked on something that it did not have before."""
+        before = {member: len(member.done) for member in self.members if member.held}
+        wait_until(
+            lambda: all(member.held and len(member.done) > count for member, count in before.items()),
+            timeout_s,
+            lambda: f"each member to get records\n{self.shown()}",
+            interval_s=0.1,
+        )
+
+    def all_done(self, timeout_s: float = 60.0) -> None:
+        """Until every record was worked on."""
+        ends = self.ends()
+        wanted = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
+
+        def missing() -> set[tuple[int, int]]:
+            for member in self.members:
+                member.read()
+            return wanted.difference(*(member.done for member in self.all))
+
+        wait_until(
+            lambda: not missing(), timeout_s, lambda: f"{sorted(missing())[:20]} ...\n{self.shown()}", interval_s=0.2
+        )
+
+    def ends(self) -> dict[int, int]:
+        return end_offsets(self.cluster, self.topic, Settings(partitions=PARTITIONS, kafka=self.cluster.version))
+
+    def committed(self) -> dict[int, int]:
+        """As kafka-python reads it from the group's coordinator; without partitions that have no committed offset."""
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.cluster.bootstrap.split(","),
+            group_id=self.group,
+            enable_auto_commit=False,
+            api_version=pinned_version(self.cluster.version),
+        )
+        try:
+            found = {n: consumer.committed(TopicPartition(self.topic, n)) for n in range(PARTITIONS)}
+        finally:
+            consumer.close()
+        return {partition: offset for partition, offset in found.items() if offset is not None}
+
+    def shown(self) -> str:
+        lines = []
+        for member in self.all:
+            member.read()
+            state = member.process.poll()
+            lines.append(f"{member.name} ({'runs' if state is None else state}) holds {sorted(member._held)}")
+        return "\n".join([*lines, f"journals and logs are in {self.directory}"])
+
+    # -- what it proves ----------------------------------------------------------------------------------------------
+
+    def turns(self) -> Sequence[Turn]:
+        return self._history().turns
+
+    def _history(self) -> History:
+        history = History(ends=self.ends(), final=self.committed())
+        for member in self.all:
+            member.read()
+            add(history, member.name, member.events, member.died)
+        return history
+
+    def verdict(self) -> Verdict:
+        """After the last member has left."""
+        history = self._history()
+        verdict = check(history, told=True)
+        self.holds = verdict.holds
+        return verdict
+
+
+JAVA = {
+    "range": "org.apache.kafka.clients.consumer.RangeAssignor",
+    "roundrobin": "org.apache.kafka.clients.consumer.RoundRobinAssignor",
+    "sticky": "org.apache.kafka.clients.consumer.StickyAssignor",
+    "cooperative-sticky": "org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
+}
+
+
+def verifiable(line: Event, offset: float) -> Iterable[Event]:
+    """VerifiableConsumer's events as those of a journal. Its times are whole milliseconds, cut off."""
+    name, at = line["name"], line["timestamp"] / 1000 - offset
+    if name == "startup_complete":
+        yield {"at": at, "what": "joined"}
+    elif name == "partitions_assigned":
+        yield {"at": at + 0.001, "what": "own", "partitions": [p["partition"] for p in line["partitions"]]}
+    elif name == "partitions_revoked":
+        yield {"at": at, "what": "revoked", "partitions": [p["partition"] for p in line["partitions"]]}
+    elif name == "records_consumed":
+        for part in line["partitions"]:
+            if part["count"]:
+                for number_ in range(part["minOffset"], part["maxOffset"] + 1):
+                    yield {"at": at, "from": at, "what": "did", "partition": part["partition"], "offset": number_}
+    elif name == "offsets_committed":
+        offsets = {str(each["partition"]): each["offset"] for each in line["offsets"]}
+        if offsets:
+            yield {"at": at, "what": "commit" if line["success"] else "refused", "offsets": offsets}
+    elif name == "shutdown_complete":
+        yield {"at": at, "what": "left"}

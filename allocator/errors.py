@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allocator.foreign import shown
+
 if TYPE_CHECKING:
     from allocator.types import TopicPartition
 
@@ -218,12 +220,8 @@ class DeserializationError(_AtOffset):
     """The user's deserializer raised (its error is the `__cause__`); `part` says whether on "key" or "value"."""
 
     def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
-        super().__init__(
-            topic,
-            partition,
-            offset,
-            f"the {part} deserializer raised {cause!r}; go on with batch.from_offset({offset + 1}) or seek past it",
-        )
+        why = f"the {part} deserializer raised {shown(cause)}"
+        super().__init__(topic, partition, offset, f"{why}; go on with batch.from_offset({offset + 1}) or seek past it")
         self.part = part
 
 
@@ -251,8 +249,8 @@ class HandlerFailed(AllocatorError):
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
         super().__init__(
-            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {error!r}; correct it, or "
-            "set a dead-letter topic for records that cannot be handled"
+            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}; correct it, "
+            "or set a dead-letter topic for records that cannot be handled"
         )
         self.topic = topic
         self.partition = partition

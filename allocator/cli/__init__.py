@@ -136,7 +136,7 @@ def _fail(ctx: click.Context, error: BaseException, code: int, message: str | No
         what = {"type": kind, "message": message or str(error), "retriable": retriable}
         click.echo(json.dumps({"error": what}, indent=2))
     else:
-        from allocator.cli.output import plain
+        from allocator.foreign import plain
 
         click.echo(f"error: {plain(str(error), lines=True)}", err=True)
     sys.exit(code)

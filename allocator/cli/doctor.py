@@ -13,8 +13,9 @@ import click
 from rich.text import Text
 
 from allocator.cli.group import Seconds
-from allocator.cli.output import console, plain, print_json
+from allocator.cli.output import console, print_json
 from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import plain
 from allocator.migrate.doctor_finding import COULD_NOT_LOOK, Finding, Severity
 
 if TYPE_CHECKING:

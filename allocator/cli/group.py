@@ -12,9 +12,10 @@ from typing import Any, Optional
 import click
 from rich.console import Console
 
-from allocator.cli.output import console, plain, print_json
+from allocator.cli.output import console, print_json
 from allocator.cli.report import TARGETS, GroupReport, members_table, offsets_table, parse_target, reset_table
 from allocator.errors import ConfigError
+from allocator.foreign import plain
 
 __all__ = ["Seconds", "group", "with_clusters"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -12,29 +11,17 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-__all__ = ["Listing", "console", "plain", "print_json"]
+from allocator.foreign import plain
+
+__all__ = ["Listing", "console", "print_json"]
 
 GAP = 2  # between columns
-# and what ends lines or turns the direction of writing round
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
     found = Console(highlight=False)
     # a pipe has no width; cut lines would be of no use to what reads them
     return found if found.is_terminal else Console(highlight=False, width=10_000)
-
-
-def plain(text: str, *, lines: bool = False) -> str:
-    """The text with control characters spelt out: what members wrote about themselves must not steer a terminal.
-
-    `lines`: but for the ends of lines.
-    """
-
-    def spelt(found: re.Match[str]) -> str:
-        return found[0] if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
-
-    return CONTROL.sub(spelt, text)
 
 
 class Listing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
@@ -36,9 +36,9 @@ class Access:
 
     zookeeper: str
     root: str = "/allocator"
-    zookeeper_options: Optional[Mapping[str, Any]] = None
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     brokers: Optional[str] = None
-    security: Optional[Mapping[str, Any]] = None
+    security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:

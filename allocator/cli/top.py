@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.cli.group import Seconds, with_clusters
-from allocator.cli.output import plain, print_json
+from allocator.cli.output import print_json
 from allocator.errors import AllocatorError
+from allocator.foreign import plain
 
 if TYPE_CHECKING:
     from allocator.web.watch import Group as Seen

@@ -11,6 +11,7 @@ from typing import Any
 import kafka.errors as kafka_errors
 
 from allocator.errors import BrokerError
+from allocator.foreign import shown
 from allocator.types import Record
 from allocator.wire.kafka import KafkaClient
 
@@ -89,7 +90,7 @@ class DeadLetterTopic:
             first = letters[0][0]
             raise BrokerError(
                 f"dead-letter topic {self.topic!r} did not take {first.topic}:{first.partition} offset {first.offset}: "
-                f"{error!r}; look at the topic's existence, its max.message.bytes and this client's rights",
+                f"{shown(error)}; look at the topic's existence, its max.message.bytes and this client's rights",
                 retriable=True,
             ) from error
 

@@ -6,7 +6,7 @@ import math
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from allocator.assign import Assignor, resolve
@@ -70,10 +70,10 @@ class ConsumerGroupConfig:
     """To reach any broker, the coordinator, ZooKeeper. What goes on for longer is a failure."""
     client_id: str = ""
     """What brokers and the other members call this process; "allocator-<host>" if empty."""
-    security: Mapping[str, Any] | None = None
+    security: Mapping[str, Any] | None = field(default=None, repr=False)
     """TLS and SASL to Kafka, under kafka-python's names."""
     root: str = "/allocator"
-    zookeeper_options: Mapping[str, Any] | None = None
+    zookeeper_options: Mapping[str, Any] | None = field(default=None, repr=False)
     client: Callable[[ConsumerGroupConfig], KafkaClient] | None = None
     """Makes the client, not connected, that speaks to the brokers, for tests that have them fail."""
 

@@ -73,7 +73,7 @@ class Joining:
     # zookeeper
     zookeeper: Optional[str] = None
     root: str = "/allocator"
-    zookeeper_options: Optional[Mapping[str, Any]] = None
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)  # has credentials
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     # kafka
     group_protocol: str = "classic"

@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import Any, TextIO
 
+from allocator.foreign import CONTROL, plain
+
 __all__ = ["JsonFormatter", "TextFormatter", "configure"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -16,7 +18,10 @@ _CHATTY = ("kafka", "kazoo")
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Send the logs of the whole process to `stream` (standard error), replacing what was set up before."""
+    """Send the logs of the whole process to `stream` (standard error), replacing what was set up before.
+
+    Text that a server or a znode brought cannot forge a line or steer a terminal: control characters are spelt out.
+    """
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -43,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(line, default=str, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
@@ -51,12 +56,17 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        text = f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}"
+        text = plain(f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}")
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += _indented(self.formatException(record.exc_info))
         if record.stack_info:
-            text += "\n" + self.formatStack(record.stack_info)
+            text += _indented(self.formatStack(record.stack_info))
         return text
+
+
+def _indented(lines: str) -> str:
+    # a message of an exception may have lines of its own: none begins as a log line does
+    return "".join(f"\n  {line}" for line in plain(lines, lines=True).split("\n"))
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:

@@ -7,8 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from allocator.foreign import plain
 from allocator.membership.store import Store
-from allocator.membership.znodes import GROUP_NAME, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.membership.znodes import (
+    GROUP_NAME,
+    Budget,
+    Claim,
+    Document,
+    MemberInfo,
+    Parts,
+    Paths,
+    Rubbish,
+    in_join_order,
+)
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
@@ -68,10 +79,11 @@ async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> Group
         problems.append(f"znode {store.paths.member(name)} is not a member of ours")
     members: dict[str, MemberInfo] = {}
     claims: dict[str, Claim] = {}
+    budget = Budget.of_claims()
 
     async def read(name: str) -> None:
         try:
-            info, claim = await store.member(name), await store.claim(name)
+            info, claim = await store.member(name), await store.claim(name, budget=budget)
         except Rubbish as error:
             problems.append(str(error))
             return
@@ -88,7 +100,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> Group
         problems.append(str(error))
     if document is not None:
         if document.problem:
-            problems.append(f"the leader keeps the old assignment: {document.problem}")
-        problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
+            problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
+        problems += [f"member {plain(m)} gets no partitions: {plain(why)}" for m, why in document.refused.items()]
     ordered = {name: members[name] for name in in_join_order(members)}
     return GroupState(group, ordered, claims, document, tuple(problems))

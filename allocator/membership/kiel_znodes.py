@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from allocator.errors import AllocatorError
+from allocator.foreign import shown
 from allocator.membership.znodes import Parts, Paths, Rubbish
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import BadVersion, NoZnode, ZooKeeper
@@ -102,7 +103,7 @@ def read_shared(path: str, data: bytes) -> tuple[Parts, Seal | None]:
         content = json.loads(text[len(SEALED) :])
         found = Seal(Phase(content["phase"]), str(content["root"]), _parts(content["partitions"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Rubbish(path, f"neither a list of 'topic:partition' nor a seal ({error!r})") from None
+        raise Rubbish(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
     return found.partitions, found
 
 

@@ -10,13 +10,14 @@ from functools import partial
 
 from allocator.assign import Assignor, Member, choose, compute
 from allocator.errors import AllocatorError
+from allocator.foreign import plain, shown
 from allocator.membership.base import Topics
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.plan import adopt, advance
 from allocator.membership.store import Store
 from allocator.membership.view import Load, Surroundings
 from allocator.membership.watched import Watched
-from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
+from allocator.membership.znodes import Budget, Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
 from allocator.tasks import Scope
 from allocator.wire.zookeeper import BadVersion, ConnectionLost, NoZnode, ZnodeExists
 
@@ -71,6 +72,7 @@ class Leader:
         self._claim_names = Watched(store.claim_names, self._changed.set)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
+        self._budget = Budget.of_claims()
         self._document: tuple[Document | None, int] | None = None
         self._last: Document | None = None
         self._restarts = 0
@@ -106,12 +108,13 @@ class Leader:
             self._changed.clear()
             try:
                 await self._step()
-            except (BadVersion, ZnodeExists, NoZnode):
+            except (BadVersion, ZnodeExists):
                 log.info("%s: somebody else wrote the assignment; reading it again", self._store.paths.group)
                 self.start_over()
                 continue
-            except ConnectionLost:
-                # the write may have arrived: only what stands there counts
+            except (ConnectionLost, NoZnode):
+                # the write may have arrived: only what stands there counts. Or znodes of the group were deleted, and
+                # ours with them maybe, as the proof of life will show
                 self.start_over()
                 await asyncio.sleep(0.05)
                 continue
@@ -223,10 +226,10 @@ class Leader:
         strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
         for member, reason in refused.items():
             if member not in document.refused:
-                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, member, reason)
+                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, member, plain(reason))
         assignor = self._assignors.get(strategy)
         if assignor is None:
-            raise AllocatorError(f"the group agreed on {strategy!r}, which this leader does not offer")
+            raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
         taking_part = tuple(
             Member(
                 id=member,
@@ -248,7 +251,7 @@ class Leader:
     async def _read_document(self) -> tuple[Document, int]:
         if self._document is None:
             try:
-                self._document = await self._store.document()
+                self._document = await self._store.document(counts=self._partitions_of)
             except Rubbish as error:
                 log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
                 self._document = None, error.version
@@ -258,6 +261,10 @@ class Leader:
             document = adopt(claims, self._last, writes=version + 1)
             self._computed_from = None
         return document, version
+
+    def _partitions_of(self, topic: str) -> int | None:
+        known = self._topics.partitions(topic)
+        return None if known is None else len(known)
 
     async def _write(self, document: Document, version: int) -> int:
         self._document = None
@@ -281,6 +288,7 @@ class Leader:
 
     async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
         self._claims = {member: watched for member, watched in self._claims.items() if member in wanted}
+        self._budget.keep(map(self._store.paths.claim, wanted))
         for member in wanted:
             if member not in self._claims:
                 self._claims[member] = Watched(partial(self._read_claim, member), self._changed.set)
@@ -289,7 +297,7 @@ class Leader:
 
     async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
         try:
-            return await self._store.claim(member, watch)
+            return await self._store.claim(member, watch, budget=self._budget)
         except Rubbish as error:
             # it shows nothing, so its partitions stay where they are until the member writes again or goes
             log.error("%s: %s", self._store.paths.group, error)

@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeVar
 
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
+from allocator.foreign import shown
 from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import MembershipLost
@@ -93,12 +94,12 @@ class Subscription:
             pattern = content["pattern"]
             streams = {str(topic): int(count) for topic, count in content["subscription"].items()}
             if pattern not in ("static", "white_list", "black_list"):
-                raise ValueError(f"its pattern is {pattern!r}")
+                raise ValueError(f"its pattern is {shown(pattern)}")
             if pattern != "static":
                 for expression in streams:
                     re.compile(expression)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
-            why = f"no subscription of Kafka's own client ({error!r})"
+            why = f"no subscription of Kafka's own client ({shown(error)})"
             if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):
                 why += "; it looks like one of pykafka's members, which are no company for those"
             raise Rubbish(path, why) from None

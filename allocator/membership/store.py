@@ -6,8 +6,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
-from allocator.membership.znodes import Claim, Document, MemberInfo, Paths, Rubbish, shard_names, split
+from allocator.membership.znodes import (
+    Budget,
+    Claim,
+    Counts,
+    Document,
+    MemberInfo,
+    Paths,
+    Rubbish,
+    quick,
+    shard_names,
+    split,
+)
 from allocator.wire.zookeeper import NoZnode, ZnodeExists, ZooKeeper
 
 __all__ = ["Store"]
@@ -15,6 +29,11 @@ __all__ = ["Store"]
 log = logging.getLogger(__name__)
 
 Watch = Callable[[], None]
+T = TypeVar("T")
+
+
+# one thread, so that only one znode at a time takes the memory that decoding needs
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
 
 
 class Store:
@@ -45,8 +64,11 @@ class Store:
             return None
         return MemberInfo.decode(path, data)
 
-    async def claim(self, member: str, watch: Watch | None = None) -> Claim | None:
-        """A member's claim; None when there is none. Raises Rubbish."""
+    async def claim(self, member: str, watch: Watch | None = None, *, budget: Budget | None = None) -> Claim | None:
+        """A member's claim; None when there is none. Raises Rubbish.
+
+        `budget` is for all claims that are kept together.
+        """
         path = self.paths.claim(member)
         while True:
             try:
@@ -56,12 +78,14 @@ class Store:
                 if watch is None or await self.zk.exists(path, watch) is None:
                     return None
             else:
-                return Claim.decode(path, data)
+                return await _decoded(data, partial(Claim.decode, path, data, budget))
 
-    async def document(self, watch: Watch | None = None, *, only: str | None = None) -> tuple[Document | None, int]:
+    async def document(
+        self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
+    ) -> tuple[Document | None, int]:
         """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish.
 
-        `only`: as far as it is about that member.
+        `only`: as far as it is about that member. `counts`: how many partitions topics have, as far as it is known.
         """
         path = self.paths.assignment
         while True:
@@ -73,10 +97,10 @@ class Store:
                 continue
             try:
                 names = shard_names(path, data)
-                if names is None:
-                    return Document.decode(path, data, only), stat.version
-                pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
-                return Document.decode(path, b"".join(piece for piece, _ in pieces), only), stat.version
+                if names is not None:
+                    pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
+                    data = b"".join(piece for piece, _ in pieces)
+                return await _decoded(data, partial(Document.decode, path, data, only, counts)), stat.version
             except NoZnode:
                 # the next document has been written meanwhile, and the shards of this one deleted
                 if (await self.zk.get(path))[1].version == stat.version:
@@ -110,3 +134,10 @@ class Store:
             if name not in keep:
                 with contextlib.suppress(NoZnode):
                     await self.zk.delete(f"{self.paths.shards}/{name}")
+
+
+async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
+    """The value, made in a thread where that takes long: the loop has to renew the lease meanwhile."""
+    if quick(data):
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)

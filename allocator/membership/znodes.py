@@ -13,28 +13,39 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
 from allocator.errors import AllocatorError, ConfigError, GroupNameError, MissingExtra
+from allocator.foreign import plain, shown
 from allocator.membership.patterns import topic_pattern
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import check_path
 
-__all__ = ["Claim", "Document", "MemberInfo", "Paths", "Rubbish", "Waiting"]
+__all__ = ["Budget", "Claim", "Document", "MemberInfo", "Paths", "Rubbish", "Waiting", "quick"]
 
 Parts = frozenset[TopicPartition]
+Counts = Callable[[str], "int | None"]
+"""How many partitions a topic has, None where that is not known."""
 NONE: Parts = frozenset()
 
 FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
-INFLATED_BYTES = 64_000_000  # bounds what a hostile znode can make us allocate: twenty times that, as empty lists
-MAX_CONTAINERS = 200_000  # in one document; a few for each member are ours. Millions take the parser many seconds
-MAX_PARTITION = 1_000_000  # bounds what a hostile range can make us allocate
+# What follows bounds what a hostile znode can make us allocate. A group of 1 000 members, 1 000 topics and 1 000 000
+# partitions stays below each, even while all of them move
+INFLATED_BYTES = 64_000_000
+MAX_STRINGS = 4_100_000  # names of topics and ranges
+MAX_NUMBERS = 200_000  # a few for each member are ours
+LONGEST_NUMBER = 40  # digits; millions of them take minutes to read
+MAX_CONTAINERS = 200_000  # a few for each member are ours. Millions take the parser many seconds
+MAX_PARTITIONS = 1_000_000  # that members hold in one group; as many again may be promised
+SMALL_BYTES = 100_000  # inflated; what is larger, or has more partitions than SMALL_PARTITIONS, takes long to decode
+SMALL_PARTITIONS = 20_000
 
 GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
 
@@ -45,7 +56,7 @@ class Rubbish(AllocatorError):
     version = -1
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"znode {path} is not readable: {why}; delete it if nothing else owns it")
+        super().__init__(f"znode {plain(path)} is not readable: {why}; delete it if nothing else owns it")
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,7 @@ class MemberInfo:
             except (ConfigError, MissingExtra) as error:
                 raise Rubbish(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
-            raise Rubbish(path, f"weight {weight!r}")
+            raise Rubbish(path, f"weight {shown(weight)}")
         return cls(
             name=_text(path, "name", doc.get("name")),
             host=_text(path, "host", doc.get("host")),
@@ -187,11 +198,16 @@ class Claim:
         )
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Claim:
+    def decode(cls, path: str, data: bytes, budget: Budget | None = None) -> Claim:
+        """`budget`: shared with the other claims that are kept with this one."""
+        budget = budget or Budget()
+        budget.give_back(path)
         doc = _inflate(path, data)
+        held = _mapping(path, "partitions", doc.get("held"))
+        budget.take(path, held)
         return cls(
             _number(path, "revision", doc.get("revision")),
-            from_ranges(path, doc.get("held")),
+            from_ranges(path, held),
             _number(path, "generation", doc.get("generation")),
         )
 
@@ -240,19 +256,28 @@ class Document:
         )
 
     @classmethod
-    def decode(cls, path: str, data: bytes, only: str | None = None) -> Document:
+    def decode(cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None) -> Document:
         """`only`: what it says of that member and no other, which is all that the member needs: with 100 members and
-        10 000 partitions it is read forty times faster so, and each member reads each document."""
+        10 000 partitions it is read forty times faster so, and each member reads each document. `counts`: as in
+        `Budget`."""
         doc = _inflate(path, data)
 
         def entries(what: str) -> Iterable[tuple[str, Any]]:
             found = _mapping(path, what, doc.get(what))
             return found.items() if only is None else [(only, found[only])] if only in found else []
 
-        waiting = {}
+        # before any range is expanded
+        held, promised = Budget(counts), Budget(counts)
+        for _, ranges in entries("owners"):
+            held.take(path, ranges)
         for member, entry in entries("waiting"):
             if not isinstance(entry, list) or len(entry) != 2:
-                raise Rubbish(path, f"waiting of {member!r}")
+                raise Rubbish(path, f"waiting of {shown(member)}")
+            held.take(path, entry[1])
+        for _, ranges in entries("promised"):
+            promised.take(path, ranges)
+        waiting = {}
+        for member, entry in entries("waiting"):
             waiting[member] = Waiting(_number(path, "since", entry[0]), from_ranges(path, entry[1]))
         problem = doc.get("problem")
         return cls(
@@ -290,7 +315,7 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
     names = _texts(path, "shards", _object(path, head).get("shards"))
     for name in names:
         if "/" in name or name in (".", "..") or not name:
-            raise Rubbish(path, f"shard name {name!r}")
+            raise Rubbish(path, f"shard name {shown(name)}")
     if len(names) * SHARD_BYTES > INFLATED_BYTES:
         raise Rubbish(path, f"{len(names)} shards")
     return names
@@ -314,30 +339,94 @@ def _ranges(ids: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def from_ranges(path: str, value: object) -> Parts:
-    """The inverse of `to_ranges`, for values that anyone may have written."""
+class Budget:
+    """How many partitions may still be read from znodes of one group that are kept together.
+
+    A few bytes stand for a million partitions, and each may be held by one member only: what names more than `most` in
+    all, or several times what a topic has, is no state of a group. `counts` may be older than the znode, so it bounds
+    a topic only loosely. May be used by several threads.
+    """
+
+    def __init__(self, counts: Counts | None = None, most: int = MAX_PARTITIONS) -> None:
+        self._counts = counts
+        self._most = most
+        self._total = 0
+        self._paths: dict[str, int] = {}
+        self._topics: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_claims(cls) -> Budget:
+        """Claims are read at different moments: a partition that moves may be in two of them."""
+        return cls(most=2 * MAX_PARTITIONS)
+
+    def take(self, path: str, ranges: object) -> None:
+        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without making them. Raises Rubbish."""
+        for topic, text in _mapping(path, "partitions", ranges).items():
+            number = _text(path, "partitions", text).count(",") + 1
+            if number <= self._most:
+                for run in text.split(","):
+                    found = RUN.match(run)
+                    if found is None or (found[2] and int(found[2]) < int(found[1])):
+                        raise Rubbish(path, f"partitions {shown(run)} of topic {shown(topic)}")
+                    if found[2]:
+                        number += int(found[2]) - int(found[1])
+            with self._lock:
+                self._paths[path] = self._paths.get(path, 0) + number
+                of_topic = self._topics[topic] = self._topics.get(topic, 0) + number
+                self._total += number
+                total = self._total
+            if total > self._most:
+                raise Rubbish(path, f"more than {self._most} partitions in all")
+            known = None if self._counts is None else self._counts(topic)
+            if known is not None and of_topic > 2 * known + SMALL_PARTITIONS:
+                raise Rubbish(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
+
+    def give_back(self, path: str) -> None:
+        """The znode at `path` is read again, or gone."""
+        with self._lock:
+            self._total -= self._paths.pop(path, 0)
+
+    def keep(self, paths: Iterable[str]) -> None:
+        """The other znodes are gone."""
+        for path in set(self._paths) - set(paths):
+            self.give_back(path)
+
+
+RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers below MAX_PARTITIONS
+
+
+def from_ranges(path: str, ranges: Mapping[str, str]) -> Parts:
+    """The inverse of `to_ranges`, for what a `Budget` has let pass."""
     found: list[TopicPartition] = []
-    for topic, text in _mapping(path, "partitions", value).items():
+    for topic, text in ranges.items():
         numbers: list[int] = []
-        for run in _text(path, "partitions", text).split(","):
+        for run in text.split(","):
             first, dash, last = run.partition("-")
-            try:
-                start = int(first)
-                end = int(last) if dash else start
-            except ValueError:
-                raise Rubbish(path, f"partitions {run!r} of topic {topic!r}") from None
-            if not 0 <= start <= end < MAX_PARTITION or len(found) + len(numbers) + end - start > MAX_PARTITION:
-                raise Rubbish(path, f"partitions {run!r} of topic {topic!r}")
             if dash:
-                numbers.extend(range(start, end + 1))
+                numbers.extend(range(int(first), int(last) + 1))
             else:  # most runs, when partitions are dealt in turn
-                numbers.append(start)
+                numbers.append(int(first))
         found.extend(map(TopicPartition, repeat(topic), numbers))
     return frozenset(found)
 
 
 def _deflate(doc: Mapping[str, Any]) -> bytes:
     return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+
+
+def quick(data: bytes) -> bool:
+    """Whether a claim or a document is decoded in a few milliseconds; an event loop should not wait for more."""
+    try:
+        raw = data if data.startswith(b"{") else zlib.decompressobj().decompress(data, SMALL_BYTES)
+    except zlib.error:
+        return True
+    if len(raw) >= SMALL_BYTES:
+        return False
+    return sum(abs(int(last) - int(first)) for first, last in LONG.findall(raw)) < SMALL_PARTITIONS
+
+
+LONG = re.compile(rb'[",]([0-9]{1,6})-([0-9]{1,6})(?=[",])')
 
 
 def _inflate(path: str, data: bytes) -> dict[str, Any]:
@@ -354,15 +443,38 @@ def _inflate(path: str, data: bytes) -> dict[str, Any]:
 def _object(path: str, data: bytes) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise Rubbish(path, "more lists and objects than any group needs")
+    if data.count(b'"') > 2 * MAX_STRINGS:
+        raise Rubbish(path, "more texts than any group needs")
+    numbers = _Numbers()
     try:
-        doc = json.loads(data)
+        doc = json.loads(data, parse_int=numbers.whole, parse_float=numbers.fraction)
     except (ValueError, RecursionError) as error:
-        raise Rubbish(path, f"{type(error).__name__}: {error}") from error
+        raise Rubbish(path, shown(error)) from error
     if not isinstance(doc, dict):
         raise Rubbish(path, f"a JSON object is expected, not {type(doc).__name__}")
     if doc.get("format") != FORMAT:
-        raise Rubbish(path, f"format {doc.get('format')!r}; this version reads format {FORMAT}")
+        raise Rubbish(path, f"format {shown(doc.get('format'))}; this version reads format {FORMAT}")
     return doc
+
+
+class _Numbers:
+    """Reads the numbers of one JSON text, up to MAX_NUMBERS of them."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NUMBERS
+
+    def whole(self, text: str) -> int:
+        self._count(text)
+        return int(text)
+
+    def fraction(self, text: str) -> float:
+        self._count(text)
+        return float(text)
+
+    def _count(self, text: str) -> None:
+        self._left -= 1
+        if self._left < 0 or len(text) > LONGEST_NUMBER:
+            raise ValueError("more or longer numbers than any group needs")
 
 
 def _text(path: str, what: str, value: object) -> str:
@@ -379,7 +491,7 @@ def _texts(path: str, what: str, value: object) -> list[str]:
 
 def _number(path: str, what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
-        raise Rubbish(path, f"{what} is {str(value)[:40]!r}, not a count")
+        raise Rubbish(path, f"{what} is {shown(value)}, not a count")
     return value
 
 

@@ -44,8 +44,8 @@ class MirrorSettings:
     membership: str = "zookeeper"
     zookeeper: Optional[str] = None
     old_zookeeper: Optional[str] = None
-    old_security: Optional[Mapping[str, Any]] = None
-    new_security: Optional[Mapping[str, Any]] = None
+    old_security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    new_security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     replication: int = 3
     throttle_bytes_s: Optional[float] = None
     append: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from kafka.protocol.consumer import OffsetCommitRequest
@@ -50,8 +50,8 @@ class Place:
     storage: str = "kafka"
     zookeepers: tuple[str, ...] = ()
     root: str = "/allocator"
-    security: Optional[Mapping[str, Any]] = None
-    zookeeper_options: Optional[Mapping[str, Any]] = None
+    security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[OpenPlace]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.errors import AllocatorError
+from allocator.foreign import shown
 from allocator.types import TopicPartition
 
 __all__ = ["BadOffsetMap", "Entry", "Incarnation", "Positions", "Run", "pack", "unpack"]
@@ -157,7 +158,7 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
         incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))
         return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadOffsetMap(f"an entry of an offset map does not read ({error}): key {key!r:.80}") from error
+        raise BadOffsetMap(f"an entry of an offset map does not read ({shown(error)}): key {shown(key)}") from error
 
 
 def _json(value: object) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 
 from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.foreign import shown
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
@@ -103,7 +104,7 @@ async def _from_zookeeper(ensemble: ZooKeeper, topic: str) -> dict[str, str]:
     try:
         return {str(name): str(value) for name, value in json.loads(data)["config"].items()}
     except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper does not read: {data!r:.100}") from error
+        raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper does not read: {shown(data)}") from error
 
 
 def carried(settings: Mapping[str, str]) -> dict[str, str]:
@@ -225,7 +226,9 @@ async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tup
         if result.error_code != NOT_CONTROLLER or attempt == 9:
             error = for_code(result.error_code, what)
             told = getattr(result, "error_message", None)
-            raise BrokerError(f"{error}{f' ({told})' if told else ''}", code=error.code, retriable=error.retriable)
+            raise BrokerError(
+                f"{error}{f' ({shown(told)})' if told else ''}", code=error.code, retriable=error.retriable
+            )
         await asyncio.sleep(client.retry_backoff_s)
 
 

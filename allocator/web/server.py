@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tornado import httpserver, iostream, netutil, web
 
 from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import shown
 from allocator.tasks import happens
 from allocator.web import snapshot
 from allocator.web.actions import Action
@@ -130,7 +131,7 @@ class Handler(web.RequestHandler):
     def group(self, name: str) -> Group:
         group = self.watcher().groups.get(name)
         if group is None or not group.seen:
-            raise Refused(404, f"no group {name!r} is known here", retriable=not self.watcher().ready)
+            raise Refused(404, f"no group {shown(name)} is known here", retriable=not self.watcher().ready)
         return group
 
 
@@ -203,14 +204,14 @@ class Act(Handler):
             raise Refused(401, "the token is missing or wrong")
         action = self.site.actions.get(what)
         if action is None:
-            raise Refused(404, f"{what!r} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
+            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
         async with self.watching():
             self.group(name)
             await self._do(name, what, action)
 
     async def _do(self, name: str, what: str, action: Action) -> None:
         given = self._body()
-        log.warning("%s of %s is asked for by %s: %s", what, name, self.request.remote_ip, given)
+        log.warning("%s of %s is asked for by %s: %s", what, shown(name), self.request.remote_ip, shown(given))
         try:
             self.answer(await action(name, given))
         except ConfigError as error:

@@ -13,11 +13,12 @@ from typing import Any, Optional, Protocol
 from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import plain
 from allocator.membership.describe import GroupState
 from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
-from allocator.membership.znodes import GROUP_NAME, Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
+from allocator.membership.znodes import GROUP_NAME, Budget, Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
 from allocator.migrate.doctor import Finding, Severity, look
 from allocator.tasks import Scope, happens
 from allocator.web.history import History, Series
@@ -137,6 +138,7 @@ class GroupWatch:
         self._document: Watched[tuple[Document | None, int]] = Watched(self._store.document, poke)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Claim] = {}
+        self._budget = Budget.of_claims()
         self._awaited: dict[str, Watched[Claim | None]] = {}
 
     async def run(self) -> None:
@@ -172,11 +174,12 @@ class GroupWatch:
         await asyncio.gather(*(self._read_claim(name, document, problems) for name in claiming))
         self._infos = {name: self._infos[name] for name in ours if name in self._infos}
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
+        self._budget.keep(map(self._store.paths.claim, claiming))
         self._awaited = {name: self._awaited[name] for name in claiming if name in self._awaited}
         if document is not None:
             if document.problem:
-                problems.append(f"the leader keeps the old assignment: {document.problem}")
-            problems += [f"member {member} gets no partitions: {why}" for member, why in document.refused.items()]
+                problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
+            problems += [f"member {plain(m)} gets no partitions: {plain(why)}" for m, why in document.refused.items()]
         try:
             choice = await self._choice.get()
             self._group.paused = choice.frozen
@@ -204,7 +207,7 @@ class GroupWatch:
             self._awaited.pop(name, None)
             return
         if name not in self._awaited:
-            self._awaited[name] = Watched(partial(self._store.claim, name), self._changed.set)
+            self._awaited[name] = Watched(partial(self._store.claim, name, budget=self._budget), self._changed.set)
         try:
             claim = await self._awaited[name].get()
         except Rubbish as error:

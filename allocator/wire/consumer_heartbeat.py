@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.api_message import ApiMessage
 
+from allocator.foreign import SHOWN_ERROR, plain
+
 __all__ = [
     "ConsumerGroupHeartbeatRequest",
     "ConsumerGroupHeartbeatResponse",
@@ -91,7 +93,7 @@ def parse(response: Any) -> HeartbeatAnswer:
         )
     return HeartbeatAnswer(
         response.error_code,
-        response.error_message,
+        None if response.error_message is None else plain(response.error_message[:SHOWN_ERROR]),
         response.member_epoch,
         response.heartbeat_interval_ms / 1000,
         assignment,

@@ -21,7 +21,7 @@ from allocator.wire.kafka_errors import broker_error, describe
 from allocator.wire.kafka_manager import Directory, parse_addresses
 from allocator.wire.kafka_metadata import Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
-from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
+from allocator.wire.kafka_security import check_security, hide_credentials, tls_context, warn_of_clear_text
 
 __all__ = ["Broker", "KafkaClient"]
 
@@ -106,6 +106,7 @@ class KafkaClient:
         tls = tls_context(self._security)
         if str(self._security.get("security_protocol", "")).startswith("SASL"):
             hide_credentials()
+            warn_of_clear_text(self._security)
         settings = {**self._settings, **self._security}
         self._channel = Channel(self._directory, tls, self._refresher.poke, settings)
         try:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
 
+from allocator.foreign import shown
 from allocator.tasks import within
 from allocator.wire.frames import Frames, answers_in
 
@@ -132,7 +133,7 @@ class Link(asyncio.BufferedProtocol):
         except Exception as exc:
             # whatever it was, the stream cannot be read any further; those who wait must hear of it
             log.exception("%s: cannot decode what the broker sent", self)
-            self.abort(kafka_errors.KafkaProtocolError(f"cannot decode what {self.host} sent: {exc!r}"))
+            self.abort(kafka_errors.KafkaProtocolError(f"cannot decode what {self.host} sent: {shown(exc)}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.gone.done():

@@ -13,7 +13,9 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from allocator.errors import ConfigError
 
-__all__ = ["KEYS", "check_security", "hide_credentials", "tls_context"]
+__all__ = ["KEYS", "check_security", "hide_credentials", "tls_context", "warn_of_clear_text"]
+
+log = logging.getLogger(__name__)
 
 KEYS = (
     "proxy_url",
@@ -71,6 +73,18 @@ def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
         raise ConfigError(f"security: cannot load TLS files {files}: {exc}") from exc
     assert isinstance(context, ssl.SSLContext)
     return context
+
+
+def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
+    """Log that anyone on the way can read the password, where that is so."""
+    mechanism = settings.get("sasl_mechanism")
+    if settings.get("security_protocol") == "SASL_PLAINTEXT" and mechanism in ("PLAIN", "OAUTHBEARER"):
+        log.warning(
+            "sasl_mechanism %s sends the %s to the brokers unencrypted with security_protocol SASL_PLAINTEXT; use "
+            "SASL_SSL, or a mechanism that does not send it (SCRAM-SHA-512)",
+            mechanism,
+            "password" if mechanism == "PLAIN" else "token",
+        )
 
 
 _CREDENTIALS = (bytes, bytearray, memoryview, SaslAuthenticateRequest, SaslBytesRequest)

@@ -10,7 +10,7 @@ from members import StaticTopics
 
 from allocator.membership.leader import Leader, LeaderSettings
 from allocator.membership.store import Store, Watch
-from allocator.membership.znodes import Claim, Document, Paths, Rubbish
+from allocator.membership.znodes import Budget, Claim, Document, Paths, Rubbish
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import BadVersion, ZooKeeper
 
@@ -21,8 +21,8 @@ ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) fo
 class Deaf(Store):
     """The news of a claim are still under way: kazoo tells them in another thread than answers."""
 
-    async def claim(self, member: str, watch: Watch | None = None) -> Claim | None:
-        return await super().claim(member, lambda: None)
+    async def claim(self, member: str, watch: Watch | None = None, *, budget: Budget | None = None) -> Claim | None:
+        return await super().claim(member, lambda: None, budget=budget)
 
 
 @asynccontextmanager

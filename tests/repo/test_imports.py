@@ -16,6 +16,7 @@ from repository import module_name, sources
 SHARED = {
     "clock",
     "errors",
+    "foreign",
     "types",
     "tasks",
     "measures",

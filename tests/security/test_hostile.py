@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import struct
@@ -24,10 +25,28 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from allocator import Consumer
+from allocator.consumer import logs
 from allocator.errors import CorruptRecordError
-from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, in_join_order, sequence, shard_names
+from allocator.foreign import SHOWN, SHOWN_ERROR, shown
+from allocator.foreign import plain as spelt_out
+from allocator.membership.store import Store
+from allocator.membership.znodes import (
+    Budget,
+    Claim,
+    Document,
+    MemberInfo,
+    Paths,
+    Rubbish,
+    Waiting,
+    in_join_order,
+    quick,
+    sequence,
+    shard_names,
+)
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord, encode
+from allocator.types import TopicPartition
+from allocator.wire.zookeeper import ZooKeeper
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"
@@ -197,6 +216,184 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
         [sys.executable, "-c", INFLATE, unit, str(size)], capture_output=True, text=True, timeout=120, check=True
     )
     assert int(done.stdout) < 800, f"{done.stdout} MB"
+
+
+BOMBS = """
+import resource, sys, time, zlib
+from allocator.membership import znodes
+from allocator.membership.znodes import Claim, Document, Rubbish
+from allocator.membership.znodes import MemberInfo
+members = ["m-%016x-%010d" % (n, n) for n in range(200)]
+head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
+everything = b'{"t":"0-999998"}'
+def document(owners=b"{}", promised=b"{}", waiting=b"{}"):
+    return b'{"format":1,%s,"owners":%s,"promised":%s,"waiting":%s}' % (head, owners, promised, waiting)
+def each(count, value):
+    return b"{" + b",".join(b'"%s":%s' % (member.encode(), value) for member in members[:count]) + b"}"
+bombs = {
+    "owners": (Document, document(owners=each(8, everything))),
+    "promised": (Document, document(promised=each(80, everything))),
+    "waiting": (Document, document(waiting=each(80, b"[9,%s]" % everything))),
+    "descending": (Document, document(owners=each(80, b'{"t":"999999-0,0-999998"}'))),
+    "together": (Document, document(each(1, everything), each(1, everything), each(7, b"[9,%s]" % everything))),
+    "strings": (Claim, b'{"format":1,"x":[' + b'"ab",' * 12_000_000 + b'"ab"]}'),
+    "floats": (Claim, b'{"format":1,"x":[' + b"0.5," * 15_000_000 + b"0.5]}"),
+    "digits": (Claim, b'{"format":1,"x":' + b"9" * 20_000_000 + b"}"),
+    "runs": (Claim, b'{"format":1,"held":{"t":"' + b"1," * 10_000_000 + b'1"}}'),
+    "a long run": (Claim, b'{"format":1,"held":{"t":"' + b"0" * 20_000_000 + b'"}}'),
+    "a long name": (Claim, b'{"format":1,"held":{"' + b"t" * 20_000_000 + b'":"x"}}'),
+    "a long format": (Claim, b'{"format":"' + b"\\n" * 10_000_000 + b'"}'),
+}
+kind, text = bombs.pop(sys.argv[1])
+del bombs
+data = zlib.compress(text, 9)
+del text
+assert len(data) < 150_000, len(data)
+assert not znodes.quick(data)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 1024 * 1024,) * 2)
+began = time.process_time()
+try:
+    kind.decode("/x", data)
+except Rubbish as error:
+    print(time.process_time() - began, len(str(error)), str(error))
+"""
+KINDS_OF_BOMB = [
+    *("owners", "promised", "waiting", "descending", "together", "strings", "floats", "digits", "runs"),
+    *("a long run", "a long name", "a long format"),
+]
+
+
+@pytest.mark.parametrize("bomb", KINDS_OF_BOMB)
+def test_a_few_bytes_do_not_become_a_gigabyte(bomb: str) -> None:
+    """The leader, the page and the doctor decode whole documents, and each has to renew its session meanwhile."""
+    done = subprocess.run([sys.executable, "-c", BOMBS, bomb], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    seconds, length, text = done.stdout.split(" ", 2)
+    assert float(seconds) < 5.0
+    assert int(length) < 500, text[:500]
+    assert "\n" not in text.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("members", "partitions"), [(100, 50_000), pytest.param(1000, 1_000_000, marks=pytest.mark.long)]
+)
+def test_a_large_group_is_no_bomb(members: int, partitions: int) -> None:
+    """While all of it moves: each partition is drained by one member, and promised to another."""
+    names = [f"m-{number:016x}-{number:010d}" for number in range(members)]
+    owned = {
+        name: frozenset(TopicPartition("t", partition) for partition in range(number, partitions, members))
+        for number, name in enumerate(names)
+    }
+    moving = {name: owned[names[number - 1]] for number, name in enumerate(names)}
+    waiting = {name: Waiting(7, parts) for name, parts in owned.items()}
+    document = Document(generation=3, revision=9, leader=names[0], strategy="naive", promised=moving, waiting=waiting)
+    data = document.encode()
+    assert not quick(data)
+    assert Document.decode("/x", data, counts=lambda topic: partitions) == document
+    budget = Budget.of_claims()
+    for name, parts in owned.items():
+        claim = Claim(9, parts, 3)
+        for _ in range(2):  # read again, it counts once
+            assert Claim.decode(f"/claims/{name}", claim.encode(), budget) == claim
+
+
+def test_all_claims_of_a_group_share_one_budget() -> None:
+    budget = Budget(most=2000)
+    much = zlib.compress(b'{"format":1,"revision":9,"generation":3,"held":{"t":"0-998"}}')
+    little = Claim(9, frozenset({TopicPartition("t", 0)}), 3).encode()
+    Claim.decode("/claims/a", much, budget)
+    Claim.decode("/claims/b", much, budget)
+    with pytest.raises(Rubbish, match="more than 2000 partitions in all"):
+        Claim.decode("/claims/c", much, budget)
+    Claim.decode("/claims/c", little, budget)
+    budget.keep(["/claims/b", "/claims/c"])
+    Claim.decode("/claims/c", much, budget)
+    Claim.decode("/claims/b", much, budget)  # the same again
+
+
+def test_a_topic_bounds_what_is_said_of_it() -> None:
+    data = Document(
+        leader=MEMBER, strategy="naive", owners={MEMBER: frozenset(TopicPartition("t", n) for n in range(30_000))}
+    )
+    assert Document.decode("/x", data.encode(), counts=lambda topic: None) == data
+    assert Document.decode("/x", data.encode(), counts=lambda topic: 25_000) == data, "the counts may be old"
+    with pytest.raises(Rubbish, match="30000 partitions of topic 't', which has 3"):
+        Document.decode("/x", data.encode(), counts=lambda topic: 3)
+
+
+async def test_a_large_document_leaves_the_loop_to_others(zk_chroot: str, group: str) -> None:
+    """A loop that decodes a million partitions does not renew its lease."""
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect()
+    longest = 0.0
+
+    async def others() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            longest = max(longest, time.monotonic() - began)
+
+    try:
+        store = Store(zk, Paths("/allocator", group))
+        await store.prepare()
+        whole = frozenset(TopicPartition("t", number) for number in range(0, 400_000, 2))
+        await store.write_document(Document(leader=MEMBER, strategy="naive", owners={MEMBER: whole}), -1)
+        task = asyncio.get_running_loop().create_task(others())
+        began = time.monotonic()
+        document, _ = await store.document()
+        took = time.monotonic() - began
+        task.cancel()
+        assert document is not None
+        assert document.owners == {MEMBER: whole}
+        assert longest < took / 2, f"the loop stood still for {longest:.2f} of {took:.2f} s"
+    finally:
+        await zk.close()
+
+
+# -- what is quoted ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("x" * 60_000_000, b"x" * 60_000_000, ["y" * 1000] * 100_000, {"k" * 10**6: ["v" * 10**6] * 9}, 10**4000),
+        *(
+            KeyError("x" * 10**6),
+            ValueError("a\nb\x1b[2J"),
+            "a\nb",
+            "\x1b]0;title\x07",
+            "\u202egnp",
+            "\x9b2J",
+            b"\n\x1b",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_quoted_value_is_short_and_one_line(value: object) -> None:
+    text = shown(value)
+    assert len(text) <= (SHOWN_ERROR if isinstance(value, Exception) else SHOWN)
+    assert text == spelt_out(text)
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_a_znode_says_forges_no_line_of_the_log(form: str) -> None:
+    stream = io.StringIO()
+    forged = "x\n2024-05-01T10:00:00.000Z error allocator: all is lost \x1b[2J\x9b2J\u202e"
+    handler, log = logging.StreamHandler(stream), logging.Logger("allocator.x")
+    handler.setFormatter(logs.JsonFormatter() if form == "json" else logs.TextFormatter())
+    log.addHandler(handler)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.warning("it says %s", forged, exc_info=True, extra={"topic": forged})
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if line.startswith(("2", "{"))] == lines[:1]
+    assert all(line.isprintable() for line in lines)
+    if form == "json":
+        assert json.loads(lines[0])["message"] == f"it says {forged}"
 
 
 # -- znodes: a group that lives among them ----------------------------------------------------------------------------

@@ -9,13 +9,18 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, SECRETS, Secured
 
 from allocator import AllocatorError, Consumer
+from allocator.cli.read import Access
 from allocator.consumer.config import load
+from allocator.consumer.group_config import ConsumerGroupConfig
+from allocator.consumer.joining import Joining
+from allocator.migrate.places import Place
 
 Topics = Callable[..., str]
 
@@ -166,3 +171,20 @@ digest_password = "{DIGEST}"
         load(file, {"ALLOCATOR_KAFKA_SSL_PASSWORD": "", "ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD": PASSWORDS["PLAIN"]})
     assert "security_protocol" in str(caught.value)
     assert not shown(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda secrets: Joining("zookeeper", "g", "c", ("t",), **secrets),
+        lambda secrets: ConsumerGroupConfig(brokers="h:1", group="g", topics=("t",), zookeeper="h:2", **secrets),
+        lambda secrets: Place(brokers="h:1", group="g", **secrets),
+        lambda secrets: Access("h:2", **secrets),
+    ],
+    ids=["Joining", "ConsumerGroupConfig", "Place", "Access"],
+)
+def test_not_by_what_shows_settings(make: Callable[[dict[str, Any]], object]) -> None:
+    """Errors and debuggers show them with `repr`."""
+    made = make({"zookeeper_options": {"auth_data": [("digest", "u:s3cret")]}})
+    assert "s3cret" not in repr(made) + str(made)
+    assert made.zookeeper_options  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import ssl
 import pytest
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
-from allocator.errors import ConfigError
+from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_manager import parse_addresses
 from allocator.wire.kafka_security import check_security, hide_credentials, tls_context
@@ -90,3 +90,22 @@ def test_addresses_in_every_form() -> None:
 def test_a_number_out_of_range_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         KafkaClient("h:9092", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, True),
+        ({"sasl_mechanism": "OAUTHBEARER"}, True),
+        ({"sasl_mechanism": "SCRAM-SHA-512"}, False),
+        ({"security_protocol": "SASL_SSL"}, False),
+    ],
+)
+async def test_a_password_that_anyone_can_read_is_warned_of(
+    changes: dict[str, str], warned: bool, unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = KafkaClient(f"127.0.0.1:{unused_port}", security={**SASL, **changes})
+    with pytest.raises(BrokersUnavailable):
+        await client.connect(0.2)
+    assert ("unencrypted" in caplog.text) is warned
+    assert "s3cret" not in caplog.text

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
+from allocator.membership.session import SessionMembership
 from allocator.subscription.listener import Listens
 from allocator.subscription.loss import RecordsLost, stamped
 from allocator.subscription.state import SubscriptionState
@@ -33,6 +34,7 @@ from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["Engine"]
 
@@ -117,6 +119,11 @@ class Engine:
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        """After a lost ZooKeeper session, join only if `admitted` says so by what it reads in the next one."""
+        if isinstance(self.membership, SessionMembership):
+            self.membership.admitted = admitted
 
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""

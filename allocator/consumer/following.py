@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Optional
 
 from allocator.consumer.daemon import Daemon
 from allocator.consumer.notify import Notifier
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 class FollowingDaemon:
     """Runs one daemon after another, each on the cluster that the group is to read; none while it is frozen.
 
-    `make` makes the daemon for these brokers, None: those of the settings. Constructing touches nothing.
+    `make` makes the daemon for a choice that is not frozen. Constructing touches nothing.
 
     Guarantee: a daemon has drained, committed and left the group before the next one begins. What its last commit did
     not reach comes again, if offsets were moved before.
@@ -31,7 +30,7 @@ class FollowingDaemon:
     def __init__(
         self,
         watcher: Watcher,
-        make: Callable[[Optional[str]], Daemon],
+        make: Callable[[ClusterChoice], Daemon],
         *,
         connect_timeout_s: float | None = None,
         notifier: Notifier | None = None,
@@ -69,19 +68,18 @@ class FollowingDaemon:
             while not self._stopping:
                 self._watcher.changed.clear()
                 choice = self._watcher.current
-                if choice is not None and not choice.frozen:
+                if not choice.frozen:
                     await self._run(choice)
                     continue
-                why = "the group is paused" if choice else "not known which cluster to read"
-                log.info("resting: %s", why)
-                self._notifier.tell("READY=1", f"STATUS={why}")
+                log.info("resting: the group is paused")
+                self._notifier.tell("READY=1", "STATUS=the group is paused")
                 await first_of(self._stop.wait(), self._watcher.changed.wait())
         finally:
             await self._watcher.close()
 
     async def _run(self, choice: ClusterChoice) -> None:
         """Until the choice is another, or `stop`; raises what the daemon raises."""
-        self._daemon = daemon = self._make(choice.brokers)
+        self._daemon = daemon = self._make(choice)
         switching = False
 
         async def stop_at_change() -> None:

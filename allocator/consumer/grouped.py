@@ -123,7 +123,8 @@ class GroupedConsumer:
         self._connect_timeout_s = connect_timeout_s
         self._watcher = None
         if membership == "zookeeper":
-            self._watcher = Watcher(ZooKeeper(hosts, options=zookeeper_options), path_of(root, group))
+            ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
+            self._watcher = Watcher(ensemble, path_of(root, group))
         self._asked: set[str] = set()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._started = False
@@ -170,14 +171,16 @@ class GroupedConsumer:
             if told is None:
                 return False
             self._engine = self._make(brokers=told.brokers or self._brokers)
+            if self._watcher is not None:
+                self._engine.join_again_if(self._watcher.still(told))
             await self._join()
             self._reads = told
             return True
 
     def _told(self) -> ClusterChoice | None:
-        """Which cluster the group is to read; None: that is not known, or it is none."""
+        """Which cluster the group is to read; None: none, it is paused."""
         told = ClusterChoice() if self._watcher is None else self._watcher.current
-        return None if told is None or told.frozen else told
+        return None if told.frozen else told
 
     async def _join(self) -> None:
         await self._engine.start()

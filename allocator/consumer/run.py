@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Optional, Union
@@ -23,7 +23,7 @@ from allocator.consumer.joining import ON_ZOOKEEPER
 from allocator.consumer.lanes import Retries
 from allocator.consumer.notify import Notifier
 from allocator.consumer.preflight import refuse_new_chroot
-from allocator.consumer.switching import Watcher, path_of
+from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 from allocator.subscription.listener import RebalanceListener
 from allocator.tasks import Scope, first_of
@@ -85,16 +85,26 @@ def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifie
         return _daemon(config, handler, consumers, notifier)
     settings = config.zookeeper
     zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
+    watcher = Watcher(zk, path_of(settings.root, config.group.name))
+
+    def make(choice: ClusterChoice) -> Daemon:
+        return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))
+
     return FollowingDaemon(
-        Watcher(zk, path_of(settings.root, config.group.name)),
-        partial(_daemon, config, handler, consumers, notifier),
+        watcher,
+        make,
         connect_timeout_s=config.group.connect_timeout_s,
         notifier=notifier,
     )
 
 
 def _daemon(
-    config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier, brokers: Optional[str] = None
+    config: Config,
+    handler: Handler,
+    consumers: list[Consumer],
+    notifier: Notifier,
+    brokers: Optional[str] = None,
+    admitted: Optional[Callable[[ZooKeeper], Awaitable[bool]]] = None,
 ) -> Daemon:
     settings = config.handler
     options = config.consumer_options()
@@ -112,6 +122,8 @@ def _daemon(
     def consumer(listener: RebalanceListener) -> Consumer:
         # the one before, on another cluster, has left
         consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
+        if admitted is not None:
+            consumers[-1]._engine.join_again_if(admitted)
         return consumers[-1]
 
     return Daemon(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional
 from allocator.consumer.consumer import Consumer, Offset
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
+from allocator.foreign import shown
 from allocator.membership.znodes import Paths
 from allocator.subscription.listener import check_listener
 from allocator.tasks import happens
@@ -70,28 +71,36 @@ async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterCho
             if told["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
                 raise ValueError("its fields are others")
         except (ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"znode {path} does not say which cluster to read: {data!r:.100} ({error})") from error
+            raise ConfigError(
+                f"znode {path} does not say which cluster to read: {shown(data)} ({shown(error)})"
+            ) from error
         return ClusterChoice(brokers, frozen)
 
 
 async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
     """Has every service of the group do so."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
-    await zk.ensure_path(path.rpartition("/")[0] or "/")
-    with contextlib.suppress(ZnodeExists):
-        await zk.create(path, data)  # at once with its data: a service may look at any moment
-        return
-    await zk.set(path, data)
+    while True:
+        await zk.ensure_path(path.rpartition("/")[0] or "/")
+        try:
+            with contextlib.suppress(ZnodeExists):
+                await zk.create(path, data)  # at once with its data: a service may look at any moment
+                return
+            await zk.set(path, data)
+            return
+        except NoZnode:
+            continue  # deleted meanwhile
 
 
 class Watcher:
     """The newest choice of one znode, over a session of its own.
 
-    Guarantee: after a session was lost, nothing is `current` before the znode was read again.
+    While ZooKeeper does not answer, or the session is lost, the last choice that was read stays `current`: the members
+    have sessions of their own, and one whose session is lost reads the choice again before it joins (`still`).
     """
 
     def __init__(self, zk: ZooKeeper, path: str) -> None:
-        self.current: ClusterChoice | None = None
+        self.current = ClusterChoice()  # known once started
         self.changed: asyncio.Event
         self._zk = zk
         self._path = path
@@ -117,10 +126,22 @@ class Watcher:
             await asyncio.wait({self._task})
         await self._zk.close()
 
+    def still(self, choice: ClusterChoice) -> Callable[[ZooKeeper], Awaitable[bool]]:
+        """Asks ZooKeeper, in the session that is given, whether the choice is the same still.
+
+        For members that join again: the session of this watcher may still be away, and what it knows old.
+        """
+
+        async def ask(zk: ZooKeeper) -> bool:
+            try:
+                return await read_choice(zk, self._path) == choice
+            except ConfigError as error:
+                log.error("%s; stays with %s", error, choice)
+                return True
+
+        return ask
+
     def _on_state(self, state: SessionState) -> None:
-        if state is SessionState.LOST:
-            self.current = None
-            self.changed.set()
         self._look.set()
 
     async def _follow(self) -> None:
@@ -151,8 +172,8 @@ class SwitchingConsumer:
     of brokers that the znode may name, by their text there, where they differ from `security`.
 
     Guarantee: when the choice changes, what was delivered is done (asked for more, and with auto-commit committed)
-    before the member leaves, and nothing of the other cluster is delivered before. Nothing is delivered while it is
-    not known which cluster is to be read. While the group is frozen it has no members: offsets can be moved.
+    before the member leaves, and nothing of the other cluster is delivered before. While the group is frozen it has no
+    members: offsets can be moved. A member that loses its ZooKeeper session reads the choice again before it joins.
     """
 
     def __init__(
@@ -173,7 +194,12 @@ class SwitchingConsumer:
         self._securities = {} if securities is None else securities
         self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
         self._auto = options.get("auto_commit_interval_s", 5.0) is not None
-        self._watcher = Watcher(ZooKeeper(zookeeper, options=options.get("zookeeper_options")), path_of(root, group))
+        ensemble = ZooKeeper(
+            zookeeper,
+            session_timeout_s=options.get("session_timeout_s", 10.0),
+            options=options.get("zookeeper_options"),
+        )
+        self._watcher = Watcher(ensemble, path_of(root, group))
         self._consumer: Consumer | None = None
         self._reads: ClusterChoice | None = None
         self._closed = False
@@ -262,14 +288,15 @@ class SwitchingConsumer:
         while self._watcher.changed.is_set() or self._reads is None:
             self._watcher.changed.clear()
             choice = self._watcher.current
-            if choice is not None and choice == self._reads and self._consumer is not None:
+            if choice == self._reads and self._consumer is not None:
                 return
             await self._leave()
-            if choice is None or choice.frozen:
-                log.debug("%s: %s", self.group, "frozen" if choice else "not known which cluster to read")
+            if choice.frozen:
+                log.debug("%s: frozen", self.group)
                 return
             brokers = choice.brokers or self._default
             consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
+            consumer._engine.join_again_if(self._watcher.still(choice))
             await consumer.start()
             log.info("%s: reads %s", self.group, brokers)
             self._consumer, self._reads = consumer, choice

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,17 @@ from allocator.membership.base import Owner
 from allocator.membership.keeper import Keeper, MembershipLost
 from allocator.membership.polls import Polls
 from allocator.membership.znodes import NONE, Parts
-from allocator.tasks import Scope, first_of, within
+from allocator.tasks import Scope, first_of, happens, within
 from allocator.wire.watchdog import Watchdog
-from allocator.wire.zookeeper import ConnectionLost, SessionState, ZooKeeper, ZooKeeperError
+from allocator.wire.zookeeper import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 
 __all__ = ["SessionMembership"]
 
 log = logging.getLogger(__name__)
+
+
+RETRY_S = 0.1  # more: a member whose znodes were deleted joins later; less: more requests while they are deleted
+ADMISSION_S = 0.5  # more: a member that may join again does so later; less: more reads while it may not
 
 
 class _Silence(Exception):
@@ -54,6 +58,8 @@ class SessionMembership:
         self.generation = 0
         self.ended: BaseException | None = None
         """What ended this membership for good, other than `leave`."""
+        self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        """Asked in each session but the first, before the member registers; while it says False, the member waits."""
         self._zk = zk
         self._group = group
         self._base = base
@@ -171,6 +177,10 @@ class SessionMembership:
                     await self._until_polled()
                 except (MembershipLost, ConnectionLost) as error:
                     log.warning("%s: %s lost its session: %s", self._group, self.member_id, error)
+                except NoZnode as error:
+                    # somebody deleted what was made a moment ago; who gives up waiting for that is `join`
+                    log.warning("%s: %s cannot join yet: %s", self._group, self.member_id or "a member", error)
+                    await asyncio.sleep(RETRY_S)
                 except ZooKeeperError as error:
                     if not joined.done():
                         joined.set_exception(error)
@@ -193,6 +203,8 @@ class SessionMembership:
     async def _session(self, joined: asyncio.Future[None]) -> None:
         """Joins, takes part, and leaves, all within one ZooKeeper session."""
         self._renewing = False
+        if joined.done():
+            await self._admission()
         await self._register()
         try:
             self._keeper.begin()
@@ -217,6 +229,11 @@ class SessionMembership:
             joined.set_result(None)
         self._changed.set()  # look at the assignment that stands
         await self._take_part(scope)
+
+    async def _admission(self) -> None:
+        """Until this member may join again; `leave` cancels it, as the member holds nothing."""
+        while self.admitted is not None and not await self.admitted(self._zk):
+            await happens(self._session_lost, ADMISSION_S)
 
     async def _end_session(self) -> None:
         self._keeper.end()

@@ -172,7 +172,7 @@ class ZooKeeperMembership(SessionMembership):
         while True:
             gone = asyncio.Event()
             try:
-                names = in_join_order(await self._store.member_names())
+                names = in_join_order(await self._members())
                 if self.member_id not in names:
                     raise MembershipLost("its znode was deleted")
                 place = names.index(self.member_id)
@@ -186,6 +186,12 @@ class ZooKeeperMembership(SessionMembership):
                 await asyncio.sleep(0.05)
                 continue
             await gone.wait()
+
+    async def _members(self) -> list[str]:
+        try:
+            return await self._store.member_names()
+        except NoZnode:
+            return []  # somebody deleted all of them
 
     async def _lead(self) -> None:
         self._leader = Leader(

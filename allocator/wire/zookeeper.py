@@ -22,6 +22,7 @@ from kazoo.retry import KazooRetry
 
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
+from allocator.foreign import shown
 from allocator.tasks import happens
 from allocator.wire.zookeeper_security import check_options, check_tls, hide_credentials
 
@@ -91,6 +92,7 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
+ENSURE_TRIES = 10  # to make a path that somebody else deletes at the same time
 REOPEN_S = 0.5  # before another client takes the place of one whose thread died
 
 STATES = {
@@ -368,6 +370,13 @@ class ZooKeeper:
                 raise _translate("multi", op.path, result)
 
     async def _ensure(self, full: str) -> None:
+        for _ in range(ENSURE_TRIES - 1):
+            with contextlib.suppress(NoZnode):
+                return await self._ensure_once(full)
+        return await self._ensure_once(full)
+
+    async def _ensure_once(self, full: str) -> None:
+        """Raises NoZnode when somebody deletes a parent between two steps."""
         parts = full.strip("/").split("/")
         for depth in range(1, len(parts) + 1):
             path = "/" + "/".join(parts[:depth])
@@ -508,4 +517,4 @@ def _translate(what: str, path: str, error: BaseException) -> ZooKeeperError:
     for theirs, ours, why in TRANSLATION:
         if isinstance(error, theirs):
             return ours(f"{what} {path}: {why}")
-    return ZooKeeperError(f"{what} {path}: {error!r}")
+    return ZooKeeperError(f"{what} {path}: {shown(error)}")

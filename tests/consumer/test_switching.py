@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
-from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, choose, path_of
+from allocator import GroupedConsumer
+from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, Watcher, choose, path_of
 from allocator.errors import AllocatorError
 from allocator.testing import LocalCluster, produce, wait_until_async
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.wire.zookeeper import SessionState, ZooKeeper
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -55,5 +57,102 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
             await choose(ensemble, path_of("/allocator", group), ClusterChoice())
             await wait_until_async(lambda: _reads(consumer), 60, "it to come back")
             assert consumer.brokers == kafka_cluster.bootstrap
+    finally:
+        await ensemble.close()
+
+
+# -- two sessions: that of the watcher, and that of the member ---------------------------------------------------------
+
+
+async def expire(zk: ZooKeeper) -> None:
+    """Ends the session as the ensemble would; returns when another is open."""
+    before = zk.session_id
+
+    def end() -> None:
+        twin = KazooClient(zk.hosts, client_id=(before, zk._client._session_passwd))
+        twin.start(20)
+        twin.stop()
+        twin.close()
+
+    await asyncio.to_thread(end)
+    await wait_until_async(
+        lambda: zk.session_id not in (None, before) and zk.state is SessionState.CONNECTED, 30, "another session"
+    )
+
+
+async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot: Any, group: str) -> None:
+    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    await ensemble.connect()
+    watcher = Watcher(ZooKeeper(str(zk_chroot), session_timeout_s=4.0), path)
+    try:
+        await choose(ensemble, path, ClusterChoice("a:1"))
+        await watcher.start()
+        await expire(watcher._zk)
+        assert watcher.current == ClusterChoice("a:1")
+        assert not watcher.changed.is_set()
+        await choose(ensemble, path, ClusterChoice("b:1"))
+        await asyncio.wait_for(watcher.changed.wait(), 30)
+        assert watcher.current == ClusterChoice("b:1")
+    finally:
+        await watcher.close()
+        await ensemble.close()
+
+
+async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(
+    kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    consumer = GroupedConsumer(
+        kafka_cluster.bootstrap, group, str(zk_chroot), session_timeout_s=7.0, deserializer=bytes, max_wait_time=200
+    )
+    await consumer.connect()
+    try:
+        assert consumer._watcher is not None
+        assert consumer._watcher._zk.session_timeout_s == pytest.approx(7.0)
+        engine, member = consumer._engine, consumer._engine.membership.member_id
+        await expire(consumer._watcher._zk)
+        for value in (b"1", b"2"):
+            await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [value])
+            await wait_until_async(lambda: _gets(consumer, topic), 30, "a value")
+        assert consumer._engine is engine
+        assert consumer._engine.membership.member_id == member
+    finally:
+        await consumer.close()
+
+
+async def _gets(consumer: GroupedConsumer, topic: str) -> bool:
+    return bool(await consumer.consume(topic))
+
+
+async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
+    kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Its watcher has not heard: its connection is away. Offsets may be moved meanwhile."""
+    topic = await asyncio.to_thread(topic_factory, 1)
+    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    await ensemble.connect()
+    consumer = SwitchingConsumer(
+        topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=str(zk_chroot), session_timeout_s=4.0
+    )
+    try:
+        async with consumer:
+            await wait_until_async(lambda: _reads(consumer), 30, "it to read")
+            watcher, member = consumer._watcher, consumer._consumer._engine.membership
+            assert watcher._task is not None
+            watcher._task.cancel()
+            await choose(ensemble, path, ClusterChoice(None, frozen=True))
+            asked, ask = [], member.admitted
+
+            async def counted(zk: ZooKeeper) -> bool:
+                asked.append(await ask(zk))
+                return asked[-1]
+
+            member.admitted = counted
+            await expire(member._zk)
+            await wait_until_async(lambda: len(asked) > 1, 30, "it to ask")
+            assert asked == [False] * len(asked)
+            assert await ensemble.get_children(f"/allocator/{group}/members") == []
+            await choose(ensemble, path, ClusterChoice())
+            await wait_until_async(lambda: _reads(consumer), 30, "it to join again")
     finally:
         await ensemble.close()

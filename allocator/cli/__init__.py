@@ -210,8 +210,8 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
 
 
 async def _tried(settings: Config, show: bool) -> list[Check]:
-    from allocator.cli.output import plain
     from allocator.consumer.preflight import preflight
+    from allocator.foreign import plain
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the checks say in one line what does not answer
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from .faults import FAULTS
+from .faults import ALL, FAULTS
 from .group import Settings
 from .run import Outcome, run, start_cluster
 
@@ -41,7 +41,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         lines.append(f"| {PEERS[peer]} | {kafka} | " + " | ".join(f"{number:,}" for number in numbers) + " |")
     heads = [f"{PEERS[peer]}, {kafka}" for peer, kafka in groups]
     lines += ["", "| fault | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for kind in FAULTS:
+    for kind in dict.fromkeys(figure.fault.kind for outcome in outcomes for figure in outcome.figures):
         cells = []
         for runs in groups.values():
             figures = [figure for outcome in runs for figure in outcome.figures if figure.fault.kind == kind]
@@ -59,7 +59,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=["ours", "set_partitioner"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults for each peer and seed")
-    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
+    parser.add_argument("--faults", nargs="+", choices=list(ALL), default=list(FAULTS))
     parser.add_argument("--kafka", nargs="+", default=["3.9.1"], help=f"kiel runs on {OLD_KAFKA} only")
     parser.add_argument("--python2", default="python2.7", help="for kiel")
     parser.add_argument("--python2-path", default="", help="where kiel 0.9.3, tornado 4.5.3 and kazoo 2.6.1 are")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from allocator.testing import LocalCluster, Node, wait_until
 from allocator.testing.probe import zookeeper_mode
+from allocator.testing.proxy import Direction
 
 from .group import Group, Member
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["ALL", "FAULTS", "FORGETFUL", "MORE", "Fault"]
 
 Fault = Callable[[Group, random.Random], str]
 """Does it, and says to whom."""
@@ -46,17 +48,45 @@ def cut_kafka(group: Group, chance: random.Random) -> str:
     return cut(group, chance, group.cluster.brokers)
 
 
-def cut(group: Group, chance: random.Random, nodes: list[Node]) -> str:
+def cut(
+    group: Group,
+    chance: random.Random,
+    nodes: list[Node],
+    directions: Sequence[Direction] = ("both", "both", "to_server", "to_client"),
+) -> str:
     member: Member = chance.choice(group.members)
-    direction = chance.choice(["both", "both", "to_server", "to_client"])
+    direction = chance.choice(directions)
     for node in nodes:
         assert node.proxy is not None
-        node.proxy.drop(direction=direction, client=member.pid)  # type: ignore[arg-type]
+        node.proxy.drop(direction=direction, client=member.pid)
     time.sleep(chance.uniform(1, 3) * group.settings.session_timeout_s)
     for node in nodes:
         assert node.proxy is not None
         node.proxy.heal(client=member.pid)
     return f"{member.name} ({direction})"
+
+
+def one_way(group: Group, chance: random.Random) -> str:
+    """One member is heard by ZooKeeper and hears nothing, or hears and is not heard."""
+    return cut(group, chance, group.cluster.zookeepers, ("to_server", "to_client"))
+
+
+def wiped(group: Group, chance: random.Random) -> str:
+    """The ensemble stops, loses all data, and comes back empty, no sooner than a session timeout later.
+
+    Only for brokers that do not need it (KRaft).
+    """
+    nodes = group.cluster.zookeepers
+    for node in nodes:
+        node.kill()
+    for node in nodes:
+        shutil.rmtree(node.directory / "data")
+    time.sleep(chance.uniform(1, 2) * group.settings.session_timeout_s)
+    for node in nodes:
+        node.launch()
+    for node in nodes:
+        node.wait_ready()
+    return "all nodes"
 
 
 def zookeeper_leader(group: Group, chance: random.Random) -> str:
@@ -117,3 +147,7 @@ FAULTS: dict[str, Fault] = {
     "broker killed": broker,
     "rolling restart": rolling,
 }
+MORE: dict[str, Fault] = {**FAULTS, "one-way loss": one_way}
+FORGETFUL: dict[str, Fault] = {"kill -9": kill, "pause": pause, "ensemble wiped": wiped}
+"""For clusters whose brokers need no ZooKeeper."""
+ALL = {**MORE, **FORGETFUL}

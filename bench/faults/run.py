@@ -13,9 +13,10 @@ from statistics import median
 
 from allocator.testing import LocalCluster, WaitTimeout, wait_until
 from allocator.testing.topics import zookeeper_client
+from allocator.testing.versions import kafka_release
 
 from .check import Verdict, check, repeated_in, standstill
-from .faults import FAULTS
+from .faults import ALL, FAULTS
 from .group import Group, Load, Settings
 from .history import Fault, History, read
 
@@ -61,12 +62,12 @@ class Outcome:
 
 
 def start_cluster(settings: Settings) -> LocalCluster:
-    """For `with`: three of each, behind proxies, quick to notice a death."""
+    """For `with`: three of each, quick to notice a death, and behind proxies unless they are KRaft."""
     return LocalCluster(
         settings.kafka,
         brokers=settings.brokers,
         zookeepers=settings.zookeepers,
-        proxied=True,
+        proxied=not kafka_release(settings.kafka).kraft,
         tick_ms=settings.tick_ms,
         heap="256m",
         broker_config={"min.insync.replicas": 2, "unclean.leader.election.enable": "false"},
@@ -107,7 +108,7 @@ def run(
                     order = chance.sample(list(kinds), len(kinds))
                 kind = order.pop()
                 begin = time.monotonic()
-                whom = FAULTS[kind](group, chance)
+                whom = ALL[kind](group, chance)
                 faults.append(Fault(kind, whom, begin, time.monotonic()))
                 recover(group, problems, kind)
                 time.sleep(CALM_S * chance.uniform(0.5, 1.5))

@@ -10,39 +10,49 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from bench.faults.faults import FAULTS
+from bench.faults.faults import FAULTS, FORGETFUL, MORE
 from bench.faults.group import Settings
 from bench.faults.run import run, start_cluster
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
 
 
-def disturb(seconds: float, capsys: pytest.CaptureFixture[str]) -> None:
+def disturb(
+    seconds: float, capsys: pytest.CaptureFixture[str], kinds: Collection[str], kafka: str = Settings.kafka
+) -> None:
+    settings = Settings(kafka=kafka)
     seed = int(os.environ.get("ALLOCATOR_FAULT_SEED", random.randrange(10**6)))
-    settings = Settings()
     directory = Path(tempfile.mkdtemp(prefix=f"allocator-faults-{seed}-"))
     with capsys.disabled(), start_cluster(settings) as cluster:
         print(f"\nfaults of seed {seed} for {seconds:g} s")
-        outcome = run(cluster, settings, seed, seconds, directory)
+        outcome = run(cluster, settings, seed, seconds, directory, kinds=tuple(kinds))
         print(f"{outcome.table()}\n{outcome.verdict}")
     assert outcome.holds, (
         f"seed {seed} broke a promise: {outcome.verdict}; {outcome.problems}; everything that happened is in "
         f"{directory / 'history.jsonl'}, the members' logs beside it"
     )
     shutil.rmtree(directory)
-    assert {figure.fault.kind for figure in outcome.figures} == set(FAULTS)
+    assert {figure.fault.kind for figure in outcome.figures} == set(kinds)
 
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
-    disturb(60.0, capsys)
+    disturb(60.0, capsys, FAULTS)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
-    disturb(600.0, capsys)
+    disturb(600.0, capsys, MORE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three times at least. The brokers do without ZooKeeper, so only the group is hit."""
+    disturb(150.0, capsys, FORGETFUL, "4.1.1")

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from allocator.consumer.engine import Engine
-from allocator.errors import Closed, ConfigError, DeserializationError
+from allocator.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.fetch.batch import Batch
 from allocator.types import Record, TopicPartition
 
@@ -114,12 +114,12 @@ class Reading:
         found: dict[TopicPartition, list[Record]] = {}
         count = 0
         async with self._reading_more():
-            self._cut_rest()
             batch = await self._take(timeout_s)
             while batch is not None:
                 records, end = self._some_of(batch, None if max_records is None else max_records - count)
                 self._engine.deliver(batch, end)
-                self._keep(batch.from_offset(end) if end < batch.next_offset else None)
+                if end >= batch.next_offset:
+                    self._keep(None)
                 if records:
                     found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
                     count += len(records)
@@ -131,15 +131,23 @@ class Reading:
     def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
         """At most `limit` records, and the position after them."""
         records: list[Record] = []
-        iterator = iter(batch)
+        # one iterator for all calls: each new one decodes the record batch anew, and few may be asked for at a time
+        if self._records is None:
+            self._records = iter(batch)
         while limit is None or len(records) < limit:
             try:
-                record = next(iterator, None)
+                record = next(self._records, None)
             except DeserializationError as error:
                 if records:
-                    return records, error.offset  # those before it first; the next call comes to it again
+                    # those before it first; the next call comes to it again
+                    self._keep(batch.from_offset(error.offset))
+                    return records, error.offset
                 self._engine.deliver(batch, error.offset + 1)
                 self._keep(batch.from_offset(error.offset + 1))
+                raise
+            except CorruptRecordError:
+                if records:
+                    break  # as above; the iterator raises it again
                 raise
             if record is None:
                 return records, batch.next_offset

@@ -1,0 +1,112 @@
+"""A batch that is read a few records at a time is decoded once, and errors in it come in their place."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fetch_decoders import make
+from fetch_encode import R, batch
+
+from allocator.consumer.reading import Reading
+from allocator.errors import CorruptRecordError, DeserializationError
+from allocator.fetch import Batch, plain
+
+VALUES = [b"%d" % number for number in range(30)]
+
+
+class Engine:
+    """The part of the engine that a reader uses, with one batch to give."""
+
+    may_deliver = True
+    group = None
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = list(batches)
+        self.delivered = 0
+        self.progress = SimpleNamespace(finish=lambda: None, abandon=lambda: None)
+        self.state = SimpleNamespace(
+            is_fetchable=lambda partition: True,
+            epoch=lambda partition: 1,
+            position=lambda partition: SimpleNamespace(offset=self.delivered),
+        )
+
+    def take(self) -> Batch | None:
+        return self.batches.pop(0) if self.batches else None
+
+    def deliver(self, batch: Batch, next_offset: int) -> None:
+        assert next_offset >= self.delivered
+        self.delivered = next_offset
+
+    def polled(self) -> None:
+        pass
+
+    async def news(self, timeout_s: float | None) -> None:
+        raise AssertionError("there is no more")
+
+
+def values(found: dict[Any, list[Any]]) -> list[bytes]:
+    return [record.value for records in found.values() for record in records]
+
+
+@pytest.fixture
+def iterations(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """A batch for each time that one was decoded from its beginning."""
+    seen: list[Batch] = []
+    iterate = Batch.__iter__
+    monkeypatch.setattr(Batch, "__iter__", lambda self: (seen.append(self), iterate(self))[1])
+    return seen
+
+
+@pytest.mark.parametrize("size", [1, 7])
+async def test_a_batch_is_decoded_once_however_few_are_asked_for(size: int, iterations: list[Batch]) -> None:
+    engine = Engine(make(plain, batch([R(n, value) for n, value in enumerate(VALUES)], 0, "gzip")))
+    reading = Reading(engine)  # type: ignore[arg-type]
+    got = []
+    while len(got) < len(VALUES):
+        got += values(await reading.many(0, size))
+        assert engine.delivered == len(got)
+    assert got == VALUES
+    assert await reading.many(0, size) == {}
+    assert len(iterations) == 1
+
+
+async def test_all_three_ways_of_reading_go_on_where_the_other_stopped() -> None:
+    reading = Reading(Engine(make(plain, batch([R(n, value) for n, value in enumerate(VALUES)]))))  # type: ignore[arg-type]
+    got = values(await reading.many(0, 5))
+    for _ in range(3):
+        record = await reading.one(0)
+        assert record is not None
+        got.append(record.value)
+    got += values(await reading.many(0, 4))
+    rest = await reading.batch(0)
+    assert rest is not None
+    assert got + [record.value for record in rest] == VALUES
+
+
+async def test_records_before_one_that_does_not_deserialize_come_first() -> None:
+    data = batch([R(n, value) for n, value in enumerate(VALUES)])
+    number = make(plain, data, value_deserializer=lambda value: 1 // (value != b"20") and value)
+    engine = Engine(number)
+    reading = Reading(engine)  # type: ignore[arg-type]
+    assert values(await reading.many(0, 15)) == VALUES[:15]
+    assert values(await reading.many(0, 15)) == VALUES[15:20]
+    with pytest.raises(DeserializationError):
+        await reading.many(0, 15)
+    assert engine.delivered == 21
+    assert values(await reading.many(0, 15)) == VALUES[21:]
+
+
+async def test_records_before_damage_come_first_and_the_damage_as_often_as_it_is_asked_for() -> None:
+    sound, bad = (bytearray(batch([R(n, value) for n, value in enumerate(VALUES)], base)) for base in (0, 30))
+    bad[61] = 0x7F  # the length of the first record
+    found = plain.scan(bytes(sound + bad), topic="t", partition=3, start=0, check_crcs=False)
+    engine = Engine(Batch("t", 3, found))
+    reading = Reading(engine)  # type: ignore[arg-type]
+    assert values(await reading.many(0, None)) == VALUES
+    assert engine.delivered == 30
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError):
+            await reading.many(0, None)
+    assert engine.delivered == 30

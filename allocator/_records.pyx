@@ -210,7 +210,7 @@ cdef class RecordSet:
         cdef job_t *job
         cdef bytes buffer
         cdef problem_t why
-        cdef int64_t rows = 0, work = 0, done
+        cdef int64_t rows = 0, work = 0, held = 0, done
         columns.topic, columns.partition = self.topic, self.partition
         columns.parts, columns.buffers = segments, []
         columns._make_jobs(many)
@@ -221,6 +221,9 @@ cdef class RecordSet:
             job.row, job.count, job.shift = rows, segment.c.count, 0
             if segment.c.codec:
                 buffer = self._decompressed(segment)
+                held += len(buffer)
+                if many > 1:
+                    _check_together(held)
                 job.start, job.end = 0, len(buffer)
                 job.buffer = <int32_t>len(columns.buffers)
                 columns.buffers.append(buffer)
@@ -345,6 +348,13 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
         # widened first: the length may be the largest int32
         found.wanted = LOG_OVERHEAD + <int64_t>be_int32(p + 8) if size >= LOG_OVERHEAD else 0
     return found
+
+
+cdef int _check_together(int64_t held) except -1:
+    # not at the top: the room `fetch` imports what imports this
+    from allocator.fetch.codecs import check_together
+    check_together(held)
+    return 0
 
 
 cdef bint _aborts(RecordSet found, segment_t *c) except -1:

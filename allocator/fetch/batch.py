@@ -187,7 +187,8 @@ class Batch(Sequence[Record]):
 
         `key` and `value` take the whole column and return one of the same length to stand in its place; the
         deserializers of single records are not called. What they raise comes out as a `DeserializationError` at the
-        first offset. Bytes that do not decode raise `CorruptRecordError`.
+        first offset. Bytes that do not decode raise `CorruptRecordError`. Record batches that decompress to more than
+        1 GiB together raise `OverflowError`: slice the batch then.
         """
         columns, first, last = self._columns()
         pa = arrow.pyarrow()

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import cramjam
 
-__all__ = ["CODECS", "CodecError", "Room", "decompress", "output_limit"]
+__all__ = ["CODECS", "CodecError", "Room", "check_together", "decompress", "output_limit"]
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
@@ -20,6 +20,9 @@ CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 LIMIT_FLOOR: Final = 16 << 20
 LIMIT_RATIO: Final = 128
 LIMIT_CEILING: Final = 1 << 30
+# Of all record batches that become columns at once: a fetch answer of 1 MB may hold a thousand bombs, each within its
+# limit. Lower: columns of very repetitive records must be asked for in slices; higher: those bombs take more memory.
+COLUMNS_LIMIT: Final = 1 << 30
 # lower: more batches are decompressed twice, as the first room was too small; higher: more memory to find at once
 FIRST_GUESS: Final = 8
 
@@ -34,6 +37,15 @@ class CodecError(ValueError):
 def output_limit(compressed: int) -> int:
     """Most bytes that so many compressed ones may become."""
     return min(max(LIMIT_FLOOR, compressed * LIMIT_RATIO), LIMIT_CEILING)
+
+
+def check_together(held: int) -> None:
+    """`held`: bytes of decompressed record batches that become columns at once. Raises OverflowError for too many."""
+    if held > COLUMNS_LIMIT:
+        raise OverflowError(
+            f"the record batches decompress to {held} bytes and more, and columns hold {COLUMNS_LIMIT}; slice the "
+            "batch, or iterate over its records"
+        )
 
 
 class Room(Protocol):

@@ -20,7 +20,7 @@ from typing import Final
 import crc32c
 
 from allocator.errors import CorruptRecordError
-from allocator.fetch.codecs import decompress
+from allocator.fetch.codecs import check_together, decompress
 from allocator.fetch.columns import Columns, Part, Segment
 from allocator.fetch.legacy import read_messages, unpack_messages
 from allocator.fetch.records import MIN_RECORD, read_records
@@ -64,9 +64,16 @@ class RecordSet:
         """Decode segments `first` up to, not including, `last`.
 
         Raises `CorruptRecordError`. Memory is bounded by the bytes of the batches: a count or length that they cannot
-        hold is refused before anything is made for it, and so is a decompression bomb (`codecs.output_limit`).
+        hold is refused before anything is made for it, and so is a decompression bomb (`codecs.output_limit`). Raises
+        OverflowError where all of them together decompress to too much (`codecs.COLUMNS_LIMIT`).
         """
-        return Columns([self.part(segment) for segment in self.segments[first:last]])
+        parts, held = [], 0
+        for segment in self.segments[first:last]:
+            parts.append(self.part(segment))
+            if segment.codec:
+                held += len(parts[-1].buffer)
+                check_together(held)
+        return Columns(parts)
 
     def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
         """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.

@@ -13,6 +13,7 @@ import pytest
 from fetch_decoders import DECODERS, make, name_of
 from fetch_encode import R, batch
 
+from allocator.fetch import codecs
 from allocator.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
 
 XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
@@ -66,6 +67,21 @@ def test_what_snappy_blocks_claim_together_is_bounded() -> None:
     half = b"\x80\x80\x80\x80\x02"  # a block of 512 MiB
     with pytest.raises(CodecError, match=f"a block claims {1 << 29} bytes, which makes {3 << 29}, more than {1 << 30}"):
         decompress(SNAPPY, xerial(*[half + bytes(9 << 20)] * 3))
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_bombs_together_are_bounded_where_they_become_columns(
+    decoder: Any, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "COLUMNS_LIMIT", 5 << 20)
+    one = batch([R(0, bytes(1 << 20))], 0, codec)
+    data = b"".join(struct.pack(">q", offset) + one[8:] for offset in range(20))
+    whole = make(decoder, data)
+    with pytest.raises(OverflowError, match=r"decompress to \d+ bytes and more, and columns hold 5242880; slice"):
+        whole.to_arrow()
+    assert len(whole[:4].to_arrow()) == 4
+    assert sum(len(record.value) for record in whole) == 20 << 20  # one record batch at a time
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)

@@ -18,6 +18,7 @@ from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, CommitFailed, DeserializationError, Fenced, NotOwned
 from allocator.membership.patterns import ANY_TOPIC
 from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import RecordsLost
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.zookeeper import ZooKeeper
 
@@ -225,6 +226,13 @@ class GroupedConsumer:
                 await self._engine.close()
             if self._watcher is not None:
                 await self._watcher.close()
+
+    def on_records_lost(self, loss: RecordsLost) -> Any:
+        """The log did not have the position of a partition, so values of it are lost; there for subclasses to extend.
+
+        A topic that was deleted and created again is read from its beginning. Nothing more is returned before this
+        returns; it may be a coroutine.
+        """
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -439,3 +447,6 @@ class _PauseUnasked(RebalanceListener):
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self._consumer.synced_offsets -= {p.topic for p in partitions}
+
+    def on_records_lost(self, loss: RecordsLost) -> Any:
+        return self._consumer.on_records_lost(loss)

@@ -330,6 +330,8 @@ def test_a_service_that_ctrl_c_stopped_leaves_at_once(service: Service) -> None:
         yield consumer.connect()
         while True:
             messages = yield consumer.consume(service.topic)
+            if messages is None:
+                return
             if messages:
                 loop.call_later(0.05, interrupt)
 

@@ -11,7 +11,7 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
-from allocator import Consumer, RebalanceListener, RecordsLost, TopicPartition
+from allocator import Consumer, GroupedConsumer, RebalanceListener, RecordsLost, TopicPartition
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import TopicRecreated
 from allocator.testing import LocalCluster
@@ -144,3 +144,25 @@ async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_th
             await consumer.getbatch(30)
         consumer.seek(setting.partition, 0)
         assert await read(consumer, 80) == list(range(1000, 1080))
+
+
+async def test_a_service_of_kiels_hears_of_lost_values_too(setting: Setting) -> None:
+    losses: list[RecordsLost] = []
+
+    class Service(GroupedConsumer):
+        def on_records_lost(self, loss: RecordsLost) -> None:
+            losses.append(loss)
+
+    await setting.produce(range(20))
+    consumer = Service([setting.cluster.bootstrap], setting.group, [setting.cluster.zookeeper], max_wait_time=100)
+    await consumer.connect()
+    values: list[int] = []
+    while len(values) < 20:
+        values += await consumer.consume(setting.topic) or ()
+    await setting.recreate()
+    await setting.produce(range(1000, 1030))
+    while len(values) < 50:
+        values += await consumer.consume(setting.topic) or ()
+    await consumer.close()
+    assert values == [*range(20), *range(1000, 1030)]
+    assert [(loss.recreated, loss.position) for loss in losses] == [(True, 20)]

@@ -61,15 +61,15 @@ class Guard:
         name = _name(header)
         return name is not None and (name in self.hosts or _is_address(name))
 
-    def same_origin(self, origin: str | None, host: str | None) -> bool:
-        """Whether a request comes from a page of ours, or from no page."""
+    def same_origin(self, origin: str | None, host: str | None, scheme: str = "http") -> bool:
+        """Whether a request comes from a page of ours, or from no page. `scheme`: "https" behind a proxy with TLS."""
         if origin is None:
             return True
         try:
             parts = urlsplit(origin)
         except ValueError:
             return False
-        return parts.scheme in ("http", "https") and parts.netloc.lower() == (host or "").lower()
+        return scheme in ("http", "https") and parts.scheme == scheme and parts.netloc.lower() == (host or "").lower()
 
     def allows(self, authorization: str | None) -> bool:
         """Whether "Bearer <token>" is right; takes the same time for every wrong one."""

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from tornado import httpserver, iostream, netutil, web
+from tornado import iostream, netutil, web
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
-from allocator.tasks import happens
+from allocator.tasks import happens, within
 from allocator.web import snapshot
 from allocator.web.actions import Action
+from allocator.web.connections import Limits, Server
 from allocator.web.guard import HEADERS, Guard
 from allocator.web.openapi import describe_api
 from allocator.web.watch import Group, Watcher
@@ -33,8 +34,6 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later news; less: more work in a rebalance
 ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
 READ_S = 5.0  # how long a request waits for the first look at the groups
-BODY_BYTES = 65_536
-VIEWERS = 64  # streams at once; each costs memory and a socket
 
 
 class PortTaken(AllocatorError):
@@ -77,6 +76,7 @@ class Site:
     """Entered by whoever looks, for as long as he does."""
     actions: Mapping[str, Action] = field(default_factory=dict)
     """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
+    limits: Limits = field(default_factory=Limits)
 
 
 class Handler(web.RequestHandler):
@@ -94,17 +94,37 @@ class Handler(web.RequestHandler):
         self.clear_header("Server")
 
     def prepare(self) -> None:
-        host = self.request.headers.get("Host")
-        if not self.site.guard.knows_host(host):
+        if not self.knows_host():
             raise Refused(421, "this server is not called so; whoever started it can allow the name (--allow-host)")
-        if not self.site.guard.same_origin(self.request.headers.get("Origin"), host):
-            raise Refused(403, "a page of another origin may not ask")
+        if not self.same_origin():
+            raise Refused(403, "a page of another origin may not ask; a proxy with TLS has to set X-Forwarded-Proto")
+
+    def knows_host(self) -> bool:
+        return self.site.guard.knows_host(self.request.headers.get("Host"))
+
+    def same_origin(self) -> bool:
+        # no page of another origin can set this header: the browser would ask us first, and we do not answer that
+        scheme = self.request.headers.get("X-Forwarded-Proto", "http").lower()
+        headers = self.request.headers
+        return self.site.guard.same_origin(headers.get("Origin"), headers.get("Host"), scheme)
+
+    def finish(self, chunk: Any = None) -> Any:
+        """As tornado's. A client that does not take the answer in time is hung up on."""
+        sent = super().finish(chunk)
+        timer = asyncio.get_running_loop().call_later(self.site.limits.stalled_s, self.hang_up)
+        sent.add_done_callback(lambda _: timer.cancel())
+        return sent
+
+    def hang_up(self) -> None:
+        self.request.connection.close()  # type: ignore[union-attr]
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None))[1]
         message, retriable = self._reason, False
         if isinstance(error, Refused):
             message, retriable = error.message, error.retriable
+        if status_code == 503:
+            self.set_header("Retry-After", "5")
         self.answer({"error": {"message": message, "retriable": retriable}})
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
@@ -184,12 +204,13 @@ class Metrics(Handler):
 
 class HealthOf(Handler):
     def prepare(self) -> None:
-        """Answers whoever asks: a load balancer calls us by any name, and learns nothing of use from it."""
+        """Answers whoever asks: a load balancer calls us by any name. What is wrong is told as all else is."""
 
     def get(self) -> None:
         problems = getattr(self.site.health, self.what)()
         self.set_status(503 if problems else 200)
-        self.answer({"ok": not problems, "problems": problems})
+        told = problems if self.knows_host() and self.same_origin() else []
+        self.answer({"ok": not problems, "problems": told})
 
     head = get
     """What some balancers and monitors ask instead; the status says it all."""
@@ -240,8 +261,8 @@ class Events(Handler):
 
     async def get(self) -> None:
         watcher = self.watcher()
-        if Events.viewers >= VIEWERS:
-            raise Refused(503, f"{VIEWERS} pages are open already", retriable=True)
+        if Events.viewers >= self.site.limits.viewers:
+            raise Refused(503, f"{self.site.limits.viewers} pages are open already", retriable=True)
         name = self.get_query_argument("group", None)
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("X-Accel-Buffering", "no")
@@ -253,6 +274,8 @@ class Events(Handler):
                 await self._push(watcher, name)
         except iostream.StreamClosedError:
             pass  # whoever looked has gone
+        except asyncio.TimeoutError:
+            self.hang_up()  # whoever looked takes nothing any more
         finally:
             Events.viewers -= 1
             watcher.unsubscribe(self._news)
@@ -269,7 +292,7 @@ class Events(Handler):
         while not self._gone:
             if not await happens(self._news, ALIVE_S):
                 self.write(": alive\n\n")
-                await self.flush()
+                await within(self.flush(), self.site.limits.stalled_s)
                 continue
             self._news.clear()
             parts = {"overview": snapshot.encode(snapshot.overview(watcher))}
@@ -287,7 +310,7 @@ class Events(Handler):
                     sent[part] = text
                     self._event(part, text)
             sent = {part: text for part, text in sent.items() if part in parts}
-            await self.flush()
+            await within(self.flush(), self.site.limits.stalled_s)
             await asyncio.sleep(PUSH_S)
 
     def _event(self, kind: str, text: str) -> None:
@@ -332,13 +355,12 @@ async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         sockets = netutil.bind_sockets(port, host)
     except (OSError, socket.gaierror) as error:
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address") from error
-    server = httpserver.HTTPServer(application(site), max_body_size=BODY_BYTES, max_header_size=BODY_BYTES)
-    server.add_sockets(sockets)
+    server = Server(application(site), site.limits)
+    server.listen_on(sockets)
     try:
         yield sockets[0].getsockname()[1]
     finally:
-        server.stop()
-        await server.close_all_connections()
+        await server.close()
 
 
 def _quiet(handler: web.RequestHandler) -> None:

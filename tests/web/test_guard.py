@@ -39,7 +39,7 @@ def test_only_names_of_ours_lead_here(header: str | None, known: bool) -> None:
     [
         (None, True),
         ("http://localhost:8180", True),
-        ("https://localhost:8180", True),
+        ("https://localhost:8180", False),
         ("http://localhost:9999", False),
         ("http://evil.org", False),
         ("null", False),
@@ -50,6 +50,15 @@ def test_only_names_of_ours_lead_here(header: str | None, known: bool) -> None:
 )
 def test_pages_of_others_are_told_from_ours(origin: str | None, same: bool) -> None:
     assert Guard().same_origin(origin, "localhost:8180") is same
+
+
+@pytest.mark.parametrize(("origin", "same"), [("https://a.example.org", True), ("http://a.example.org", False)])
+def test_behind_a_proxy_with_tls_pages_have_its_scheme(origin: str, same: bool) -> None:
+    assert Guard().same_origin(origin, "a.example.org", "https") is same
+
+
+def test_no_other_scheme_can_be_had_by_a_header() -> None:
+    assert not Guard().same_origin("file://localhost", "localhost", "file")
 
 
 @pytest.mark.parametrize(

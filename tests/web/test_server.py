@@ -130,6 +130,11 @@ async def test_other_names_and_origins_are_refused_and_nothing_is_said(zk_chroot
             assert answer.code == 421, path
             assert (await it.ask(path, Origin="http://evil.example.org")).code == 403, path
         assert (await it.ask("/health/live", Host="evil.example.org")).code == 200, "balancers call us by any name"
+        # one name leads to two places while a browser looks it up twice, and a page of TLS is none of this server
+        assert (await it.ask("/page.js", Origin=f"https://127.0.0.1:{it.port}")).code == 403
+        assert (await it.ask("/page.js", Origin=it.url)).code == 200
+        proxied = {"Origin": "https://localhost", "Host": "localhost", "X_Forwarded_Proto": "https"}
+        assert (await it.ask("/page.js", **proxied)).code == 200
 
 
 async def test_every_answer_forbids_what_a_browser_could_be_misused_for(zk_chroot: str) -> None:

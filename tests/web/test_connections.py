@@ -1,0 +1,181 @@
+"""A server that shares its process with Kafka and ZooKeeper: it holds few connections, and none for long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from allocator.cli.read import Access
+from allocator.testing import wait_until_async
+from allocator.web.connections import Limits
+from allocator.web.guard import Guard
+from allocator.web.server import Health, Site, serve
+from allocator.web.watch import Watcher
+
+PATIENCE_S = 30.0
+HEADER = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def serving(health: Health | None = None, **limits: Any) -> AsyncIterator[int]:
+    """Its watcher does not run; pages and streams are there all the same."""
+    watcher = Watcher(Access("127.0.0.1:1"))
+    watcher.ready = True
+    site = Site(Guard.make(), CollectorRegistry(), health or Health(), watcher, limits=Limits(**limits))
+    async with serve(site) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def connections(port: int, count: int, said: bytes) -> AsyncIterator[list[Stream]]:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    try:
+        for _, writer in opened:
+            writer.write(said)
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """Until the server hangs up."""
+    got = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := await asyncio.wait_for(reader.read(65_536), PATIENCE_S):
+            got += piece
+    return bytes(got)
+
+
+async def ask(port: int, path: str = "/health/live", **headers: str) -> tuple[int, bytes]:
+    given = {"Host": "localhost", "Connection": "close", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    text = f"GET {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in given.items()) + "\r\n"
+    async with connections(port, 1, text.encode()) as [(reader, _)]:
+        answer = await all_of(reader)
+    return int(answer.split()[1]), answer
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /", HEADER, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"]
+)
+async def test_half_a_request_is_not_waited_for(said: bytes) -> None:
+    async with serving(idle_s=0.3, body_s=0.3) as port, connections(port, 3, said) as opened:
+        for reader, _ in opened:
+            await all_of(reader)
+        assert (await ask(port))[0] == 200
+
+
+async def test_a_header_that_comes_in_drops_is_not_waited_for_either() -> None:
+    async with serving(idle_s=0.5) as port, connections(port, 1, HEADER) as [(reader, writer)]:
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"X: y\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(drip())
+        await all_of(reader)
+        dripping.cancel()
+
+
+async def test_who_waits_longest_for_his_request_makes_room() -> None:
+    async with serving(connections=5, idle_s=60.0) as port, connections(port, 5, HEADER) as opened:
+        assert (await ask(port))[0] == 200, "half-sent requests kept the others out"
+        assert await all_of(opened[0][0]) == b""
+        opened[4][1].write(b"Connection: close\r\n\r\n")
+        assert b"200 OK" in await all_of(opened[4][0])
+
+
+async def test_when_all_have_a_request_a_new_one_is_told_to_come_later() -> None:
+    events = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serving(connections=3) as port, connections(port, 3, events) as opened:
+        for reader, _ in opened:
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        status, answer = await ask(port)
+        assert status == 503
+        assert b"Retry-After:" in answer
+
+
+async def test_so_many_streams_and_no_more() -> None:
+    events = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serving(viewers=3) as port, connections(port, 3, events) as opened:
+        for reader, _ in opened:
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        status, answer = await ask(port, "/api/events")
+        assert status == 503
+        assert b"Retry-After:" in answer
+        assert b"3 pages are open already" in answer
+        opened[0][1].close()
+        ends = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends:
+            async with connections(port, 1, events) as [(reader, _)]:
+                if b"200 OK" in await reader.readuntil(b"\r\n\r\n"):
+                    break
+        else:
+            pytest.fail("the place of a viewer who has gone is not free")
+
+
+@pytest.mark.parametrize("path", ["/api/events", "/api/groups"])
+async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the buffers of the system hold is told, and nobody reads it."""
+    monkeypatch.setattr("allocator.web.snapshot.overview", lambda _: {"text": "x" * 30_000_000})
+    async with serving(stalled_s=0.5) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            first = await asyncio.wait_for(loop.sock_recv(client, 1000), PATIENCE_S)
+            assert b"200 OK" in first
+            count = len(first)
+            await asyncio.sleep(1.5)  # more than the server waits; nothing else shows that nobody reads
+            with contextlib.suppress(ConnectionResetError):
+                while piece := await asyncio.wait_for(loop.sock_recv(client, 1 << 20), PATIENCE_S):
+                    count += len(piece)
+            assert count < 30_000_000
+
+
+async def test_out_of_descriptors_it_says_so_once_and_gives_its_own_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Half-sent requests took all, and each turn of the loop logged a traceback."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serving(idle_s=60.0, pause_s=0.2) as port, connections(port, 10, HEADER) as opened:
+        await wait_until_async(lambda: len(asyncio.all_tasks()) >= 11, PATIENCE_S, "ten connections")
+        more = [socket.socket() for _ in range(3)]
+        lowest = more[-1].fileno() + 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+            for client in more:
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+            for reader, _ in opened:
+                assert await all_of(reader) == b""
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for client in more:
+                client.close()
+        assert (await ask(port))[0] == 200
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, told
+    assert "accepts nobody for 0.2 s: [Errno 24]" in told[0]
+
+
+async def test_health_tells_a_stranger_the_status_and_no_more() -> None:
+    wrong = Health(ready=lambda: ["zookeeper.internal:2181 does not answer"])
+    async with serving(wrong) as port:
+        for headers in ({"Host": "evil.example.org"}, {"Origin": "https://evil.example.org"}):
+            status, answer = await ask(port, "/health/ready", **headers)
+            assert status == 503
+            assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"ok": False, "problems": []}
+        assert b"zookeeper.internal" in (await ask(port, "/health/ready"))[1]

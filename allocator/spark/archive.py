@@ -90,6 +90,11 @@ def archive(
                 spark = spark or _session()
                 rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
                 files, columns = write(rows, staged, piece), columns_of(rows)
+            if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
+                raise ArchiveMismatch(
+                    f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
+                    "archive the new topic to another directory"
+                )
             manifest = Manifest(
                 number=max((found.number for found in alive), default=0) + 1,
                 kind="append",

@@ -14,6 +14,7 @@ from allocator.errors import BrokerError, CommitFailed
 from allocator.membership.describe import describe
 from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
+from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
@@ -80,14 +81,18 @@ async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> 
     return ""
 
 
-async def commit(client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, int]) -> bool:
+async def commit(
+    client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
+) -> bool:
     """Commits the next offset to read of each; False if that may succeed later, with a line in the log.
+
+    `ids`: of the topics that these are offsets of.
 
     Raises GroupInUse when the group got members meanwhile, CommitFailed for what retrying does not mend.
     """
     assert options.group is not None
     group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))
-    wanted = {tp: OffsetAndMetadata(offset, "spark", -1) for tp, offset in offsets.items()}
+    wanted = {tp: OffsetAndMetadata(at, stamped("spark", ids.get(tp.topic)), -1) for tp, at in offsets.items()}
     try:
         await group.commit(wanted)
     except CommitFailed as error:

@@ -29,6 +29,8 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.membership.base import Membership
 from allocator.spark.options import Options
+from allocator.spark.plan import begin_again
+from allocator.subscription.loss import stamped
 from allocator.tasks import happens
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -54,13 +56,13 @@ class Member:
         self._thread: threading.Thread | None = None
         self._inside = _Inside(options)
 
-    def border(self, done: Mapping[TopicPartition, int]) -> Begin:
-        """Between two batches: every record before `done` was worked on.
+    def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
+        """Between two batches: every record before `done` was worked on. `ids`: of the topics of these offsets.
 
         Commits that, releases what is to go, and returns what is ours for the next batch: where it begins, None where
         the group committed nothing. Raises what ended the membership, BrokersUnavailable, ZooKeeperUnavailable.
         """
-        return self._ask(self._inside.border(done))
+        return self._ask(self._inside.border(done, ids))
 
     def claim(self, wanted: Parts) -> Begin:
         """Of `wanted`, those that are ours, with what is committed: for a batch that is repeated after a crash.
@@ -120,10 +122,10 @@ class _Inside:
 
     # -- called by Member -----------------------------------------------------------------------------------------
 
-    async def border(self, done: Mapping[TopicPartition, int]) -> Begin:
+    async def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
         membership = await self._joined()
         await self._may_act(membership)
-        await self._commit({tp: at for tp, at in done.items() if tp in self._running})
+        await self._commit({tp: at for tp, at in done.items() if tp in self._running}, ids)
         self._held -= self._leaving
         self._running -= self._leaving
         self._leaving.clear()
@@ -272,9 +274,12 @@ class _Inside:
         if not tps:
             return {}
         found = await self._offsets().fetch(tps)
-        return {tp: found[tp].offset if tp in found else None for tp in tps}
+        assert self._client is not None
+        await self._client.refresh({tp.topic for tp in found})
+        again = begin_again(self._client, self._options, found)
+        return {tp: found[tp].offset if tp in found and tp not in again else None for tp in tps}
 
-    async def _commit(self, done: Mapping[TopicPartition, int]) -> None:
+    async def _commit(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
         news = {tp: at for tp, at in done.items() if self._committed.get(tp) != at}
         if not news:
             return
@@ -282,7 +287,9 @@ class _Inside:
         stamp = f"generation {self._membership.generation} member {self._membership.member_id}"
         offsets = self._offsets()
         try:
-            await offsets.commit({tp: OffsetAndMetadata(at, stamp, -1) for tp, at in news.items()})
+            await offsets.commit(
+                {tp: OffsetAndMetadata(at, stamped(stamp, ids.get(tp.topic)), -1) for tp, at in news.items()}
+            )
         except CommitFailed as error:
             # records are read again by whoever comes next, none is skipped
             log.warning("%s", error)

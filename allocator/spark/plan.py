@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
@@ -13,13 +13,26 @@ from allocator.spark.options import Options
 from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
 from allocator.spark.pushdown import Narrow
 from allocator.spark.ranges import Range
-from allocator.types import TopicPartition
+from allocator.subscription.loss import topic_of
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST as BEGIN
 from allocator.wire.list_offsets import LATEST as END
 from allocator.wire.list_offsets import list_offsets
 
-__all__ = ["END_NAME", "Bounds", "bounds", "clip", "ends", "find_partitions", "plan_batch", "resolve", "some"]
+__all__ = [
+    "END_NAME",
+    "Bounds",
+    "begin_again",
+    "bounds",
+    "clip",
+    "ends",
+    "find_partitions",
+    "plan_batch",
+    "resolve",
+    "some",
+    "topic_ids",
+]
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +125,30 @@ async def resolve(client: KafkaClient, options: Options, place: Place, known: Bo
         if new:
             log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, some(new))
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
+        found.update((tp, known[tp][0]) for tp in begin_again(client, options, offsets))
     grown = [tp for tp in (*committed, *times) if found[tp] > known[tp][1]]
     if grown:
         known.update({tp: (known[tp][0], end) for tp, end in (await ends(client, options, grown)).items()})
     return found
+
+
+def begin_again(
+    client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> list[TopicPartition]:
+    """Those of which the group committed `offsets` before their topic was deleted and created again.
+
+    Raises DataLoss if that is an error.
+    """
+    ids = {tp: (topic_of(at.metadata), client.topic_id(tp.topic)) for tp, at in offsets.items()}
+    former = [tp for tp, (then, now) in ids.items() if None not in (then, now) and then != now]
+    if former and options.fail_on_data_loss:
+        raise DataLoss(
+            f"group {options.group!r} committed offsets of {some(former)} before the topic was deleted and created "
+            "again; say where to begin, or set fail_on_data_loss to false to begin at the earliest record"
+        )
+    if former:
+        log.warning("%s: the topic was created again; begins at its earliest record", some(former))
+    return former
 
 
 async def _at_times(
@@ -168,7 +201,8 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | Non
         tp = backwards[0]
         raise ConfigError(f"{tp.topic}:{tp.partition} is to be read from offset {start[tp]} to {end[tp]}, backwards")
     start, end = (clip(options, offsets, known, "offsets") for offsets in (start, end))
-    ranges = [Range(tp.topic, tp.partition, start[tp], end[tp]) for tp in known]
+    ids = topic_ids(client, {tp.topic for tp in known})
+    ranges = [Range(tp.topic, tp.partition, start[tp], end[tp], ids.get(tp.topic)) for tp in known]
     if narrow is not None:
         ranges = await narrow.ranges(client, options, ranges)
     return [found for found in ranges if found.end > found.start]
@@ -178,6 +212,11 @@ def _must_exist(place: Place, tps: Collection[TopicPartition], name: str) -> Non
     strangers = place.named - set(tps)
     if strangers:
         raise ConfigError(f"{name} speaks of {some(strangers)}, which does not exist; leave it out")
+
+
+def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
+    """As of the last metadata; those that have none (brokers before 2.8) are left out."""
+    return {topic: str(found) for topic in topics if (found := client.topic_id(topic)) is not None}
 
 
 def some(tps: Collection[TopicPartition]) -> str:

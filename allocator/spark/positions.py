@@ -2,12 +2,14 @@
 
 The text is that of Spark's own connector, {"orders": {"0": 23}}: of each partition the next offset to read. Where
 a partition is new to the stream, the key "@begin", which no topic can have, says at which offset it begins: a batch
-that is repeated after a crash reads exactly what it read before.
+that is repeated after a crash reads exactly what it read before. "@ids" has the id of each topic that the offsets are
+of, where the brokers tell it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from allocator.spark.errors import CheckpointMismatch
@@ -16,29 +18,34 @@ from allocator.types import TopicPartition
 
 __all__ = ["Positions"]
 
-BEGIN = "@begin"
+BEGIN, IDS = "@begin", "@ids"
 
 
 class Positions(NamedTuple):
-    """`next`: the next offset to read; `begin`: where partitions begin that the positions before did not have."""
+    """`next`: the next offset to read; `begin`: where partitions begin that the positions before did not have, or of
+    whose topics they had former ones; `ids`: topic -> its id, where it is known."""
 
     next: Mapping[TopicPartition, int]
     begin: Mapping[TopicPartition, int]
+    ids: Mapping[str, str] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Any]:
         """In one order always: Spark compares texts to see whether there is anything new."""
         text: dict[str, Any] = _by_topic(self.next)
         if self.begin:
             text[BEGIN] = _by_topic(self.begin)
+        if self.ids:
+            text[IDS] = dict(sorted(self.ids.items()))
         return text
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Positions:
         """Raises CheckpointMismatch for what no stream of ours, nor of Spark's connector, has written."""
         topics = dict(given)
-        begin = topics.pop(BEGIN, {})
+        begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
         try:
-            return cls(_partitions(topics), _partitions(begin))
+            checked(ids)
+            return cls(_partitions(topics), _partitions(begin), {topic: str(known) for topic, known in ids.items()})
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"the checkpoint does not hold offsets of topics ({error}): it is another source's; give the query a "

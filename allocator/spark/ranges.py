@@ -12,12 +12,16 @@ __all__ = ["Range", "share_out", "split"]
 
 
 class Range(NamedTuple):
-    """The records of one partition from offset `start` up to, not including, `end`."""
+    """The records of one partition from offset `start` up to, not including, `end`.
+
+    `topic_id`: of the topic that these are offsets of; None where the brokers tell none.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
+    topic_id: Optional[str] = None
 
     @property
     def tp(self) -> TopicPartition:

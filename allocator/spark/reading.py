@@ -7,7 +7,14 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, OffsetOutOfRange, TopicNotFound
+from allocator.errors import (
+    AllocatorError,
+    BrokerError,
+    BrokersUnavailable,
+    OffsetOutOfRange,
+    TopicNotFound,
+    TopicRecreated,
+)
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.spark.errors import DataLoss, NothingRead
@@ -16,6 +23,8 @@ from allocator.spark.options import Options
 from allocator.spark.ranges import Range
 from allocator.spark.rows import to_spark
 from allocator.subscription import SubscriptionState
+from allocator.subscription.loss import stamped
+from allocator.types import OffsetAndMetadata
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST, list_offsets
 
@@ -71,7 +80,7 @@ class _Task:
             raise failure from error
         client.follow([self._wanted.topic])
         self._state.assign_from_user([self._tp])
-        self._state.seek(self._tp, self._wanted.start)
+        self._state.seek(self._tp, self._at(self._wanted.start))
         self._fetcher = Fetcher(
             client,
             self._state,
@@ -115,6 +124,9 @@ class _Task:
 
     async def _lost(self, at: int, error: OffsetOutOfRange) -> None:
         """The log does not have `at`: an error, or on from where it begins."""
+        if isinstance(error, TopicRecreated):
+            self._recreated(at, error)
+            return
         begin, end = await self._bounds()
         what = f"{self._tp.topic}:{self._tp.partition} has offsets {begin} to {end - 1}, not {at}"
         if self._options.fail_on_data_loss:
@@ -125,9 +137,24 @@ class _Task:
         # beyond its end nothing of this range is left: the topic was made anew, or its log was cut
         on = begin if at < begin else self._wanted.end
         log.warning("%s; %d offsets are passed over", what, min(on, self._wanted.end) - at)
-        self._state.seek(self._tp, on)
+        self._state.seek(self._tp, self._at(on))
         assert self._fetcher is not None
         self._fetcher.wake()
+
+    def _recreated(self, at: int, error: TopicRecreated) -> None:
+        """The topic is another one than the range was planned for: an error, or nothing of the range is left."""
+        what = f"{self._tp.topic}:{self._tp.partition} was to be read from offset {at} to {self._wanted.end - 1}"
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{what}, but the topic was deleted and created again since; begin anew, a stream with another "
+                "checkpointLocation, or set fail_on_data_loss to false to go on with the new topic"
+            ) from error
+        log.warning("%s, but the topic was deleted and created again since; the range is passed over", what)
+        self._state.seek(self._tp, self._wanted.end)
+
+    def _at(self, offset: int) -> OffsetAndMetadata:
+        """A position in the topic that the range is of."""
+        return OffsetAndMetadata(offset, stamped("", self._wanted.topic_id), -1)
 
     async def _bounds(self) -> tuple[int, int]:
         assert self._client is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from allocator.spark.link import Link
 from allocator.spark.member import Member
 from allocator.spark.options import Options
 from allocator.spark.places import EARLIEST, LATEST, Place
-from allocator.spark.plan import bounds, clip, ends, find_partitions, resolve, some
+from allocator.spark.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
 from allocator.spark.positions import Positions
 from allocator.spark.ranges import Range, share_out, split
 from allocator.spark.reading import read_range
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if self._reached is None:
             self._noted(done)
         if self.options.commit == "after_batch" and self._member is None:
-            self._run(self._commit(done.next))
+            self._run(self._commit(done))
 
     def stop(self) -> None:
         if self._member is not None:
@@ -154,7 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # where a group stands that reads what is not committed yet, a transaction may be open
         upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
         known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
-        return Positions(clip(options, offsets, known, "starting_offsets"), {})
+        ids = topic_ids(client, {tp.topic for tp in known})
+        return Positions(clip(options, offsets, known, "starting_offsets"), {}, ids)
 
     async def _ends_now(self) -> Offsets:
         client = await self._client()
@@ -167,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             return await self._next_of_ours(client, self._member, before, most)
         if options.commit == "after_batch" and before != self._initial_positions:
             # Spark asks for the next batch when the one before is done, but says so only once there is a next one
-            await self._commit(before.next)
+            await self._commit(before)
         try:
             return await self._after(client, before, most)
         except TopicNotFound:
@@ -178,9 +179,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         options = self.options
         start = dict(before.next)
         tps = await self._partitions(client, start)
+        upto = await self._ends(client, before, tps)
+        ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
+        again = self._created_again(before, ids)
+        start = {tp: at for tp, at in start.items() if tp.topic not in again}
         new = [tp for tp in tps if tp not in start]
         begin = {tp: first for tp, (first, _) in (await bounds(client, options, new)).items()}
-        self._latest = upto = await ends(client, options, tps)
         if self._target is not None:
             upto = {tp: min(end, self._target[tp]) for tp, end in upto.items() if tp in self._target}
             begin = {tp: min(first, upto[tp]) for tp, first in begin.items() if tp in upto}
@@ -192,21 +196,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             anew = {tp: end for tp, end in upto.items() if end < start[tp]}
             upto = {**share_out(start, upto, most), **anew}
         # a topic that is gone keeps its place: should it come back, with fewer records, that is data loss, not news
-        after = {**before.next, **upto}
-        return before if after == before.next else Positions(after, begin)
+        after = {**{tp: at for tp, at in before.next.items() if tp.topic not in again}, **upto}
+        return before if after == before.next and not again else Positions(after, begin, ids)
 
     async def _next_of_ours(
         self, client: KafkaClient, member: Member, before: Positions, most: int | None
     ) -> Positions:
         """The same, of the partitions that the group gives to this query."""
-        options, ours = self.options, member.border(before.next)
+        options, ours = self.options, member.border(before.next, before.ids)
         # what the membership was told of may be news to this client
         await find_partitions(client, options, METADATA_S)
+        upto = await self._ends(client, before, list(ours))
+        ids = topic_ids(client, {tp.topic for tp in ours})
+        again = self._created_again(before, ids)
+        # what came from another member begins where that one committed
+        former = [tp for tp, at in ours.items() if tp.topic in again and at == before.next.get(tp)]
         new = [tp for tp, at in ours.items() if at is None]
         known = await bounds(client, options, new)
         first = await resolve(client, options, options.start or Place(EARLIEST), known, "starting_offsets")
-        start = {tp: first[tp] if at is None else at for tp, at in ours.items()}
-        self._latest = upto = await ends(client, options, list(start))
+        earliest = {tp: at for tp, (at, _) in (await bounds(client, options, former)).items()}
+        start = {**{tp: first[tp] if at is None else at for tp, at in ours.items()}, **earliest}
         if self._target is not None:
             upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
         upto = await self._held_back(client, start, upto)
@@ -214,7 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if most is not None:
             upto = share_out(start, upto, most)
         begin = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
-        return before if upto == dict(before.next) and not begin else Positions(upto, begin)
+        return before if upto == dict(before.next) and not begin else Positions(upto, begin, ids)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Those to read now. Raises CheckpointMismatch, or DataLoss for what is gone."""
@@ -239,6 +248,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if gone and options.fail_on_data_loss:
             raise self._gone(gone)
         return tps
+
+    async def _ends(self, client: KafkaClient, before: Positions, tps: Collection[TopicPartition]) -> Offsets:
+        """Of these partitions, now. Where there is news, the topics' ids are asked after it: they are not older."""
+        self._latest = upto = await ends(client, self.options, tps)
+        if any(before.next.get(tp) != end for tp, end in upto.items()):
+            await client.refresh({tp.topic for tp in tps})
+        return upto
+
+    def _created_again(self, before: Positions, ids: Mapping[str, str]) -> set[str]:
+        """Topics that are other ones than those that `before` speaks of. Raises DataLoss."""
+        again = sorted(topic for topic, known in before.ids.items() if ids.get(topic, known) != known)
+        if again and self.options.fail_on_data_loss:
+            raise DataLoss(
+                f"topic {', '.join(map(repr, again))} was deleted and created again while the query read it (its id "
+                f"was {before.ids[again[0]]}, and is {ids[again[0]]} now); begin with another checkpointLocation, or "
+                "set fail_on_data_loss to false to read the new topic from its first record"
+            )
+        for topic in again:
+            log.warning("topic %r was deleted and created again; it is read from its first record", topic)
+        return set(again)
 
     def _gone(self, topics: Any) -> DataLoss:
         return DataLoss(
@@ -279,7 +308,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             if left_out:
                 log.warning("%s are other members' by now, who go on from the commit", some(left_out))
             done = {tp: max(begin[tp], ours[tp] or 0) for tp in planned if tp in ours}
-            return [Range(tp.topic, tp.partition, at, end.next[tp]) for tp, at in done.items() if end.next[tp] > at]
+            return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         missing = [tp for tp in end.next if tp not in begin]
         # made anew, and that is accepted: from the first record
         anew = [tp for tp, last in end.next.items() if tp in begin and last < begin[tp]]
@@ -288,12 +317,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             first = await bounds(client, self.options, [*missing, *anew])
             begin.update({tp: at for tp, (at, _) in first.items()})
             log.info("%s begin at their first record", some(first))
-        return [Range(tp.topic, tp.partition, begin[tp], last) for tp, last in end.next.items() if last > begin[tp]]
+        return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
 
-    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        news = {tp: at for tp, at in offsets.items() if self._committed.get(tp) != at}
-        if news and await commit(await self._client(), self.options, news):
+    async def _commit(self, done: Positions) -> None:
+        news = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}
+        if news and await commit(await self._client(), self.options, news, done.ids):
             self._committed.update(news)
+
+
+def _range(tp: TopicPartition, start: int, end: Positions) -> Range:
+    return Range(tp.topic, tp.partition, start, end.next[tp], end.ids.get(tp.topic))
 
 
 def _chosen(options: Options, tp: TopicPartition) -> bool:

@@ -82,6 +82,19 @@ class Topic:
         with Link(options) as link:
             return link.run(ask())
 
+    def topic_id(self) -> str | None:
+        """As `Extent.topic_id`, asked now."""
+
+        async def ask() -> str | None:
+            client = await link.client()
+            await client.refresh([self.name])
+            found = client.topic_id(self.name)
+            return None if found is None else str(found)
+
+        with Link(self._read()[0]) as link:
+            found: str | None = link.run(ask())
+            return found
+
     def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
         """The records of `ranges`, with headers; one run of offsets for each partition, split as the options say."""
         from allocator.spark.source import NAME, register

@@ -62,6 +62,9 @@ class Made:
     def extent(self) -> Extent:
         return Extent(**{"log": dict(self.log), "chosen": dict(self.log), **self._extent})
 
+    def topic_id(self) -> Any:
+        return self._extent["topic_id"]
+
     def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
         return [Range(self.name, number, *found) for number, found in sorted(reach.items()) if found[1] > found[0]]
 

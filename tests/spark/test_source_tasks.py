@@ -42,7 +42,7 @@ def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
 
     async def plan() -> list[Range]:
         async with KafkaClient(cluster.bootstrap) as client:
-            return await plan_batch(client, reading)
+            return [found._replace(topic_id=None) for found in await plan_batch(client, reading)]
 
     return asyncio.run(plan())
 

@@ -221,7 +221,7 @@ def test_a_topic_that_is_deleted_is_told_or_left_out(
     assert lenient.batch() == records(stays, {0: range(2, 3)})
 
 
-def test_a_topic_made_anew_is_told_or_read_from_its_first_record_under_a_cap_too(
+def test_a_topic_made_anew_without_an_id_is_told_or_read_from_its_first_record_under_a_cap_too(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
     busy, anew = topic_factory(), topic_factory()
@@ -229,15 +229,91 @@ def test_a_topic_made_anew_is_told_or_read_from_its_first_record_under_a_cap_too
     strict = make_query(topics=f"{busy},{anew}")
     lenient = make_query(topics=f"{busy},{anew}", fail_on_data_loss="false", max_offsets_per_trigger=60)
     assert len(strict.batch()) == len(lenient.batch()) == 50
-    kafka_cluster.delete_topic(anew)
-    kafka_cluster.create_topic(anew, 1, 1)
-    fill(kafka_cluster, anew, {0: 5})
+    for query in (strict, lenient):  # as brokers before 2.8 have it written
+        query.at = json.dumps({name: what for name, what in json.loads(str(query.at)).items() if name != "@ids"})
+    recreate(kafka_cluster, anew, 5)
     fill(kafka_cluster, busy, {0: 1000})
 
     told = wait_until(lambda: loss(strict), METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
     assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told
     assert lenient.batch() == sorted(records(anew, {0: range(5)}) + records(busy, {0: range(60)}))
     assert lenient.batch() == records(busy, {0: range(60, 120)})
+
+
+def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
+    cluster.delete_topic(topic)
+    cluster.create_topic(topic, 1, 1)
+    fill(cluster, topic, {0: count})
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_made_anew_with_more_records_is_told_or_read_from_its_first_record(
+    restarted: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    """By its id, which stands in the checkpoint: its end says nothing."""
+    other, anew = topic_factory(), topic_factory()
+    fill(kafka_cluster, anew, {0: 50})
+    strict = make_query(topics=f"{other},{anew}")
+    lenient = make_query(topics=f"{other},{anew}", fail_on_data_loss="false", max_offsets_per_trigger=60)
+    assert len(strict.batch()) == len(lenient.batch()) == 50
+    recreate(kafka_cluster, anew, 80)
+    if restarted:
+        strict.restart()
+        lenient.restart()
+
+    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    assert f"topic '{anew}' was deleted and created again" in told
+    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    assert lenient.batch() == records(anew, {0: range(60)})
+    lenient.restart()
+    assert lenient.batch() == records(anew, {0: range(60, 80)})
+    assert lenient.batch() == []
+
+
+def test_a_planned_batch_does_not_read_the_records_of_a_topic_made_anew(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory()
+    fill(kafka_cluster, topic, {0: 10})
+    strict, lenient = make_query(topics=topic), make_query(topics=topic, fail_on_data_loss="false")
+    planned, passed_over = strict.plan(), lenient.plan()
+    recreate(kafka_cluster, topic, 20)
+    with pytest.raises(DataLoss, match=f"{topic}:0 was to be read from offset 0 to 9, but the topic was deleted"):
+        strict.read(*planned)
+    assert lenient.read(*passed_over) == []
+    lenient.at = passed_over[1]
+    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    assert lenient.batch() == records(topic, {0: range(20)})
+
+
+def test_a_checkpoint_of_before_ids_were_noted_is_read_on(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory()
+    fill(kafka_cluster, topic, {0: 5})
+    query = make_query(topics=topic)
+    query.at = json.dumps({topic: {"0": 3}})
+    assert query.batch() == records(topic, {0: range(3, 5)})
+    assert query.batch() == []
+    assert json.loads(str(query.at))["@ids"].keys() == {topic}
+
+
+def test_a_group_that_committed_of_a_former_topic_is_told_or_begins_at_its_first_record(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
+) -> None:
+    topic = topic_factory()
+    fill(kafka_cluster, topic, {0: 5})
+    query = make_query(topics=topic, group=group, commit="after_batch")
+    query.batch()
+    recreate(kafka_cluster, topic, 8)
+    query.reader._committed.clear()
+    query.reader.commit(json.loads(str(query.at)))  # brokers forget it with the topic; a query under way renews it
+    assert committed(kafka_cluster, group, topic, 1) == {0: 5}
+    heir = make_query(topics=topic, group=group, starting_offsets="committed")
+    with pytest.raises(DataLoss, match=f"group '{group}' committed offsets of {topic}:0 before the topic was deleted"):
+        heir.plan()
+    heir.restart(fail_on_data_loss="false")
+    assert heir.batch() == records(topic, {0: range(8)})
 
 
 def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_is_no_loss(

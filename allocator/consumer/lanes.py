@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, Union
 from allocator.consumer.handlers import Handler, HandlerMisuse
 from allocator.errors import AllocatorError, HandlerFailed
 from allocator.fetch.batch import Batch
+from allocator.foreign import shown
 from allocator.tasks import happens
 from allocator.types import Record, TopicPartition
 
@@ -267,13 +268,13 @@ class Lane:
     async def _back_off(self, unit: Unit, error: Exception, failures: int) -> None:
         delay_s = self._work.retries.delay_s(failures)
         log.warning(
-            "%s: failed at offset %d (attempt %d of %d), again in %.2f s: %r",
+            "%s: failed at offset %d (attempt %d of %d), again in %.2f s: %s",
             _name(self.partition),
             unit.offset,
             failures,
             self._work.retries.count + 1,
             delay_s,
-            error,
+            shown(error),
             extra={**_where(self.partition, unit.offset), "attempt": failures},
             exc_info=error if failures == 1 else None,
         )

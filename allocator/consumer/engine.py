@@ -179,6 +179,8 @@ class Engine:
     async def _leave_fresh(self) -> None:
         """A service that runs for a moment now and then would commit nothing of idle partitions otherwise."""
         old = self._idle.not_ours()
+        if self._auto_commit_interval_s is not None:
+            old -= self.progress.uncommitted().keys()  # which their release commits
         if old:
             with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                 await within(self._commit_again(old), FRESH_WITHIN_S)

@@ -80,7 +80,7 @@ class IdleOffsets:
             try:
                 await self._again(due)
             except AllocatorError as error:
-                log.info("%d idle offsets are committed later: %s", len(due), error)
+                log.debug("%d idle offsets are committed later: %s", len(due), error)
             else:
                 self.committed(due)  # also what was left out, as somebody else moved it
         return min(period_s / 2, LOOK_S)

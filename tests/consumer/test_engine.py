@@ -12,6 +12,7 @@ from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Joining
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 
 def engine(**options: Any) -> Engine:
@@ -76,3 +77,31 @@ async def test_commits_that_fail_again_and_again_are_told_once_and_tried_ever_la
         task.cancel()
         await asyncio.wait({task})
     assert len(caplog.records) == 1
+
+
+async def test_a_service_that_lives_shortly_leaves_fresh_offsets_of_what_was_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or they would expire although the service runs every hour."""
+    ours, idle, read = engine(), TopicPartition("t", 0), TopicPartition("t", 1)
+    stands = {idle: OffsetAndMetadata(5, "as it was", 2), read: OffsetAndMetadata(7, "", -1)}
+    sent: list[Any] = []
+
+    async def fetch(partitions: Any, **_: Any) -> Any:
+        return {p: stands[p] for p in partitions}
+
+    async def commit(offsets: Any) -> None:
+        sent.append(dict(offsets))
+
+    monkeypatch.setattr(ours.offsets, "fetch", fetch)
+    monkeypatch.setattr(ours.offsets, "commit", commit)
+    monkeypatch.setattr(ours.membership, "may_act", lambda: True)
+    ours.state.assign_from_subscribed(stands)
+    for partition, committed in stands.items():
+        ours.progress.begin(partition, committed)
+    ours.progress.hand_out(read, 9)
+    ours.progress.finish()
+    await ours._leave_fresh()
+    assert sent == [{idle: stands[idle]}], "the other one is committed when it is released"
+    await ours._leave_fresh()
+    assert len(sent) == 1, "it is fresh by now"

@@ -12,6 +12,7 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import ways
 from allocator.migrate.files import read_json, refuse_existing, write_json
 from allocator.migrate.places import GroupAlive, OpenPlace, Place
+from allocator.migrate.topic_ids import TopicIds, same_topic
 from allocator.migrate.ways import Found
 from allocator.types import TopicPartition
 
@@ -112,7 +113,7 @@ async def copy(
         await old.refuse_members()
         await new.refuse_members()
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
-        write_json(restore_file, _restore(plan))
+        write_json(restore_file, _restore(plan, await TopicIds(new.client).of({each.topic for each in chosen})))
         await new.commit(chosen, f"copied from {source.group}")
         stands = await new.committed(chosen)
         joined = [*await old.members(), *await new.members()]
@@ -145,7 +146,8 @@ async def restore(
 ) -> Restored:
     """Has stand what stood before the copy that wrote `path`. May be repeated. Raises GroupAlive.
 
-    Credentials do not stand in that file: `security` is for its brokers, `zookeeper_options` for its ensembles.
+    Raises CopyRefused for topics that were deleted and created again since. Credentials do not stand in that file:
+    `security` is for its brokers, `zookeeper_options` for its ensembles.
     """
     told = read_json(path)
     try:
@@ -155,10 +157,19 @@ async def restore(
         ensembles = tuple(to["zookeepers"])
         place = Place(to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options)
         before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
+        topic_ids = dict(told.get("topic_ids", {}))
     except (KeyError, TypeError, ValueError, LookupError) as error:
         raise ConfigError(f"{path} is no file of `allocator offsets copy`: {error}") from error
     async with place.opened() as there:
         await there.refuse_members()
+        now = await TopicIds(there.client).of({each.topic for each in before})
+        again = sorted(topic for topic, known in topic_ids.items() if same_topic(known, now.get(topic)) is False)
+        if again:
+            raise CopyRefused(
+                f"nothing was restored: {', '.join(again)} of {there} was deleted and created again since the copy, "
+                f"and the offsets in {path} are of the former topic; say where the group is to begin (`allocator group "
+                "offsets reset`)"
+            )
         offsets = {each: int(offset) for each, offset in before.items() if offset is not None}
         await there.commit(offsets, f"restored from {path.name}")
         without = tuple(sorted(each for each, offset in before.items() if offset is None))
@@ -185,15 +196,21 @@ async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str]
     if not committed:
         raise CopyRefused(f"{old} has committed nothing" + (f" of {', '.join(topics)}" if topics else ""))
     found = await _found(old, new, by, committed, mirror)
+    own_ends, former = await ways.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
     ends = await ways.ends_of(new.client, committed)
     rows = []
     for each, offset in sorted(committed.items()):
         after, note = found[each]
         problem = "" if after is not None else note
-        if after is not None and each not in ends:
+        if each in former:
+            problem = f"offset {offset} is of a topic that was deleted and created again since"
+        elif each in own_ends and offset > own_ends[each].end:
+            end = own_ends[each].end
+            problem = f"offset {offset} is beyond the end of its own log, {end}: it was created again, or cut"
+        if not problem and each not in ends:
             problem = "not on the new cluster"
-        elif after is not None and not ends[each].start <= after <= ends[each].end:
+        elif not problem and after is not None and not ends[each].start <= after <= ends[each].end:
             problem = f"offset {after} is outside of its log, {ends[each].start} to {ends[each].end}"
         lag = None if problem or after is None else ends[each].end - after
         rows.append(Row(each, offset, before.get(each), after, lag, note if not problem else "", problem))
@@ -213,12 +230,13 @@ async def _found(
     return ways.by_offset(committed)
 
 
-def _restore(plan: CopyPlan) -> dict[str, Any]:
+def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "from": _place(plan.source),
         "to": _place(plan.target),
+        "topic_ids": dict(topic_ids),
         "before": [[*row.partition, row.before] for row in plan.rows],
         "after": [[*row.partition, row.after] for row in plan.rows],
     }

@@ -20,6 +20,7 @@ from allocator.membership.describe import describe
 from allocator.migrate import doctor_requests as requests
 from allocator.migrate.doctor_old import KIEL, OLD_CONSUMERS, children
 from allocator.migrate.spans import read_spans
+from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -129,9 +130,18 @@ class OpenPlace:
         found = await self.offsets.fetch(partitions)
         return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
 
+    async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Those whose committed offset says that it is of a topic that was deleted and created again since."""
+        found = await self.offsets.fetch(partitions)
+        ids = {each: (topic_of(at.metadata), self.client.topic_id(each.topic)) for each, at in found.items()}
+        return frozenset(each for each, (then, now) in ids.items() if None not in (then, now) and then != now)
+
     async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
-        """All of these. Raises CommitFailed naming what is not committed."""
-        await self.offsets.commit({each: OffsetAndMetadata(offset, why, -1) for each, offset in offsets.items()})
+        """All of these, with their topics' ids. Raises CommitFailed naming what is not committed."""
+        ids = {each.topic: self.client.topic_id(each.topic) for each in offsets}
+        await self.offsets.commit(
+            {each: OffsetAndMetadata(at, stamped(why, ids[each.topic]), -1) for each, at in offsets.items()}
+        )
 
     def can_forget(self) -> bool:
         """Whether a committed offset can be taken away again (Kafka 2.4 and newer)."""

@@ -199,3 +199,30 @@ def test_the_command_shows_first_and_then_does_it(
     assert asyncio.run(committed(new, f"{group}-2", topic)) == {}
     wrong = run.invoke(main, [*command, "--topic", "no-such-topic"])
     assert (wrong.exit_code, "no topic 'no-such-topic'" in wrong.stderr) == (1, True)
+
+
+async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_put_back(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
+    partition, heir, file = TopicPartition(topic, 0), f"{group}-heir", tmp_path / "before.json"
+    await filled(new, topic, 50)
+    await commit(new, group, {partition: 40})
+    await commit(new, heir, {partition: 7})
+    source, target = Place(new.bootstrap, group), Place(new.bootstrap, heir)
+    await copy(source, target, file)
+    async with KafkaClient(new.bootstrap) as client:
+        stored = await GroupOffsets(client, heir).fetch([partition])  # with the topic's id
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    await filled(new, topic, 60)
+    with pytest.raises(CopyRefused, match=f"{topic} of group .* was deleted and created again since the copy"):
+        await restore(file)
+    async with KafkaClient(new.bootstrap) as client:  # brokers forget it with the topic; a member renews it
+        await GroupOffsets(client, heir).commit(stored)
+    await commit(new, group, {partition: 70})
+    for by in ("offset", "timestamp", "content"):
+        (row,) = (await plan_copy(target, source, by=by)).rows
+        assert row.problem == "offset 40 is of a topic that was deleted and created again since"
+        (row,) = (await plan_copy(source, target, by=by)).rows
+        assert row.problem == "offset 70 is beyond the end of its own log, 60: it was created again, or cut"

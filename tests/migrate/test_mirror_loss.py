@@ -8,20 +8,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import kafka
 import pytest
+from cutting import World
 from mirroring import contents, mirroring, settings
 
 from allocator.coordinator.offsets import GroupOffsets
+from allocator.migrate.cutover import Cutover
+from allocator.migrate.cutover_clusters import CutoverFailed
 from allocator.migrate.mirror import Mirror, RecordsGone
 from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.migrate.offsets import plan_copy
+from allocator.migrate.places import Place
+from allocator.migrate.plan import load_plan
 from allocator.migrate.recreated import TopicsStopped
 from allocator.migrate.takeover import Loss
 from allocator.testing import LocalCluster, produce, wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
+from allocator.wire.zookeeper import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
 
@@ -222,3 +230,28 @@ async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are
     assert values((await contents(new, topic))[0]) == wanted
     await Mirror(chosen).run(until_caught_up=True)
     assert len((await contents(new, topic))[0]) == 410
+
+
+async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    mirror = f"{group}-mirror"
+    chosen = settings(old, new, mirror, topics=[topic], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await recreate(old, topic, 300)
+    partition = TopicPartition(topic, 0)
+    async with KafkaClient(old.bootstrap) as client:  # a mirror that runs renews its commit
+        await client.refresh([topic])
+        for name, offset in ((group, 50), (mirror, 100)):
+            await GroupOffsets(client, name).commit({partition: OffsetAndMetadata(offset, "", -1)})
+    (row,) = (await plan_copy(Place(old.bootstrap, group), Place(new.bootstrap, group), by="map", mirror=mirror)).rows
+    assert row.problem.startswith("the old topic was created again: its id was ")
+    plan = World(old, new, topic, group, tmp_path).plan()
+    ensemble = ZooKeeper(f"{old.zookeeper}/{group}")
+    await ensemble.connect()  # makes the chroot
+    await ensemble.close()
+    with pytest.raises(CutoverFailed, match=f"topic '{topic}' of the old cluster was deleted and created again"):
+        await Cutover(load_plan(plan)).run("check")

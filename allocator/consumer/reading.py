@@ -47,6 +47,8 @@ class Reading:
             # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
             # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
             self._engine.progress.abandon()
+        else:
+            self._reader.add_done_callback(lambda _: self._engine.progress.abandon())  # it may end without asking
 
     def _called_by_reader(self) -> bool:
         """Whether the reader closes, or a task that it has started since: gather, wait_for and create_task make one.

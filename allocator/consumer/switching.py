@@ -158,6 +158,9 @@ class Watcher:
             except ConfigError as error:
                 log.error("%s; stays with %s", error, self.current)
                 continue
+            except Exception:  # a fault of ours must not end it unheard: no switch would be seen any more
+                log.exception("%s cannot be read; stays with %s", self._path, self.current)
+                continue
             if found != self.current:
                 log.info("%s: %s", self._path, found)
                 self.current = found
@@ -201,6 +204,7 @@ class SwitchingConsumer:
         )
         self._watcher = Watcher(ensemble, path_of(root, group))
         self._consumer: Consumer | None = None
+        self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None
         self._closed = False
 
@@ -252,6 +256,8 @@ class SwitchingConsumer:
         end = None if timeout_s is None else loop.time() + timeout_s
         while True:
             if self._closed:
+                if self._last is not None:
+                    await self._last.getbatch(0)  # `close` waits to hear that what it gave is done; raises Closed
                 raise Closed(f"the consumer of group {self.group!r} is closed")
             await self._follow()
             left = None if end is None else max(0.0, end - loop.time())
@@ -298,6 +304,10 @@ class SwitchingConsumer:
             consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
             consumer._engine.join_again_if(self._watcher.still(choice))
             await consumer.start()
+            if self._closed:  # meanwhile, and what was not there yet could not be closed
+                await consumer.close()
+                return
+            self._last = consumer
             log.info("%s: reads %s", self.group, brokers)
             self._consumer, self._reads = consumer, choice
 

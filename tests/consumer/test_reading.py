@@ -103,6 +103,26 @@ async def test_another_task_is_waited_for() -> None:
     assert it.progress.uncommitted() == {P: 10}
 
 
+async def test_a_reader_that_ends_without_asking_is_not_waited_for() -> None:
+    it, go_on = Read(), asyncio.Event()
+
+    async def read() -> None:
+        await it.batch()
+        await go_on.wait()
+        raise ZeroDivisionError("a bug of the user's")
+
+    reader = asyncio.ensure_future(read())
+    await wait_until_async(lambda: it.progress.in_hand, 10, "the batch")
+    closing = asyncio.ensure_future(it.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    assert await bounded(closing)
+    assert isinstance(reader.exception(), ZeroDivisionError)
+    assert it.progress.uncommitted() == {}
+
+
 async def test_who_read_before_another_task_did_waits_for_that_one() -> None:
     it, go_on = Read(), asyncio.Event()
     await it.batch()

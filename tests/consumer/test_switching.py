@@ -11,8 +11,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from allocator import GroupedConsumer
+from allocator.consumer import switching
 from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, Watcher, choose, path_of
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, Closed
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.wire.zookeeper import SessionState, ZooKeeper
 
@@ -155,4 +156,89 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
             await choose(ensemble, path, ClusterChoice())
             await wait_until_async(lambda: _reads(consumer), 30, "it to join again")
     finally:
+        await ensemble.close()
+
+
+async def test_a_reader_that_has_a_batch_is_waited_for_and_told(
+    kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """It was told Closed, and the consumer inside was not told that it had asked: `close` waited for ever."""
+    topic = await asyncio.to_thread(topic_factory, 1)
+    await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"])
+    where = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": str(zk_chroot)}
+    consumer = SwitchingConsumer(topic, **where)
+    await consumer.start()
+    has_it, go_on = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        assert await consumer.getbatch(30) is not None
+        has_it.set()
+        await go_on.wait()
+        with pytest.raises(Closed):
+            await consumer.getbatch(30)
+
+    reader = asyncio.ensure_future(read())
+    await has_it.wait()
+    closing = asyncio.ensure_future(consumer.close())
+    done, _ = await asyncio.wait({closing}, timeout=0.5)
+    assert not done
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(closing, reader), 30)
+    async with SwitchingConsumer(topic, **where) as successor:
+        assert await successor.getbatch(1.0) is None, "the record was done, and came again"
+
+
+async def test_a_close_that_meets_a_join_ends_the_member(
+    kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    consumer = SwitchingConsumer(topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=str(zk_chroot))
+    ensemble = ZooKeeper(str(zk_chroot))
+    await ensemble.connect()
+    try:
+        await choose(ensemble, path_of("/allocator", group), ClusterChoice(frozen=True))
+        await consumer.start()
+        made = consumer._make
+        joining = asyncio.Event()
+
+        def make(**options: Any) -> Any:
+            joining.set()
+            return made(**options)
+
+        consumer._make = make  # type: ignore[assignment]
+        await choose(ensemble, path_of("/allocator", group), ClusterChoice())
+        reading = asyncio.ensure_future(consumer.getbatch(30))
+        await joining.wait()
+        await consumer.close()
+        await asyncio.wait({reading}, timeout=30)
+        assert isinstance(reading.exception(), Closed)
+        assert await ensemble.get_children(f"/allocator/{group}/members") == []
+    finally:
+        await ensemble.close()
+
+
+async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes(
+    zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    await ensemble.connect()
+    watcher = Watcher(ZooKeeper(str(zk_chroot)), path)
+    await watcher.start()
+    honest, faults = switching.read_choice, 1
+
+    async def stumbling(*args: Any) -> ClusterChoice:
+        nonlocal faults
+        faults -= 1
+        if faults >= 0:
+            raise KeyError("nobody foresaw it")
+        return await honest(*args)
+
+    try:
+        monkeypatch.setattr(switching, "read_choice", stumbling)
+        monkeypatch.setattr(switching, "LOOK_S", 0.2)
+        await choose(ensemble, path, ClusterChoice("elsewhere:9092"))
+        await wait_until_async(lambda: watcher.current.brokers == "elsewhere:9092", 30, "the next look")
+        assert "nobody foresaw it" in caplog.text
+    finally:
+        await watcher.close()
         await ensemble.close()

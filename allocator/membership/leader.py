@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -112,9 +113,17 @@ class Leader:
                 log.info("%s: somebody else wrote the assignment; reading it again", self._store.paths.group)
                 self.start_over()
                 continue
-            except (ConnectionLost, NoZnode):
-                # the write may have arrived: only what stands there counts. Or znodes of the group were deleted, and
-                # ours with them maybe, as the proof of life will show
+            except NoZnode as error:
+                # somebody deleted what all members use, and no other member creates it again. A member whose own znodes
+                # were deleted with it notices when it writes them next
+                log.warning("%s: %s; making the group's znodes again", self._store.paths.group, error)
+                self.start_over()
+                with contextlib.suppress(ConnectionLost, NoZnode):
+                    await self._store.prepare()
+                await asyncio.sleep(0.05)
+                continue
+            except ConnectionLost:
+                # the write may have arrived: only what stands there counts
                 self.start_over()
                 await asyncio.sleep(0.05)
                 continue

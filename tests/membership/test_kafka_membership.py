@@ -93,7 +93,7 @@ async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_j
 
 
 async def test_a_claim_is_of_the_newest_generation_that_was_joined_be_it_synced_or_not() -> None:
-    """Java leaders before 3.5 give away at once what is claimed since an older generation than what others claim."""
+    """Java leaders of 2.8 to 3.3 give away at once what is claimed since an older generation than what others claim."""
     async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
         await holds(ours, ALL)
         broker.codes[SYNC] = [27]  # the next rebalance begins before this one ends

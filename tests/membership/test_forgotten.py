@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import shutil
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from members import History, StaticTopics, TestMember, settled
 
+from allocator import Consumer
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.wire.zookeeper import SessionState, ZooKeeper
 
@@ -186,3 +187,51 @@ async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalClus
         await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
         assert SessionState.LOST not in states
         assert zk.session_id == session_id
+
+
+@pytest.mark.long
+@pytest.mark.deadline(200)
+@pytest.mark.parametrize("membership", ["zookeeper", "kiel", "consumers", "pykafka"])
+async def test_members_of_every_layout_own_everything_again(
+    membership: str, ensemble: LocalCluster, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Of an ensemble that only they use: the brokers have another one."""
+    topic = await asyncio.to_thread(topic_factory, 4)
+
+    def member(name: str) -> Consumer:
+        return Consumer(
+            topic,
+            brokers=kafka_cluster.bootstrap,
+            zookeeper=ensemble.zookeeper,
+            group=group,
+            client_id=name,
+            membership=membership,
+            session_timeout_s=TIMEOUT_S,
+            settle_s=0.5,
+        )
+
+    async with member("one") as one, member("two") as two:
+
+        def shared() -> bool:
+            return (
+                len(one.assignment()) == len(two.assignment()) == 2
+                and not one.assignment() & two.assignment()
+                and one.may_act()
+                and two.may_act()
+            )
+
+        await wait_until_async(shared, 40, lambda: f"both to share: {one.assignment()} {two.assignment()}")
+        await asyncio.to_thread(wipe, ensemble)
+        await wait_until_async(lambda: not one.may_act() and not two.may_act(), 20, "both to pause")
+        await restart(ensemble)
+        await wait_until_async(shared, 60, lambda: f"both to share again: {one.assignment()} {two.assignment()}")
+        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", number) for number in range(4)])
+        got: set[int] = set()
+
+        async def read(consumer: Consumer) -> None:
+            while len(got) < 4:
+                record = await consumer.getone(0.2)
+                if record is not None:
+                    got.add(record.partition)
+
+        await asyncio.wait_for(asyncio.gather(read(one), read(two)), 40)

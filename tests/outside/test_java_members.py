@@ -84,11 +84,15 @@ def test_commits_at_every_moment_of_a_rebalance_cost_no_partition(
 
 
 @long
-@pytest.mark.parametrize(("version", "first"), [(version, first) for version in JAVA for first in ("java", "ours")])
+@pytest.mark.parametrize("first", ["java", "ours"])
+@pytest.mark.parametrize("version", [version for version in JAVA if version != "0.10.2.2"])
 def test_the_console_consumer_and_ours_deliver_each_record_once(
     version: str, first: str, scene_on: Callable[[str], Scene]
 ) -> None:
-    """It says nothing of partitions, so the records are counted, by their values; nobody is killed."""
+    """It says nothing of partitions, so the records are counted, by their values; nobody is killed.
+
+    Not with 0.10.2: its console consumer leaves without flushing the last lines of its output.
+    """
     scene = scene_on(version)
     consoles: list[Console] = []
     try:

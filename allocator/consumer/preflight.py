@@ -21,6 +21,7 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.describe import GroupState, describe
 from allocator.membership.patterns import topic_pattern
+from allocator.tasks import within
 from allocator.types import TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import NoChroot, ZooKeeper
@@ -222,7 +223,7 @@ async def _refused(address: str, default_port: int) -> str | None:
     host, colon, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
     host = (host if colon else address).strip("[]")
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port) if colon else default_port), REACH_S)
+        _, writer = await within(asyncio.open_connection(host, int(port) if colon else default_port), REACH_S)
     except asyncio.TimeoutError:
         return f"no connection within {REACH_S:g} s"
     except OSError as error:

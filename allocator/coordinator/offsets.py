@@ -25,6 +25,7 @@ from allocator.coordinator.messages import (
 from allocator.coordinator.reactions import FETCH, MEMBER_COMMIT, Reaction, react
 from allocator.coordinator.retention import ask_retention
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
+from allocator.subscription.loss import as_committed, as_read
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
@@ -193,7 +194,8 @@ class GroupOffsets:
         unknown = set()
         for tp, code, committed in fetch_results(response):
             if committed is not None:
-                found[tp] = committed
+                metadata = as_read(committed.metadata or "", self._client.metadata.cluster_id)
+                found[tp] = committed._replace(metadata=metadata)
             if code == 0:
                 continue
             reaction = react(FETCH, code)
@@ -247,9 +249,15 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        call = Call(offsets)
+        call = self._call(offsets)
         self._commits.enter(call)
         await self._commits.finish(call, self._timeout_s)
+
+    def _call(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Call:
+        cluster = self._client.metadata.cluster_id
+        return Call(
+            {tp: each._replace(metadata=as_committed(each.metadata or "", cluster)) for tp, each in offsets.items()}
+        )
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
@@ -260,7 +268,7 @@ class GroupOffsets:
         what `commit` would raise; what it raises itself is logged. The task may be awaited for the same result;
         `close` waits for it.
         """
-        call = Call(offsets)
+        call = self._call(offsets)
         self._commits.enter(call)
         work = self._commits.finish(call, self._timeout_s)
         task = asyncio.get_running_loop().create_task(work, name="commit")

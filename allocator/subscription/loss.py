@@ -9,9 +9,11 @@ from typing import Any, Final, Optional
 
 from allocator.types import TopicPartition
 
-__all__ = ["RecordsLost", "stamped", "topic_of"]
+__all__ = ["RecordsLost", "as_committed", "as_read", "stamped", "topic_of"]
 
-_STAMP: Final = re.compile(r"(?:^| )topic ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
+_STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,19 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
     """The topic id in the metadata of a commit; None if there is none."""
     found = _STAMP.search(metadata or "")
     return None if found is None else uuid.UUID(found[1])
+
+
+def as_committed(metadata: str, cluster: str | None) -> str:
+    """What is sent to `cluster` (its id) for such metadata: a topic id is worth something in its own cluster alone.
+
+    MirrorMaker copies committed offsets to other clusters together with their metadata.
+    """
+    return f"{metadata}@{cluster}" if cluster is not None and _STAMP.search(metadata) else metadata
+
+
+def as_read(metadata: str, cluster: str | None) -> str:
+    """The metadata that `as_committed` was given; without the topic id where that is one of another cluster."""
+    found = _STAMP_OF_CLUSTER.search(metadata)
+    if found is None:
+        return metadata
+    return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 
 from allocator import Consumer, GroupedConsumer, RebalanceListener, RecordsLost, TopicPartition
@@ -144,6 +146,31 @@ async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_th
             await consumer.getbatch(30)
         consumer.seek(setting.partition, 0)
         assert await read(consumer, 80) == list(range(1000, 1080))
+
+
+async def test_an_offset_that_was_copied_from_another_cluster_stands_for_itself(setting: Setting) -> None:
+    """MirrorMaker copies offsets with their metadata, in which our members note the topic that they are of."""
+    await setting.produce(range(50))
+    async with setting.consumer() as consumer:
+        await read(consumer, 50)
+        await consumer.commit()
+    kafka = KafkaConsumer(bootstrap_servers=setting.cluster.bootstrap, group_id=setting.group, enable_auto_commit=False)
+    try:
+        kafka.assign([setting.partition])
+        raw = await asyncio.to_thread(kafka.committed, setting.partition, metadata=True)
+        cluster = re.search(r" topic [0-9a-f-]{36}@(\S+)$", raw.metadata)
+        assert cluster is not None, raw
+        elsewhere = f"generation 1 topic {uuid.uuid4()}@{cluster[1][::-1]}"
+        await asyncio.to_thread(kafka.commit, {setting.partition: OffsetAndMetadata(20, elsewhere, -1)})
+    finally:
+        await asyncio.to_thread(kafka.close)
+    told = Told()
+    async with setting.consumer(listener=told) as consumer:
+        assert await read(consumer, 30) == list(range(20, 50))
+        committed = await consumer.committed(setting.partition)
+        assert committed is not None
+        assert committed.metadata == "generation 1"
+    assert told.losses == []
 
 
 async def test_a_service_of_kiels_hears_of_lost_values_too(setting: Setting) -> None:

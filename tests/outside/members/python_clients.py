@@ -66,11 +66,17 @@ class Listener(ConsumerRebalanceListener, Noting):  # type: ignore[misc]
 
 
 class AsyncListener(AioListener, Noting):  # type: ignore[misc]
+    def __init__(self, journal: Journal, working: asyncio.Lock) -> None:
+        super().__init__(journal)
+        self.working = working
+
     async def on_partitions_assigned(self, assigned: Any) -> None:
         self.note("own", assigned)
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
-        self.note("revoked", revoked)
+        # aiokafka rebalances in a task of its own: wait until the records in hand are committed
+        async with self.working:
+            self.note("revoked", revoked)
 
 
 def run_kafka_python(settings: dict[str, Any], journal: Journal) -> None:
@@ -110,18 +116,22 @@ async def run_aiokafka(settings: dict[str, Any], journal: Journal) -> None:
         partition_assignment_strategy=(AIOKAFKA[settings["assignor"]],),
         **COMMON,
     )
-    noting = AsyncListener(journal)
+    working = asyncio.Lock()
+    noting = AsyncListener(journal, working)
     consumer.subscribe([settings["topic"]], listener=noting)
     await consumer.start()
     while not stop.is_set():
-        offsets = noting.did(await consumer.getmany(timeout_ms=200))
-        if offsets:
-            try:
-                await consumer.commit()
-            except AioError as error:
-                journal.refused(offsets, error)
-            else:
-                journal.commit(offsets)
+        # not under the lock: during a rebalance it waits for the new assignment
+        records = await consumer.getmany(timeout_ms=200)
+        async with working:
+            offsets = noting.did(records)
+            if offsets:
+                try:
+                    await consumer.commit()
+                except AioError as error:
+                    journal.refused(offsets, error)
+                else:
+                    journal.commit(offsets)
     noting.note("revoked", sorted(consumer.assignment()))
     await consumer.stop()
 

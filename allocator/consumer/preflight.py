@@ -29,6 +29,7 @@ from allocator.wire.zookeeper import NoChroot, ZooKeeper
 __all__ = ["Check", "preflight", "refuse_new_chroot"]
 
 REACH_S = 3.0  # for one TCP connection; more: a host that swallows packets is waited for longer
+SETTLE_S = 5.0  # for topics to show themselves; more: a missing topic is reported later
 SHOWN = 5  # names in a line
 
 
@@ -168,7 +169,7 @@ async def _cluster(config: Config) -> AsyncIterator[Check]:
 
 async def _settled(config: Config, client: KafkaClient) -> None:
     """Gives topics that were just created, and brokers that just started, a moment to show themselves."""
-    deadline = time.monotonic() + REACH_S
+    deadline = time.monotonic() + SETTLE_S
     await client.refresh()
     while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
         await asyncio.sleep(client.retry_backoff_s)

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whoever else may write into their directory."""
+"""Writes files atomically, also into directories that other users may write to."""
 
 from __future__ import annotations
 

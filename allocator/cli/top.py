@@ -78,7 +78,7 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
 async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
     from allocator.web import snapshot
 
-    # ZooKeeper has that long to answer, and what it lacks is said then
+    # ZooKeeper has that many seconds to answer; then the command reports what is missing
     await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
     await watcher.until_ready(access.timeout_s if watcher.ready else 0)
     if not watcher.ready:

@@ -353,7 +353,7 @@ class Consumer:
 
     @property
     def losses(self) -> tuple[RecordsLost, ...]:
-        """The newest positions that the log did not have, at most 100: what was skipped, and where reading went on."""
+        """The latest losses, at most 100: which offsets were skipped, and where the consumer continued."""
         return tuple(self._engine.losses)
 
     @property

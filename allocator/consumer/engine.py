@@ -111,7 +111,7 @@ class Engine:
             self._offsets.committer = self.membership
         self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
-        """The newest ones, for whoever shows them."""
+        """The latest losses, for the page and for users."""
         self.closing = False
         """`close` was called: what cannot be committed now never will be."""
         self._broken: BaseException | None = None

@@ -122,7 +122,7 @@ class KeptOffsets(GroupOffsets):
         self._idle.committed(offsets)
 
     async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
-        """Until cancelled, while `still_ours`: these, and what is committed later, stay in Kafka."""
+        """Keeps these offsets, and later commits, from expiring. Runs until cancelled; acts only while `still_ours`."""
         self._known = {p: value.offset for p, value in committed.items()}
         self._still_ours = still_ours
         await self._idle.run()

@@ -169,7 +169,7 @@ class Ownership:
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
         await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
-        # also those that nobody waits for: the next owner begins at what is committed when this returns
+        # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)

@@ -84,7 +84,7 @@ class Progress:
         return OffsetAndMetadata(reached, stamped("", topic), -1)
 
     def committed(self, partition: TopicPartition) -> int | None:
-        """What is committed of it; None if nothing is, or it is not known."""
+        """The committed offset; None if there is none, or it is unknown."""
         return self._committed.get(partition)
 
     def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:

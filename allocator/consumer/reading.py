@@ -133,7 +133,7 @@ class Reading:
     def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
         """At most `limit` records, and the position after them."""
         records: list[Record] = []
-        # one iterator for all calls: each new one decodes the record batch anew, and few may be asked for at a time
+        # keep one iterator for all calls: a new iterator decodes the whole record batch again, for perhaps one record
         if self._records is None:
             self._records = iter(batch)
         while limit is None or len(records) < limit:

@@ -49,7 +49,7 @@ class Coordinator:
         self._node: int | None = None
         self._finding: asyncio.Lock | None = None
         self.failure: BrokerError | None = None
-        """Why it was not found the last time that somebody asked; None once it is."""
+        """Why the last lookup failed; None after a lookup that succeeded."""
 
     @property
     def node(self) -> int | None:

@@ -309,7 +309,7 @@ class GroupCoordinator:
     def _told(self, reaction: Reaction, why: str) -> None:
         """What the coordinator says of the present membership in its answer to something else than a join."""
         if reaction is Reaction.REJOIN:
-            # older brokers say so too while they wait for the leader; whoever is on the way knows already
+            # older brokers also answer this while they wait for the leader; a member that is joining knows already
             if self.phase is Phase.STABLE:
                 self.request_rejoin("the group rebalances")
         elif reaction is Reaction.LOST and self.phase is Phase.JOINING:

@@ -129,7 +129,7 @@ class GroupOffsets:
         await self._commits.close()
 
     async def retention_s(self) -> float | None:
-        """How long Kafka keeps what is committed, see `ask_retention`; None: it does not say at this moment."""
+        """Seconds that Kafka keeps a committed offset (see `ask_retention`); None if it cannot tell at present."""
         told = self._retention
         return await ask_retention(self._client, self._coordinator, self.group) if told is None else told
 

@@ -84,7 +84,7 @@ class Batch(Sequence[Record]):
         self._stop = found.next_offset
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        # for each segment how many records it and those before it hold, once somebody asked
+        # for each segment, the number of records up to its end; computed at the first use
         self._ends: list[int] | None = None
         # the segment decoded last, as random access mostly stays within one
         self._last: tuple[int, Columns] | None = None

@@ -54,7 +54,7 @@ class Self:
     topics: frozenset[str]
     held: Parts = NONE
     generation: int = -1
-    """The last one that it joined while it held `held`."""
+    """The generation that the member joined last while it held `held`."""
     before: Parts = NONE
     """What it was given last, and may have released to join."""
     before_generation: int = -1

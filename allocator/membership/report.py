@@ -30,7 +30,7 @@ class Lag(NamedTuple):
 
     @property
     def total(self) -> Optional[int]:
-        """None if any part is unknown: a sum that leaves parts out would pass for the whole."""
+        """None if the lag of any partition is unknown: readers would take a partial sum for the total."""
         return None if self.unknown else self.known
 
     def __str__(self) -> str:

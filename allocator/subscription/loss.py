@@ -18,7 +18,7 @@ _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 @dataclass(frozen=True)
 class RecordsLost:
-    """The log did not have the position that a consumer was to read, so a reset found another one."""
+    """The log no longer has the position that the consumer asked for, so a reset chose another one."""
 
     partition: TopicPartition
     position: int

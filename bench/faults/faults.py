@@ -149,5 +149,5 @@ FAULTS: dict[str, Fault] = {
 }
 MORE: dict[str, Fault] = {**FAULTS, "one-way loss": one_way}
 FORGETFUL: dict[str, Fault] = {"kill -9": kill, "pause": pause, "ensemble wiped": wiped}
-"""For clusters whose brokers need no ZooKeeper."""
+"""These faults need brokers that run without ZooKeeper."""
 ALL = {**MORE, **FORGETFUL}

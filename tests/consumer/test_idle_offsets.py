@@ -28,7 +28,7 @@ DAY_S = 24 * 3600.0
 
 
 class Group:
-    """What a member owns, and what it was told to commit, and when."""
+    """A member with its owned partitions, and a record of each commit and its time."""
 
     def __init__(self, *owned: TopicPartition, retention_s: float | None = DAY_S) -> None:
         self.clock = Clock()

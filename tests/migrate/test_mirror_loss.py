@@ -191,7 +191,7 @@ async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
 async def test_a_topic_that_was_created_again_goes_on_at_the_stored_position_if_told_so(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Where another tool brought the topic back with its offsets."""
+    """For a topic that another tool restored with its offsets."""
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     chosen = settings(old, new, group, topics=[topic])
     await fill(old, topic, 100)

@@ -1,6 +1,6 @@
 """Coroutine tests, deadlines, the `long` marker and the rows of the compatibility table, for the whole suite.
 
-A test written `async def` runs in its own event loop under a deadline (`@pytest.mark.deadline(seconds)`, 60 by
+A test written `async def` runs in its own event loop under a deadline (`@pytest.mark.deadline(seconds)`, 180 by
 default). When the deadline passes, the failure shows where each task of the loop was waiting. Async fixtures are
 not supported: write `async with` inside the test.
 """
@@ -19,7 +19,7 @@ import pytest
 
 from allocator.testing.compatibility import versions_of
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 # the beginning of a test's id (the longest counts) -> its row in docs/compatibility.md; and the versions of those tests
 # that are not parametrised by any
 FEATURES: dict[str, tuple[str, ...]] = {
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
         import jitter  # not on top: whoever copies this file alone has no such module
 
         jitter.install(config.getoption("--jitter"))
-    config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 60 by default")
+    config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -249,7 +249,7 @@ async def test_servers_that_do_not_answer_are_named_in_time(shell: Shell) -> Non
         sys.executable, "-m", "allocator.cli", "group", "list", "--zookeeper", nowhere, "--timeout", "1",
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, err = await asyncio.wait_for(process.communicate(), 20)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 1
     assert nowhere in err.decode()
 

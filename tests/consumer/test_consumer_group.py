@@ -14,12 +14,13 @@ from fake_broker import MODERN, SILENT, FakeBroker
 from group_bench import COMMIT, FETCH, FIND, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
+from allocator.coordinator import leave
 from allocator.coordinator.consumer_protocol import Subscription
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
 from allocator.testing import wait_until_async
 from allocator.wire.kafka import KafkaClient
 
-pytestmark = pytest.mark.deadline(30)
+pytestmark = pytest.mark.deadline(90)
 
 ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE, NOT_AUTHORISED = 22, 25, 27, 30
 
@@ -29,7 +30,7 @@ def order(broker: GroupServer, *keys: int) -> list[int]:
 
 
 async def seen(broker: GroupServer, key: int, count: int) -> None:
-    await wait_until_async(lambda: len(broker.requests(key)) >= count, 15, f"{count} requests {key}")
+    await wait_until_async(lambda: len(broker.requests(key)) >= count, 30, f"{count} requests {key}")
 
 
 # -- joining ----------------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ async def test_a_rebalance_ends_it_without_an_error_a_farewell_or_a_pause() -> N
 
 async def test_one_that_ends_before_anybody_took_it_holds_up_nothing() -> None:
     async with GroupServer() as broker, broker.group() as group:
-        await wait_until_async(lambda: group._offer is not None, 10, "a generation to take")
+        await wait_until_async(lambda: group._offer is not None, 30, "a generation to take")
         broker.gates[SYNC] = asyncio.Event()
         broker.codes[HEARTBEAT] = [REBALANCE]
         await seen(broker, SYNC, 2)
@@ -232,7 +233,7 @@ async def test_what_a_function_raises_comes_out_of_next_and_the_member_leaves_an
 async def test_a_refusal_is_told_and_nothing_is_tried_before_somebody_heard_it(key: int, code: int) -> None:
     async with GroupServer() as broker, broker.group(join_backoff_s=0.05) as group:
         broker.codes[key] = [0, code] if key == JOIN else [code]  # the first join takes a member id
-        await wait_until_async(lambda: group._offer is not None, 10, "an error to tell")
+        await wait_until_async(lambda: group._offer is not None, 30, "an error to tell")
         joins = len(broker.requests(JOIN))
         await asyncio.sleep(0.2)
         assert len(broker.requests(JOIN)) == joins
@@ -276,16 +277,18 @@ async def test_a_function_of_the_group_that_fails_is_told() -> None:
         assert len(broker.requests(LEAVE)) == 1
 
 
+@pytest.mark.deadline(150)  # by the clock below; twice the pause would be too long
 async def test_the_pause_begins_with_the_failure_and_not_when_it_is_heard_of() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=2.0) as group:
+    loop, slept = asyncio.get_running_loop(), 0.0
+    time_of = loop.time
+    loop.time = lambda: time_of() + slept  # type: ignore[method-assign]
+    async with GroupServer() as broker, broker.group(join_backoff_s=100) as group:
         (await group.next()).start(_fail())
-        await seen(broker, LEAVE, 1)
-        left = time.monotonic()
-        await asyncio.sleep(2.0)
+        await wait_until_async(lambda: isinstance(group._offer, ZeroDivisionError), 30, "an error to tell")
+        slept = 100.0
         with pytest.raises(ZeroDivisionError):
             await group.next()
         await seen(broker, JOIN, 3)
-        assert time.monotonic() - left < 3.9
 
 
 async def _fail() -> None:
@@ -342,8 +345,6 @@ async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int) ->
         broker.gates[key] = asyncio.Event()
         async with broker.group():
             await seen(broker, key, 1)
-            began = time.monotonic()
-        assert time.monotonic() - began < 10
         if key != JOIN:  # there is no member before JoinGroup has answered
             assert len(broker.requests(LEAVE)) == 1
 
@@ -354,7 +355,7 @@ async def test_closing_while_nobody_hears_of_an_error_has_left() -> None:
             (await group.next()).start(forever)
             broker.codes[HEARTBEAT] = [REBALANCE]
             broker.codes[SYNC] = [NOT_AUTHORISED]
-            await wait_until_async(lambda: group._offer is not None, 10, "an error to tell")
+            await wait_until_async(lambda: group._offer is not None, 30, "an error to tell")
         assert len(broker.requests(LEAVE)) == 1
 
 
@@ -376,7 +377,7 @@ async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None
         lambda group: group.close(),
         lambda group: asyncio.gather(group.close()),
         lambda group: asyncio.ensure_future(group.close()),
-        lambda group: asyncio.wait_for(group.close(), 20),
+        lambda group: asyncio.wait_for(group.close(), 30),
     ],
     ids=["itself", "gather", "create_task", "wait_for"],
 )
@@ -395,18 +396,17 @@ async def test_a_function_may_close_the_group(close: Callable[[ConsumerGroup], A
         assert len(broker.requests(LEAVE)) == 1
 
 
-async def test_a_close_that_is_cancelled_waits_for_no_farewell() -> None:
+async def test_a_close_that_is_cancelled_waits_for_no_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     async with GroupServer() as broker:
-        group = broker.group()
+        group = broker.group(timeout_s=1000)
         await group.next()
         broker.silent = {LEAVE}
+        monkeypatch.setattr(leave, "LEAVE_WITHIN_S", 1000)  # longer than this test may take
         close = asyncio.ensure_future(group.close())
         await seen(broker, LEAVE, 1)
         close.cancel()
-        began = time.monotonic()
         await asyncio.wait({close})
         assert close.cancelled()
-        assert time.monotonic() - began < 1.5  # a farewell without an answer takes longer
         assert [t for t in asyncio.all_tasks() if t.get_name() in ("group g", "join", "membership")] == []
 
 
@@ -503,7 +503,7 @@ async def test_a_watch_survives_a_broker_that_does_not_answer(caplog: pytest.Log
             answer = broker.handlers[3]
             broker.handlers[3] = lambda _: SILENT
             with caplog.at_level(logging.WARNING):
-                await wait_until_async(lambda: "cannot be read" in caplog.text, 15, "a reading to fail")
+                await wait_until_async(lambda: "cannot be read" in caplog.text, 30, "a reading to fail")
             assert not generation.done
             broker.handlers[3] = answer
 

@@ -202,7 +202,7 @@ async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[
     process = it.run(it.config("blocks"))
     it.wait_done(1)
     process.send_signal(signal.SIGTERM)
-    wait_until(lambda: any("draining" in line["message"] for line in it.logs()), 20, "the first signal to be heard")
+    wait_until(lambda: any("draining" in line["message"] for line in it.logs()), 30, "the first signal to be heard")
     assert process.poll() is None
     assert stopped(process, signal.SIGINT) == 128 + signal.SIGINT
     assert await it.committed() == {}

@@ -44,14 +44,14 @@ async def test_an_auto_commit_that_is_put_off_says_so_once_and_waits_for_the_lea
     monkeypatch.setattr(ours.membership, "may_act", lambda: lease)
     with caplog.at_level(logging.WARNING):
         task = asyncio.ensure_future(ours._auto_commit(0.001))
-        await wait_until_async(lambda: tries > 0, 10, "the first try")
+        await wait_until_async(lambda: tries > 0, 30, "the first try")
         for _ in range(50):
             ours.fetcher.wake()
             await asyncio.sleep(0.001)
         assert tries == 1
         lease = True
         ours.fetcher.wake()
-        await wait_until_async(lambda: tries > 2, 10, "commits with the lease")
+        await wait_until_async(lambda: tries > 2, 30, "commits with the lease")
         task.cancel()
         await asyncio.wait({task})
     assert [record.message for record in caplog.records] == ["g: auto-commit put off: no lease"]
@@ -73,7 +73,7 @@ async def test_commits_that_fail_again_and_again_are_told_once_and_tried_ever_la
     monkeypatch.setattr(ours.membership, "may_act", lambda: True)
     with caplog.at_level(logging.WARNING):
         task = asyncio.ensure_future(ours._auto_commit(0.001))
-        await wait_until_async(lambda: tries >= 3, 10, "tries")
+        await wait_until_async(lambda: tries >= 3, 30, "tries")
         task.cancel()
         await asyncio.wait({task})
     assert len(caplog.records) == 1

@@ -16,7 +16,7 @@ from allocator.consumer.generation import PartitionStart
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, Fenced, NotOwned
 from allocator.testing import wait_until_async
 
-pytestmark = pytest.mark.deadline(10)
+pytestmark = pytest.mark.deadline(60)
 
 
 class Offsets:
@@ -84,7 +84,7 @@ async def test_the_first_function_to_return_ends_it_and_the_others_are_told_why_
     assert generation.failure is None
     assert "short returned" in str(why)
     over = asyncio.ensure_future(generation.over())
-    await wait_until_async(lambda: told, 5, "the other one to be told")
+    await wait_until_async(lambda: told, 30, "the other one to be told")
     assert told[0][:2] == (generation, why)
     if sys.version_info >= (3, 11):
         assert told[0][2] == (why,)

@@ -165,7 +165,7 @@ async def test_two_members_share_with_a_function_of_kiels_signature(service: Ser
             by_name[expected[-1]].allocation.get(service.topic) == [0]
             and by_name[expected[0]].allocation.get(service.topic) == [1, 2, 3]
         ),
-        10,
+        30,
         lambda: str([member.allocation for member in members]),
     )
     await service.produce(list(range(40)))
@@ -221,10 +221,10 @@ async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Se
     rest: list[Any] = []
     other: list[Any] = []
     workers = [asyncio.ensure_future(work(first, rest)), asyncio.ensure_future(work(second, other))]
-    await wait_until_async(lambda: len(second.allocation.get(service.topic, [])) == 2, 10, "the second member's share")
+    await wait_until_async(lambda: len(second.allocation.get(service.topic, [])) == 2, 30, "the second member's share")
     await service.produce(list(range(100, 200)))
     await wait_until_async(
-        lambda: len(values) + len(rest) + len(other) >= 200, 10, lambda: f"{len(values)}, {len(rest)}, {len(other)}"
+        lambda: len(values) + len(rest) + len(other) >= 200, 30, lambda: f"{len(values)}, {len(rest)}, {len(other)}"
     )
     stop.set()
     await asyncio.gather(*workers)
@@ -264,7 +264,7 @@ async def test_commits_that_nobody_awaits_are_not_overtaken_by_a_handover(servic
     for _ in range(4):
         await service.produce(list(range(written, written + 100)))
         written += 100
-    await wait_until_async(lambda: values, 20, "values")
+    await wait_until_async(lambda: values, 30, "values")
     await members[1].connect()
     workers.append(asyncio.ensure_future(work(members[1])))
     await wait_until_async(lambda: members[1].allocation.get(service.topic), 30, "the handover")
@@ -293,7 +293,7 @@ async def test_a_commit_without_a_lease_waits_for_it_and_ends_no_service(service
     if commit.done():
         await commit
     keeper.prove_now()
-    await asyncio.wait_for(commit, 20)
+    await asyncio.wait_for(commit, 30)
     assert consumer.may_act()
     assert {offset for offset, _ in (await service.committed(consumer)).values()} == {1}
     await consumer.close()
@@ -310,7 +310,7 @@ async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Ser
     keeper.suspend("the test says so")
     commit = consumer.commit_offsets()
     await asyncio.sleep(0)
-    await asyncio.wait_for(consumer.close(), 20)
+    await asyncio.wait_for(consumer.close(), 30)
     with pytest.raises(CommitFailed, match="not confirmed"):
         await commit
 

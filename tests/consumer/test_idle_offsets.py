@@ -148,7 +148,7 @@ async def test_a_generation_keeps_what_it_began_with_and_what_it_commits(monkeyp
     monkeypatch.setattr(GroupOffsets, "commit", commit)
     offsets = KeptOffsets(KafkaClient("127.0.0.1:1"), "g", timeout_s=5, retention_s=60.0)
     keeping = asyncio.ensure_future(offsets.keep(dict(stands), lambda: True))
-    await wait_until_async(lambda: sent, 10, "the first commit")
+    await wait_until_async(lambda: sent, 30, "the first commit")
     assert sent == [stands]
     gate.clear()
     theirs = asyncio.ensure_future(offsets.commit({A: OffsetAndMetadata(9, "", -1)}))

@@ -83,7 +83,7 @@ async def read(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[
 
 
 async def owns(consumer: Consumer, count: int) -> None:
-    await wait_until_async(lambda: len(consumer.assignment()) == count, 20, f"{count} partitions")
+    await wait_until_async(lambda: len(consumer.assignment()) == count, 30, f"{count} partitions")
 
 
 async def test_a_service_moves_by_one_setting_and_goes_on_where_it_was(service: Service) -> None:
@@ -110,7 +110,7 @@ async def test_assignors_of_ones_own_work_in_either(service: Service) -> None:
     options = {"assignor": all_to_the_first}
     async with service.consumer(**options, client_id="a") as one, service.consumer(**options, client_id="b") as two:
         await wait_until_async(
-            lambda: sorted([len(one.assignment()), len(two.assignment())]) == [0, 4], 20, "all to one of them"
+            lambda: sorted([len(one.assignment()), len(two.assignment())]) == [0, 4], 30, "all to one of them"
         )
 
 
@@ -207,7 +207,7 @@ async def test_topics_by_pattern_without_a_group(service: Service, topic_factory
         await owns(consumer, 4)
         later = service.topic + "-later"
         await in_thread(lambda: service.cluster.create_topic(later, partitions=2))
-        await wait_until_async(lambda: _refreshed(consumer, 6), 20, "the partitions of the new topic")
+        await wait_until_async(lambda: _refreshed(consumer, 6), 30, "the partitions of the new topic")
 
 
 async def _refreshed(consumer: Consumer, count: int) -> bool:
@@ -288,7 +288,7 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
         await owns(consumer, 4)
         for offset in range(1, 51):
             consumer.commit_soon({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
-        await wait_until_async(lambda: len(told) == 50, 20, "the callbacks")
+        await wait_until_async(lambda: len(told) == 50, 30, "the callbacks")
         assert told == [(offset, None) for offset in range(1, 51)]
         assert await consumer.committed(partition) == OffsetAndMetadata(50, "mine", -1)
         with pytest.raises(NotOwned):
@@ -320,14 +320,14 @@ async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
             await commit(wanted)
 
         monkeypatch.setattr(offsets, "commit", failing)
-        await wait_until_async(lambda: len(tries) >= 4, 20, "the auto-commit")
+        await wait_until_async(lambda: len(tries) >= 4, 30, "the auto-commit")
         assert tries[3] - tries[0] < 2.9, "it waited for a whole interval after each failure"
 
         async def all_of_it() -> bool:
             found = [await consumer.committed(partition) for partition in service.partitions]
             return all(each is not None and each.offset == 10 for each in found)
 
-        await wait_until_async(all_of_it, 20, "the offsets to stand in Kafka")
+        await wait_until_async(all_of_it, 30, "the offsets to stand in Kafka")
 
 
 @each(*MEMBERSHIPS)

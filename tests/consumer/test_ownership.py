@@ -81,7 +81,7 @@ async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
     async with background() as tasks:
         owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
-        await wait_until_async(lambda: position(state) == 7, 10, "the position")
+        await wait_until_async(lambda: position(state) == 7, 30, "the position")
         assert owner.take_error() is None
 
 
@@ -93,7 +93,7 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
     async with background() as tasks:
         owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
-        await wait_until_async(lambda: offsets.asked == 1, 10, "the question")
+        await wait_until_async(lambda: offsets.asked == 1, 30, "the question")
         for asked in (1, 2):
             told: list[BaseException] = []
 
@@ -104,11 +104,11 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
                 return bool(told)
 
             assert offsets.asked == asked, "it was asked again before anybody had heard"
-            await wait_until_async(hear, 10, "the error")
+            await wait_until_async(hear, 30, "the error")
             assert told == [refused]
             if asked == 1:
-                await wait_until_async(lambda: offsets.asked == 2, 10, "the next question")
-        await wait_until_async(lambda: position(state) == 7, 10, "the position, once the user has mended it")
+                await wait_until_async(lambda: offsets.asked == 2, 30, "the next question")
+        await wait_until_async(lambda: position(state) == 7, 30, "the position, once the user has mended it")
         assert owner.take_error() is None
 
 
@@ -126,7 +126,7 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
         owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
         release = tasks.start(owner.revoked(frozenset({PARTITION})))
-        await wait_until_async(lambda: asked == [{PARTITION}], 10, "the question")
+        await wait_until_async(lambda: asked == [{PARTITION}], 30, "the question")
         assert not release.done()
         assert state.is_assigned(PARTITION)
         under_way.set()
@@ -150,15 +150,15 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
     async with background() as tasks:
         owner.start(tasks)
         await owner.assigned(frozenset({PARTITION}))
-        await wait_until_async(lambda: position(state) == 7, 10, "the position")
+        await wait_until_async(lambda: position(state) == 7, 30, "the position")
         progress.hand_out(PARTITION, 20)
         progress.finish()
         owner.records_lost(RecordsLost(PARTITION, 20, 30, 20, 29, "deleted"))
-        await wait_until_async(lambda: told, 10, "the event")
+        await wait_until_async(lambda: told, 30, "the event")
         assert owner.closed_gate
         assert progress.uncommitted() == {PARTITION: 20}, "what was done is still to be committed"
         heard.set()
-        await wait_until_async(lambda: not owner.closed_gate, 10, "the gate")
+        await wait_until_async(lambda: not owner.closed_gate, 30, "the gate")
         # the log ends before what was done: lower offsets count from now on
         progress.note_committed({PARTITION: 20})
         owner.records_lost(RecordsLost(PARTITION, 20, 5, None, None, "cut"))

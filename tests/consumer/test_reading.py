@@ -56,9 +56,9 @@ async def bounded(work: Awaitable[Any]) -> bool:
         lambda it: it.close(),
         lambda it: asyncio.gather(it.close()),
         lambda it: asyncio.ensure_future(it.close()),
-        lambda it: asyncio.wait_for(it.close(), 9),
+        lambda it: asyncio.wait_for(it.close(), 30),
         lambda it: it.close_deeper(),
-        lambda it: asyncio.wait_for(it.close_deeper(), 9),
+        lambda it: asyncio.wait_for(it.close_deeper(), 30),
     ],
     ids=["itself", "gather", "create_task", "wait_for", "a task of a task", "wait_for a task"],
 )
@@ -92,7 +92,7 @@ async def test_another_task_is_waited_for() -> None:
             await it.batch()
 
     reader = asyncio.ensure_future(read())
-    await wait_until_async(lambda: it.progress.in_hand, 10, "the batch")
+    await wait_until_async(lambda: it.progress.in_hand, 30, "the batch")
     closing = asyncio.ensure_future(it.close())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_reader_that_ends_without_asking_is_not_waited_for() -> None:
         raise ZeroDivisionError("a bug of the user's")
 
     reader = asyncio.ensure_future(read())
-    await wait_until_async(lambda: it.progress.in_hand, 10, "the batch")
+    await wait_until_async(lambda: it.progress.in_hand, 30, "the batch")
     closing = asyncio.ensure_future(it.close())
     for _ in range(20):
         await asyncio.sleep(0)

@@ -169,7 +169,7 @@ class Recorder:
     async def called(self, call: str, times: int = 1) -> None:
         await wait_until_async(
             lambda: sum(c.startswith(call) for c in self.calls) >= times,
-            20,
+            30,
             f"{call} in {self.calls}",
             interval_s=0.002,
         )

@@ -215,7 +215,7 @@ class Member:
     async def beaten(self, times: int = 2) -> None:
         """Until so many more heartbeats were received."""
         goal = len(self.broker.beats) + times
-        await wait_until_async(lambda: len(self.broker.beats) >= goal, 20, "heartbeats", interval_s=0.002)
+        await wait_until_async(lambda: len(self.broker.beats) >= goal, 30, "heartbeats", interval_s=0.002)
 
     async def until(self, condition: Any, what: str) -> None:
-        await wait_until_async(condition, 20, lambda: f"{what}: {self.recorder.calls}", interval_s=0.002)
+        await wait_until_async(condition, 30, lambda: f"{what}: {self.recorder.calls}", interval_s=0.002)

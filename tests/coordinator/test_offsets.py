@@ -262,7 +262,7 @@ async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> No
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
-        await wait_until_async(lambda: len(broker.commits) == 1)
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
         later = [asyncio.ensure_future(group.commit({A: at(n), B: at(n)})) for n in range(2, 6)]
         await asyncio.sleep(0)
         broker.gate.set()
@@ -276,7 +276,7 @@ async def test_one_commits_failure_is_not_the_others() -> None:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({C: at(1)}))
-        await wait_until_async(lambda: len(broker.commits) == 1)
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
         good = asyncio.ensure_future(group.commit({A: at(2)}))
         bad = asyncio.ensure_future(group.commit({B: at(2)}))
         await asyncio.sleep(0)
@@ -292,7 +292,7 @@ async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
-        await wait_until_async(lambda: len(broker.commits) == 1)
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
         first.cancel()
         second = asyncio.ensure_future(group.commit({A: at(2)}))
         for _ in range(10):
@@ -311,7 +311,7 @@ async def test_closing_waits_for_what_a_cancelled_commit_left_under_way() -> Non
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
-        await wait_until_async(lambda: len(broker.commits) == 1)
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
         first.cancel()
         closing = asyncio.ensure_future(group.close())
         await asyncio.sleep(0)
@@ -352,7 +352,7 @@ async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> No
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit(many(1200)))
-        await wait_until_async(lambda: len(broker.commits) == 1)
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
         later = asyncio.ensure_future(group.commit(many(1200, 2)))
         latest = asyncio.ensure_future(group.commit({TopicPartition("t", 1100): at(3)}))
         await asyncio.sleep(0)
@@ -365,7 +365,7 @@ async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_g
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
         task = asyncio.ensure_future(offsets(client, timeout_s=30).commit(many(1300)))
-        await wait_until_async(lambda: set(broker.stored) == set(many(1300)) - set(many(600)), 20)
+        await wait_until_async(lambda: set(broker.stored) == set(many(1300)) - set(many(600)), 30)
         assert not task.done()
         broker.codes.clear()
         await task

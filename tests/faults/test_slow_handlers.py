@@ -101,7 +101,7 @@ async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_ne
             await consumer.commit({partition: 1})
         assert caught.value.retriable
         await consumer.until_may_act()
-        await wait_until_async(lambda: consumer.may_act(), 20, "a new proof")
+        await wait_until_async(lambda: consumer.may_act(), 30, "a new proof")
         await consumer.commit({partition: 1})
         assert consumer.member_id == member, "its session was kept alive meanwhile"
         assert listener.heard == ["assigned"]

@@ -113,7 +113,7 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
             async def proofs() -> bool:
                 return (await zk.get(path))[1].version > before + 2
 
-            await wait_until_async(proofs, 20, "proofs of life that the copy does not have")
+            await wait_until_async(proofs, 30, "proofs of life that the copy does not have")
         await asyncio.to_thread(wipe, ensemble)
         shutil.copytree(tmp_path / "copy", data)
         await restart(ensemble)
@@ -222,7 +222,7 @@ async def test_members_of_every_layout_own_everything_again(
 
         await wait_until_async(shared, 40, lambda: f"both to share: {one.assignment()} {two.assignment()}")
         await asyncio.to_thread(wipe, ensemble)
-        await wait_until_async(lambda: not one.may_act() and not two.may_act(), 20, "both to pause")
+        await wait_until_async(lambda: not one.may_act() and not two.may_act(), 30, "both to pause")
         await restart(ensemble)
         await wait_until_async(shared, 60, lambda: f"both to share again: {one.assignment()} {two.assignment()}")
         await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", number) for number in range(4)])

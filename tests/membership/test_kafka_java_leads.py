@@ -132,20 +132,20 @@ def member(broker: JavaLed, name: str, history: History) -> Ours:
 async def test_under_a_java_leader_nobody_begins_with_what_another_drains() -> None:
     history = History()
     async with JavaLed() as broker, member(broker, "a", history) as a:
-        await wait_until_async(lambda: len(a.held) == 3, 20, "the part of a")
+        await wait_until_async(lambda: len(a.held) == 3, 30, "the part of a")
         a.owner.may_drain.clear()
         async with member(broker, "b", history) as b:
-            await wait_until_async(lambda: a.owner.draining.is_set(), 20, "the release")
+            await wait_until_async(lambda: a.owner.draining.is_set(), 30, "the release")
             try:
-                await wait_until_async(lambda: b.membership.generation == broker.generation, 20, "the generation of b")
+                await wait_until_async(lambda: b.membership.generation == broker.generation, 30, "the generation of b")
                 assert not b.held & a.held
             finally:
                 a.owner.may_drain.set()
             await wait_until_async(
                 lambda: len(a.held) == len(b.held) == 2 and a.held | b.held | broker.java == ALL,
-                20,
+                30,
                 lambda: f"all partitions shared: {sorted(a.held)}, {sorted(b.held)}, {sorted(broker.java)}",
             )
-        await wait_until_async(lambda: len(a.held) == 3, 20, "what b left")
+        await wait_until_async(lambda: len(a.held) == 3, 30, "what b left")
         assert a.owner.lost_partitions == b.owner.lost_partitions == frozenset()
     assert history.overlaps() == []

@@ -71,7 +71,7 @@ async def test_the_owner_is_told_when_it_lapses_and_when_it_is_back(
     loop = asyncio.get_running_loop()
     lease = KafkaLease("g", owner, loop.time)
     lease.renew(loop.time(), session_s, rebalance_s, rebalancing=False)
-    await wait_until_async(lambda: owner.suspensions, 10, "the suspension", interval_s=0.005)
+    await wait_until_async(lambda: owner.suspensions, 30, "the suspension", interval_s=0.005)
     assert why in owner.suspensions[0]
     assert not lease.valid
     lease.renew(loop.time(), 60.0, 60.0, rebalancing=False)

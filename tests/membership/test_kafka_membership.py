@@ -24,7 +24,7 @@ from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
-pytestmark = pytest.mark.deadline(30)
+pytestmark = pytest.mark.deadline(90)
 
 METADATA, COMMIT, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 8, 11, 12, 13, 14, 10
 FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
@@ -44,7 +44,7 @@ def member(broker: GroupBroker, assignor: Any = "range", **options: Any) -> Ours
 
 
 async def holds(ours: Ours, parts: frozenset[TopicPartition]) -> None:
-    await wait_until_async(lambda: ours.held == parts, 20, lambda: f"{sorted(ours.held)} to be {sorted(parts)}")
+    await wait_until_async(lambda: ours.held == parts, 30, lambda: f"{sorted(ours.held)} to be {sorted(parts)}")
 
 
 async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
@@ -66,7 +66,7 @@ async def test_eager_members_give_everything_up_before_they_join_and_cooperative
             await holds(ours, ALL)
             broker.codes[HEARTBEAT] = [27]
             await wait_until_async(
-                lambda: broker.generation == 2 and ours.membership.generation == 2, 20, "a rebalance"
+                lambda: broker.generation == 2 and ours.membership.generation == 2, 30, "a rebalance"
             )
             await holds(ours, ALL)
             assert [what for _, _, what, _ in ours.owner.history.events] == events
@@ -87,7 +87,7 @@ async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_j
         broker.handlers[SYNC] = less
         broker.codes[HEARTBEAT] = [27]
         await holds(ours, frozenset({TopicPartition("t", 0)}))
-        await wait_until_async(lambda: ours.membership.generation == 3, 20, "the second round")
+        await wait_until_async(lambda: ours.membership.generation == 3, 30, "the second round")
         said = Subscription.decode(broker.requests(JOIN)[-1].protocols[0].metadata)
         assert (said.owned, said.generation) == (frozenset({TopicPartition("t", 0)}), 2)
 
@@ -98,7 +98,7 @@ async def test_a_claim_is_of_the_newest_generation_that_was_joined_be_it_synced_
         await holds(ours, ALL)
         broker.codes[SYNC] = [27]  # the next rebalance begins before this one ends
         broker.codes[HEARTBEAT] = [27]
-        await wait_until_async(lambda: ours.membership.generation == 3, 20, "the rebalance after the next")
+        await wait_until_async(lambda: ours.membership.generation == 3, 30, "the rebalance after the next")
         said = [Subscription.decode(request.protocols[0].metadata) for request in broker.requests(JOIN)[2:]]
         assert [(each.generation, generation_from(each.user_data), each.owned) for each in said] == [
             (1, 1, ALL),
@@ -111,7 +111,7 @@ async def test_a_member_that_was_removed_loses_everything_without_a_commit() -> 
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)
         broker.codes[HEARTBEAT] = [25]
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
         await holds(ours, ALL)
         assert ours.membership.member_id == "member-2"
         assert ours.membership.may_act()
@@ -122,7 +122,7 @@ async def test_a_loss_while_releasing_ends_the_release() -> None:
         await holds(ours, ALL)
         ours.owner.may_drain.clear()
         broker.codes[HEARTBEAT] = [27, 27, 25]
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
         assert [what for _, _, what, _ in ours.owner.history.events][:2] == ["begin", "lost"]
         ours.owner.may_drain.set()
 
@@ -132,7 +132,7 @@ async def test_what_is_being_released_may_be_committed_until_that_is_done() -> N
         await holds(ours, ALL)
         ours.owner.may_drain.clear()
         broker.codes[HEARTBEAT] = [27]
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 20, "the release")
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
         assert all(ours.membership.may_commit(p) for p in ALL)
         assert ours.membership.held == frozenset()
         identity = ours.membership.identity
@@ -176,9 +176,9 @@ async def test_a_commit_that_races_the_answer_of_a_join_costs_nothing(assignor: 
 
         broker.handlers[JOIN] = late
         broker.codes[HEARTBEAT] = [27]
-        await asyncio.wait_for(answered.wait(), 20)
+        await asyncio.wait_for(answered.wait(), 30)
         commit = asyncio.ensure_future(ours.offsets.commit(FIRST))
-        await wait_until_async(lambda: commits, 20, "a refused commit")
+        await wait_until_async(lambda: commits, 30, "a refused commit")
         assert commits[0] == (1, 22)
         go.set()
         await commit
@@ -195,7 +195,7 @@ async def test_a_commit_that_says_that_the_membership_is_lost_ends_the_lease_at_
         with pytest.raises(Fenced):
             await ours.offsets.commit(FIRST)
         assert not ours.membership.may_act()  # before anybody else has run
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
 
 
 async def test_the_lease_ends_before_the_owner_hears_of_the_loss() -> None:
@@ -213,11 +213,11 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)
         broker.silent = {HEARTBEAT}
-        await wait_until_async(lambda: ours.owner.suspensions, 20, "the suspension")
+        await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
         assert not ours.membership.may_act()
         assert ours.held == ALL  # ownership stands
         broker.silent = set()
-        await wait_until_async(ours.membership.may_act, 20, "the lease")
+        await wait_until_async(ours.membership.may_act, 30, "the lease")
         assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
 
 
@@ -239,7 +239,7 @@ async def test_a_subscription_that_changes_during_a_rebalance_is_not_lost(held: 
         broker.gates[held] = asyncio.Event()
         asked = len(broker.requests(held))
         ours.membership.subscribe(["u"])
-        await wait_until_async(lambda: len(broker.requests(held)) > asked, 20, "the rebalance")
+        await wait_until_async(lambda: len(broker.requests(held)) > asked, 30, "the rebalance")
         ours.membership.subscribe(["v"])
         broker.gates[held].set()
         await holds(ours, frozenset({TopicPartition("v", 0)}))
@@ -253,7 +253,7 @@ async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() 
         await holds(ours, ALL)
         ours.owner.may_drain.clear()
         ours.membership.subscribe(["u"])
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 20, "the release")
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
         ours.membership.subscribe(["v"])
         ours.owner.may_drain.set()
         await holds(ours, frozenset({TopicPartition("v", 0)}))
@@ -268,10 +268,10 @@ async def test_a_broker_that_denies_a_topic_is_believed_only_if_it_lasts(how: di
         there = broker.topics
         asked = broker.count(METADATA)
         broker.topics = {}
-        await wait_until_async(lambda: broker.count(METADATA) > asked, 20, "an answer without it")
+        await wait_until_async(lambda: broker.count(METADATA) > asked, 30, "an answer without it")
         broker.topics = there
         asked = broker.count(METADATA)
-        await wait_until_async(lambda: broker.count(METADATA) > asked, 20, "an answer with it")
+        await wait_until_async(lambda: broker.count(METADATA) > asked, 30, "an answer with it")
         assert broker.generation == 1
         broker.topics = {}
         await holds(ours, frozenset())
@@ -300,7 +300,7 @@ async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() ->
 
         broker.handlers[SYNC] = rubbish
         async with member(broker) as ours:
-            await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+            await wait_until_async(lambda: ours.owner.errors, 30, "the error")
             assert "cannot be read" in str(ours.owner.errors[0])
             assert ours.held == frozenset()
 
@@ -311,7 +311,7 @@ def refuses(view: Any) -> Any:
 
 async def test_a_function_that_fails_is_told() -> None:
     async with broker_with_topic() as broker, member(broker, refuses) as ours:
-        await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+        await wait_until_async(lambda: ours.owner.errors, 30, "the error")
         assert "refuses" in str(ours.owner.errors[0])
 
 
@@ -375,8 +375,8 @@ async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
 async def test_a_silent_user_costs_the_partitions_until_the_next_sign_of_life() -> None:
     async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 0.3}) as ours:
         await holds(ours, ALL)
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
-        await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 20, "the farewell")
+        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
+        await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 30, "the farewell")
         ours.membership.polled()
         await holds(ours, ALL)
 
@@ -385,10 +385,10 @@ async def test_a_fenced_instance_loses_everything_and_stops() -> None:
     async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as ours:
         await holds(ours, ALL)
         broker.codes[HEARTBEAT] = [82]
-        await wait_until_async(lambda: ours.owner.errors, 20, "the error")
+        await wait_until_async(lambda: ours.owner.errors, 30, "the error")
         assert ours.owner.lost_partitions == ALL
         assert not ours.membership.may_act()
-        await wait_until_async(lambda: ours.membership.ended is ours.owner.errors[0], 20, "the end")
+        await wait_until_async(lambda: ours.membership.ended is ours.owner.errors[0], 30, "the end")
         await ours.membership.leave()
 
 
@@ -401,7 +401,7 @@ async def test_a_member_whose_commit_was_fenced_may_not_act_from_that_moment_on(
         assert ours.membership.may_act()
         ours.membership.refused(code, identity)
         assert not ours.membership.may_act()  # not only after the loop's next turn
-        await wait_until_async(ours.membership.may_act, 20, "the next membership")
+        await wait_until_async(ours.membership.may_act, 30, "the next membership")
         assert ours.owner.lost_partitions == ALL
 
 
@@ -409,7 +409,7 @@ async def test_leaving_is_no_end_that_anybody_has_to_hear_of() -> None:
     async with broker_with_topic() as broker, member(broker) as ours:
         await holds(ours, ALL)
         broker.codes[HEARTBEAT] = [30]
-        await wait_until_async(lambda: ours.owner.errors, 20, "an error that passes")
+        await wait_until_async(lambda: ours.owner.errors, 30, "an error that passes")
         await ours.membership.leave()
         assert ours.membership.ended is None
 
@@ -423,9 +423,9 @@ async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:
 
         ours.owner.assigned = raises  # type: ignore[method-assign, assignment]
         async with ours:
-            await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 20, "the loss")
+            await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
             assert not ours.membership.may_act()
-            await wait_until_async(lambda: "a bug" in str(ours.membership.ended), 20, "the end")
+            await wait_until_async(lambda: "a bug" in str(ours.membership.ended), 30, "the end")
             assert len(broker.requests(LEAVE)) == 1  # nobody waits for its session to end
 
 

@@ -23,7 +23,7 @@ from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
-pytestmark = pytest.mark.deadline(30)
+pytestmark = pytest.mark.deadline(90)
 
 COMMIT = 8
 
@@ -37,7 +37,7 @@ def member(broker: NextBroker, **options: Any) -> Next:
 
 
 async def holds(ours: Next, expected: frozenset[TopicPartition]) -> None:
-    await wait_until_async(lambda: ours.held == expected, 20, lambda: f"{sorted(ours.held)} to be {sorted(expected)}")
+    await wait_until_async(lambda: ours.held == expected, 30, lambda: f"{sorted(ours.held)} to be {sorted(expected)}")
 
 
 async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
@@ -56,11 +56,11 @@ async def test_what_is_being_released_may_be_committed_until_that_is_done() -> N
     async with NextBroker() as broker, member(broker) as ours:
         ours.owner.may_drain.clear()
         broker.given = ids(0)
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 20, "the release")
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
         assert all(ours.membership.may_commit(p) for p in parts(0, 1, 2))
         assert ours.membership.held == parts(0)
         ours.owner.may_drain.set()
-        await wait_until_async(lambda: not ours.membership.may_commit(TopicPartition("t", 1)), 20, "the end of it")
+        await wait_until_async(lambda: not ours.membership.may_commit(TopicPartition("t", 1)), 30, "the end of it")
         assert ours.membership.may_commit(TopicPartition("t", 0))
 
 
@@ -72,7 +72,7 @@ async def test_a_release_that_fails_is_one_all_the_same() -> None:
 
         ours.owner.revoked = fails  # type: ignore[method-assign]
         broker.given = ids(0)
-        await wait_until_async(lambda: ids(0) in map(owned, broker.beats), 20, "the heartbeat")
+        await wait_until_async(lambda: ids(0) in map(owned, broker.beats), 30, "the heartbeat")
         assert ours.membership.held == parts(0)
 
 
@@ -82,7 +82,7 @@ async def test_a_topic_that_was_deleted_and_made_anew_is_another_one() -> None:
         broker.given = ids(0, topic="another")
         await holds(ours, parts(0))
         assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end", "begin"]
-        await wait_until_async(lambda: ids(0, topic="another") in map(owned, broker.beats), 20, "the heartbeat")
+        await wait_until_async(lambda: ids(0, topic="another") in map(owned, broker.beats), 30, "the heartbeat")
 
 
 async def test_a_topic_whose_name_is_not_known_yet_is_begun_with_when_it_is() -> None:
@@ -100,11 +100,11 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
         async with member(broker) as ours:
             heartbeat = broker.handlers[68]
             broker.handlers[68] = lambda _: SILENT
-            await wait_until_async(lambda: ours.owner.suspensions, 20, "the suspension")
+            await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
             assert not ours.membership.may_act()
             assert ours.held == parts(0, 1, 2)  # ownership stands
             broker.handlers[68] = heartbeat
-            await wait_until_async(ours.membership.may_act, 20, "the lease")
+            await wait_until_async(ours.membership.may_act, 30, "the lease")
             assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
 
 
@@ -123,7 +123,7 @@ async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
         broker.handlers[COMMIT] = commit
         async with member(broker) as ours:
             broker.interval_s = 600.0
-            await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 20, "slow heartbeats")
+            await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
             broker.epoch = 7
             await ours.offsets.commit({TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
             assert {c.API_VERSION for c in commits} == {9}
@@ -145,7 +145,7 @@ async def test_a_commit_of_a_removed_member_is_fenced() -> None:
             with pytest.raises(Fenced, match="UNKNOWN_MEMBER_ID") as caught:
                 await ours.offsets.commit({TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
             assert not caught.value.retriable
-            await wait_until_async(lambda: ours.owner.lost_partitions == parts(0, 1, 2), 20, "the loss")
+            await wait_until_async(lambda: ours.owner.lost_partitions == parts(0, 1, 2), 30, "the loss")
             await holds(ours, parts(0, 1, 2))
 
 
@@ -165,7 +165,7 @@ async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
             assert ours.held == parts(0)
             assert "t" in broker.beats[0].subscribed_topic_names
             assert "__consumer_offsets" not in broker.beats[0].subscribed_topic_names
-            await wait_until_async(lambda: broker.given in map(owned, broker.beats), 20, "the heartbeat")
+            await wait_until_async(lambda: broker.given in map(owned, broker.beats), 30, "the heartbeat")
             assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
         async with member(broker, topics=["t", "__consumer_offsets"]) as ours:
             assert len(ours.held) == 2  # asked for by name
@@ -174,19 +174,19 @@ async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
 async def test_another_subscription_is_said_at_once_and_one_that_cannot_be_changes_nothing() -> None:
     async with NextBroker() as broker, member(broker) as ours:
         broker.interval_s = 600.0
-        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 20, "slow heartbeats")
+        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
         with pytest.raises(ConfigError, match="regular expression"):
             ours.membership.subscribe([], "(")
         ours.membership.subscribe(["t", "u"])
         await wait_until_async(
-            lambda: ["t", "u"] in [beat.subscribed_topic_names for beat in broker.beats], 20, "the heartbeat"
+            lambda: ["t", "u"] in [beat.subscribed_topic_names for beat in broker.beats], 30, "the heartbeat"
         )
 
 
 async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> None:
     async with NextBroker() as broker, member(broker) as ours:
         broker.interval_s = 600.0
-        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 20, "slow heartbeats")
+        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
         heartbeat, go = broker.handlers[68], asyncio.Event()
 
         async def held(request: Any) -> Any:
@@ -196,10 +196,10 @@ async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> N
         broker.handlers[68] = held
         seen = len(broker.beats)
         ours.membership.subscribe(["u"])
-        await wait_until_async(lambda: len(broker.beats) > seen, 20, "the heartbeat")
+        await wait_until_async(lambda: len(broker.beats) > seen, 30, "the heartbeat")
         ours.membership.subscribe(["v"])
         go.set()
-        await wait_until_async(lambda: broker.beats[-1].subscribed_topic_names == ["v"], 20, "the other one")
+        await wait_until_async(lambda: broker.beats[-1].subscribed_topic_names == ["v"], 30, "the other one")
 
 
 async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
@@ -215,7 +215,7 @@ async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
 async def test_a_membership_that_ends_says_what_ended_it() -> None:
     async with NextBroker() as broker, member(broker, instance_id="i") as ours:
         broker.codes = [82]
-        await wait_until_async(lambda: ours.membership.ended is not None, 20, "the end")
+        await wait_until_async(lambda: ours.membership.ended is not None, 30, "the end")
         assert isinstance(ours.membership.ended, BrokerError)
         assert ours.owner.lost_partitions == parts(0, 1, 2)
         assert not ours.membership.may_act()

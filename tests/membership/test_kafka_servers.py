@@ -134,10 +134,10 @@ async def test_a_process_that_was_stopped_beyond_its_session_is_fenced_and_comes
         member_process(cluster.bootstrap, group, topic, history) as other,
     ):
         await shared([a, other], counts)
-        await wait_until_async(lambda: other.acted, 20, "it to act")
+        await wait_until_async(lambda: other.acted, 30, "it to act")
         mine, taken = min(other.held), other.held
         other.commit(mine.partition, 1)
-        await wait_until_async(lambda: other.refusals, 20, "its commit")
+        await wait_until_async(lambda: other.refusals, 30, "its commit")
         stopped = other.signal(signal.SIGSTOP)
         history.events.append((stopped, "process", "pause", frozenset()))
         try:
@@ -155,7 +155,7 @@ async def test_a_process_that_was_stopped_beyond_its_session_is_fenced_and_comes
             when for when, name, what, _ in history.events if name == "process" and when > resumed and what == "begin"
         )
         assert [when for when, held in other.acted if held and stopped + 0.1 < when < again] == []
-        await wait_until_async(lambda: other.acted[-1][0] > again, 20, "it to act again")
+        await wait_until_async(lambda: other.acted[-1][0] > again, 30, "it to act again")
         assert a.owner.errors == []
     lost = next(event for event in history.events if event[1:3] == ("process", "lost"))
     history.events.append((lost[0], "process", "go on", frozenset()))

@@ -111,7 +111,7 @@ class Bench:
             owned = [member.owner.owned for member in members]
             return sum(map(len, owned)) == len(set().union(*owned)) == len(whole) - without
 
-        await wait_until_async(done, 20.0, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
+        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
         assert self.history.overlaps() == []
 
 
@@ -141,7 +141,7 @@ async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
         await bench.settled(a)
         a.owner.may_drain.clear()
         async with bench.members("b") as (b,):
-            await asyncio.wait_for(a.owner.draining.wait(), 10)
+            await asyncio.wait_for(a.owner.draining.wait(), 30)
             assert not b.owner.owned
             a.owner.may_drain.set()
             await bench.settled(a, b)
@@ -165,7 +165,7 @@ async def test_a_lost_session_ends_ownership_and_the_member_comes_back(bench: Be
         await bench.settled(a, b)
         before = a.membership.member_id
         await zk.delete(bench.paths.member(before))
-        await wait_until_async(lambda: a.membership.member_id != before, 10.0, "a to come back")
+        await wait_until_async(lambda: a.membership.member_id != before, 30, "a to come back")
         await bench.settled(a, b)
         assert a.owner.lost_partitions
 
@@ -179,14 +179,14 @@ async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_ove
         left: list[int] = []  # claims, once it has cleared what it took for its own
 
         async def late() -> None:
-            await wait_until_async(lambda: len(b.owner.owned) == 24, 20.0, "b to have everything")
+            await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to have everything")
             await begin()
             left.append(len(await zk.get_children(bench.paths.owners)))
 
         monkeypatch.setattr(a.membership._current, "_begin_session", late)
         await zk.delete(bench.paths.member(a.membership.member_id))
-        await wait_until_async(lambda: len(b.owner.owned) == 24, 20.0, "b to take over")
-        await wait_until_async(lambda: len(a.owner.owned) == 12, 20.0, "a to come back")
+        await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to take over")
+        await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "a to come back")
         await bench.settled(a, b)
         assert left == [24], "those of b"
 
@@ -245,7 +245,7 @@ async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Be
         await zk.ensure_path(bench.paths.lock)
         held = await theirs.create(f"{bench.paths.lock}/0123__lock__", ephemeral=True, sequence=True)
         adding = asyncio.ensure_future(add_partitions(zk, bench.paths, frozenset({TopicPartition("t", 0)})))
-        await wait_until_async(lambda: _waiting(zk, bench.paths), 10.0, "the lock to be waited for")
+        await wait_until_async(lambda: _waiting(zk, bench.paths), 30, "the lock to be waited for")
         assert not adding.done()
         await theirs.delete(held)
         await adding

@@ -95,7 +95,7 @@ async def test_no_partition_is_left_unowned_after_a_network_failure(pain: Pain) 
             lambda: [member.owner.lost_partitions for member in (a, b, c)] == had, 30, "the losses to be told"
         )
         await pain.settle(a, b, c)
-        await wait_until_async(lambda: all(m.membership.may_act() for m in (a, b, c)), 10, "all to act again")
+        await wait_until_async(lambda: all(m.membership.may_act() for m in (a, b, c)), 30, "all to act again")
 
 
 async def gone(zk: ZooKeeper, pain: Pain) -> bool:
@@ -132,7 +132,7 @@ async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain:
         await pain.settle(a, b)
         b.owner.may_drain.clear()
         async with pain.member("c") as c:
-            await asyncio.wait_for(b.owner.draining.wait(), 10)
+            await asyncio.wait_for(b.owner.draining.wait(), 30)
             leaving = asyncio.ensure_future(b.membership.leave())
             await asyncio.sleep(0)
             leaving.cancel()  # as when the service manager loses patience
@@ -149,8 +149,8 @@ async def test_nothing_begins_while_the_state_in_zookeeper_is_pending(pain: Pain
         await pain.settle(a)
         a.owner.may_drain.clear()
         async with pain.member("b") as b, pain.client() as zk:
-            await asyncio.wait_for(a.owner.draining.wait(), 10)
-            await wait_until_async(lambda: b.membership.generation == 2, 10, "the newcomer to have read it")
+            await asyncio.wait_for(a.owner.draining.wait(), 30)
+            await wait_until_async(lambda: b.membership.generation == 2, 30, "the newcomer to have read it")
             assert b.membership.held == b.owned == frozenset()
             assert (await claim(zk, pain, b)).held == frozenset()
             assert len((await claim(zk, pain, a)).held) == 12  # draining still counts
@@ -173,8 +173,8 @@ async def test_ephemeral_znodes_that_are_lost_are_made_again(pain: Pain, which: 
         await zk.delete(f"{pain.paths.base}/{which}/{before}")
         if which == "claims":
             async with pain.member("c"):  # a claim is looked at when it is written next
-                await wait_until_async(lambda: b.membership.member_id != before, 15, "another member id")
-        await wait_until_async(lambda: b.membership.member_id != before, 15, "another member id")
+                await wait_until_async(lambda: b.membership.member_id != before, 30, "another member id")
+        await wait_until_async(lambda: b.membership.member_id != before, 30, "another member id")
         await pain.settle(a, b)
         for path in (pain.paths.member(b.membership.member_id), pain.paths.claim(b.membership.member_id)):
             assert (await zk.get(path))[1].owner == b.zk.session_id
@@ -190,11 +190,11 @@ async def test_watches_stand_again_after_each_reconnect(pain: Pain) -> None:
             for member in (a, b):
                 member.zk._client._connection._socket.shutdown(2)
             await wait_until_async(
-                lambda turn=turn: all(len(m.owner.suspensions) > turn for m in (a, b)), 10, "the pause"
+                lambda turn=turn: all(len(m.owner.suspensions) > turn for m in (a, b)), 30, "the pause"
             )
             await wait_until_async(
                 lambda: all(m.zk.state is SessionState.CONNECTED and m.membership.may_act() for m in (a, b)),
-                15,
+                30,
                 "its end",
             )
             async with pain.member(f"c{turn}", 6.0) as c:

@@ -141,7 +141,7 @@ async def test_load_is_told_within_a_bound_or_done_without(
     seen.clear()
     load = Asked(answer)
     async with member(zk_chroot, group, load, remembers) as a:
-        await wait_until_async(lambda: len(a.owned) == 3000, 15, "all partitions")
+        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
     assert set(seen[0].load.values()) <= {2.0}
     assert len(seen[0].load) == (3000 if answer == 2.0 else 0)
     assert len(load.partitions) == (3000 if answer == 2.0 else 1000)  # the first failure is enough
@@ -153,7 +153,7 @@ async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: st
     seen.clear()
     load = Asked(2.0)
     async with member(zk_chroot, group, load, remembers) as a:
-        await wait_until_async(lambda: len(a.owned) == 3000, 15, "all partitions")
+        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
     assert load.partitions == []
     assert seen[0].load == seen[0].racks == {}
 

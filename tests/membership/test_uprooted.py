@@ -73,7 +73,7 @@ async def test_a_member_whose_group_is_deleted_at_any_step_comes_to_own_everythi
         async with member:
             await wait_until_async(
                 lambda: settled([member], topics) and member.membership.may_act(),  # noqa: B023
-                20,
+                30,
                 lambda: f"everything to be owned; deleted after {requests[: step + 1][-2:]}",  # noqa: B023
                 interval_s=0.005,
             )

@@ -81,7 +81,7 @@ def of_no_use(view: GroupView) -> dict[str, list[TopicPartition]]:
 async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(patient: Patient) -> None:
     async with patient.consumer(assignor=of_no_use):
         with zookeeper_client(patient.zookeeper) as zk:
-            await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 20)
+            await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
         found = await patient.examined(interval_s=1)
     assert len(found["unowned-partitions"][0].where) == 4
     assert "out of ideas" in found["assignment-refused"][0].what

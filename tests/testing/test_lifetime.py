@@ -44,8 +44,8 @@ def all_gone(process):
     assert pids
     assert all(running(pid) for pid in pids)
     yield
-    wait_until(lambda: not any(running(pid) for pid in pids), 20, "the servers to be gone")
-    wait_until(lambda: not os.path.exists(directory), 20, f"{directory} to be removed")
+    wait_until(lambda: not any(running(pid) for pid in pids), 30, "the servers to be gone")
+    wait_until(lambda: not os.path.exists(directory), 30, f"{directory} to be removed")
 
 
 def test_nothing_is_left_after_kill_9():

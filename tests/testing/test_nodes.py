@@ -61,7 +61,7 @@ def test_a_paused_node_answers_nothing_until_it_is_resumed(zookeeper):
     assert node.paused
     assert zookeeper_mode(node.port, timeout_s=0.3) is None
     node.resume()
-    wait_until(lambda: zookeeper_mode(node.port) == "standalone", 10, "the node to answer again")
+    wait_until(lambda: zookeeper_mode(node.port) == "standalone", 30, "the node to answer again")
     assert node.pid == pid
 
 

@@ -177,7 +177,7 @@ async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_
             page.sees("#cell", "t 0")
             page.run("document.querySelector('#members button').focus()")
             page.press(" ")
-            wait_until(lambda: page.run("return document.querySelector('#members button').ariaPressed") == "true", 10)
+            wait_until(lambda: page.run("return document.querySelector('#members button').ariaPressed") == "true", 30)
             assert page.complaints() == []
 
         await by_person(walk)

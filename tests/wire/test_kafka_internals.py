@@ -192,7 +192,7 @@ async def test_a_connection_has_the_attributes_that_are_used() -> None:
 async def test_a_connection_that_is_told_an_old_version_skips_api_versions() -> None:
     net = AsyncioNet()
     conn = KafkaConnection(net, node_id=1, broker_version_data=BrokerVersionData((0, 9)))
-    await asyncio.wait_for(conn._get_api_versions(), 5)
+    await asyncio.wait_for(conn._get_api_versions(), 30)
     assert not conn.in_flight_requests
     await net.aclose()
 

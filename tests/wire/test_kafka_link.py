@@ -44,5 +44,5 @@ async def test_what_was_written_first_may_fill_it_again() -> None:
         for number in (1, 2):
             await asyncio.sleep(0)
             link.resume_writing()
-            await wait_until_async(lambda than=number: len(order) == than, 10, "one of them")
+            await wait_until_async(lambda than=number: len(order) == than, 30, "one of them")
     assert order == [1, 2]

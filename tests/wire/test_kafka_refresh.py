@@ -108,12 +108,12 @@ async def test_it_asks_again_by_itself_when_old_or_incomplete() -> None:
     source.settled = False
     refresher = source.refresher()
     for _ in range(3):
-        await asyncio.wait_for(source.began.acquire(), 5)
+        await asyncio.wait_for(source.began.acquire(), 30)
         source.gate.release()
     await refresher.close()
     source = Source()
     refresher = source.refresher(max_age_s=0.01)
-    await asyncio.wait_for(source.began.acquire(), 5)
+    await asyncio.wait_for(source.began.acquire(), 30)
     await refresher.close()
 
 
@@ -121,7 +121,7 @@ async def test_a_poke_asks_without_anyone_waiting() -> None:
     source = Source()
     refresher = source.refresher()
     refresher.poke()
-    await asyncio.wait_for(source.began.acquire(), 5)
+    await asyncio.wait_for(source.began.acquire(), 30)
     await refresher.close()
 
 
@@ -147,7 +147,7 @@ async def test_a_failed_round_is_repeated_without_being_asked() -> None:
     source.fail = BrokersUnavailable("none")
     refresher.poke()
     for _ in range(3):
-        await asyncio.wait_for(source.began.acquire(), 5)
+        await asyncio.wait_for(source.began.acquire(), 30)
         source.gate.release()
     await refresher.close()
 
@@ -159,5 +159,5 @@ async def test_who_asks_before_it_runs_is_served_when_it_does() -> None:
     await settle()
     source.gate.release()
     refresher.start()
-    await asyncio.wait_for(early, 5)
+    await asyncio.wait_for(early, 30)
     await refresher.close()

@@ -57,7 +57,7 @@ async def test_version_topics_and_offsets(
         heard = asyncio.Event()
         client.on_metadata(heard.set)
         await asyncio.to_thread(cluster.create_topic, name, 3)
-        await wait_until_async(lambda: client.partitions(name) == (0, 1, 2), 20)
+        await wait_until_async(lambda: client.partitions(name) == (0, 1, 2), 30)
         assert heard.is_set()
         await leaders(client, name)
         await asyncio.to_thread(produce, cluster.bootstrap, name, [(None, b"x%d" % n, 0) for n in range(10)])

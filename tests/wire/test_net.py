@@ -81,7 +81,7 @@ async def test_a_function_that_returns_a_coroutine_has_it_run() -> None:
         done.set()
 
     net.call_soon(lambda: work())
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), 30)
     await net.aclose()
 
 
@@ -112,7 +112,7 @@ async def test_a_failing_callback_is_logged_and_the_others_run(caplog: pytest.Lo
     net.call_soon(lambda: 1 / 0)
     net.call_soon(done.set)
     with caplog.at_level(logging.ERROR):
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 30)
     assert "ZeroDivisionError" in caplog.text
     await net.aclose()
 
@@ -196,8 +196,8 @@ async def test_kafkas_wakeup_notifier_works_on_it() -> None:
     woken = as_asyncio(net.call_soon_with_future(wakeup, 60))
     await asyncio.sleep(0)
     wakeup.notify()
-    await asyncio.wait_for(woken, 5)
-    await asyncio.wait_for(as_asyncio(net.call_soon_with_future(wakeup, 0.01)), 5)
+    await asyncio.wait_for(woken, 30)
+    await asyncio.wait_for(as_asyncio(net.call_soon_with_future(wakeup, 0.01)), 30)
     await net.aclose()
 
 

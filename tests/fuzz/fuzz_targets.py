@@ -1,0 +1,149 @@
+"""What is fuzzed: functions that take any bytes, and raise only if our code breaks a promise about them.
+
+Each target has seeds: good inputs, of which a fuzzer makes others. An input that broke a target once belongs into
+tests/fuzz/corpus/<target>/, and is tried in each run of the tests from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from allocator.coordinator.consumer_protocol import Given, Malformed, StickyUserData, Subscription
+from allocator.errors import CorruptRecordError
+from allocator.fetch import plain
+from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, Waiting, shard_names, split
+from allocator.testing.batches import ProducedRecord, encode
+from allocator.types import TopicPartition
+
+try:
+    from allocator import _records
+except ImportError:  # then the plain decoder is tried alone
+    _records = None  # type: ignore[assignment]
+
+__all__ = ["CORPUS", "SEEDS", "TARGETS", "known"]
+
+CORPUS = Path(__file__).with_name("corpus")
+HELD = frozenset({TopicPartition("orders", 0), TopicPartition("orders", 2), TopicPartition("bills", 7)})
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def decoded(decoder: Any, data: bytes) -> list[Any]:
+    """Where the batches are, their records, and the places of errors. Raises anything but CorruptRecordError."""
+    found = decoder.scan(data, topic="t", partition=3, start=0, aborted=[(1, 0)], check_crcs=False)
+    seen: list[Any] = [found.next_offset, found.wanted, place(found.error)]
+    for number, segment in enumerate(found.segments):
+        seen.append((segment.base_offset, segment.next_offset, segment.count, segment.size, segment.leader_epoch))
+        try:
+            for record in found.columns(number, number + 1).records():
+                key = (record.offset, record.timestamp, record.timestamp_type)
+                seen.append((*key, record.key, record.value, tuple(record.headers)))
+        except CorruptRecordError as error:
+            seen.append(place(error))
+    return seen
+
+
+def place(error: CorruptRecordError | None) -> Any:
+    return error and (error.topic, error.partition, error.offset, error.next_offset)
+
+
+def records(data: bytes) -> None:
+    """Bytes of a fetch response: only CorruptRecordError, and the same of both decoders. Checksums are ignored."""
+    by_plain = decoded(plain, data)
+    if _records is not None:
+        by_compiled = decoded(_records, data)
+        assert by_compiled == by_plain, (by_compiled, by_plain)
+
+
+def record_sets() -> Iterator[bytes]:
+    many = [
+        ProducedRecord(b"k", b"value"),
+        ProducedRecord(None, b"v" * 70, headers=[("name", b"value"), ("", None)]),
+        ProducedRecord(b"key", None),
+    ]
+    for magic in (0, 1, 2):
+        for codec in (None, "gzip", "snappy", "lz4", *(["zstd"] if magic == 2 else [])):
+            yield encode(many, magic, codec, now_ms=1_700_000_000_000)
+
+
+# -- znodes ----------------------------------------------------------------------------------------------------------
+
+
+def znodes(data: bytes) -> None:
+    """Content of any znode of a group: only Rubbish, and what is read can be written and read again."""
+    for kind in (Document, Claim, MemberInfo):
+        for raw in (data, zlib.compress(data)):
+            try:
+                read = kind.decode("/z", raw)
+            except Rubbish as error:
+                assert "/z" in str(error)
+                continue
+            again = kind.decode("/z", read.encode())
+            assert again == read, (again, read)
+    try:
+        shard_names("/z", data)
+    except Rubbish as error:
+        assert "/z" in str(error)
+
+
+def znode_contents() -> Iterator[bytes]:
+    member = "m-0123456789abcdef-0000000042"
+    for written in (
+        Document(
+            generation=3,
+            revision=7,
+            leader=member,
+            strategy="sticky",
+            owners={member: HELD},
+            promised={member: HELD},
+            waiting={member: Waiting(2, HELD)},
+            refused={"m-x": "no function in common"},
+            problem="why",
+        ).encode(),
+        Claim(1, HELD, 2).encode(),
+        MemberInfo("worker", "host", frozenset({"orders"}), "x.*", 2.5, "rack-1", ("naive", "pkg:fn")).encode(),
+        split(bytes(2_000_000), member, 7)[0],
+    ):
+        yield written
+        with contextlib.suppress(zlib.error):
+            yield zlib.decompress(written)  # text is easier to change than deflated bytes
+
+
+# -- consumer protocol -----------------------------------------------------------------------------------------------
+
+
+def protocol(data: bytes) -> None:
+    """What other members of a Kafka group send: only Malformed, and what is read can be written and read again."""
+    for kind in (Subscription, Given, StickyUserData):
+        try:
+            read = kind.decode(data)
+        except Malformed as error:
+            assert "cannot be read" in str(error)
+            continue
+        again = kind.decode(read.encode())
+        assert again == read, (again, read)
+
+
+def protocol_messages() -> Iterator[bytes]:
+    for version in range(4):
+        yield Subscription(("orders", "bills"), b"data", HELD, 7, "rack-1", version).encode()
+        yield Given(HELD, b"data", version).encode()
+    yield StickyUserData(HELD, 7).encode()
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {"records": records, "znodes": znodes, "protocol": protocol}
+SEEDS: dict[str, list[bytes]] = {
+    "records": list(record_sets()),
+    "znodes": list(znode_contents()),
+    "protocol": list(protocol_messages()),
+}
+
+
+def known(target: str) -> list[bytes]:
+    """The seeds of a target, and all inputs that broke it once."""
+    return [*SEEDS[target], *(path.read_bytes() for path in sorted((CORPUS / target).glob("*")))]

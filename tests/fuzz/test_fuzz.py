@@ -1,0 +1,93 @@
+"""The targets of the fuzzer: on good inputs, on all that ever broke one, and on a few that Hypothesis makes of these.
+
+For longer, and led by coverage: `make fuzz`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import fuzz_targets
+import pytest
+from fuzz_targets import CORPUS, SEEDS, TARGETS, decoded, known
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.coordinator.consumer_protocol import Given, Malformed, StickyUserData, Subscription
+from allocator.fetch import plain
+from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, shard_names
+from allocator.types import TopicPartition
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_known_breaks_nothing(target: str) -> None:
+    for data in known(target):
+        TARGETS[target](data)
+
+
+def test_the_corpus_is_of_targets_that_there_are() -> None:
+    assert {path.name for path in CORPUS.glob("*")} <= set(TARGETS)
+
+
+def test_the_seeds_are_good_inputs() -> None:
+    """A seed that is refused at its first byte leads a fuzzer nowhere."""
+    for data in SEEDS["records"]:
+        assert len([row for row in decoded(plain, data) if isinstance(row, tuple) and len(row) == 6]) == 3
+    for data in SEEDS["znodes"]:
+        read = (kind.decode for kind in (Document, Claim, MemberInfo))
+        assert any(accepted(one, "/z", raw) for one in (*read, shard_names) for raw in (data, zlib.compress(data)))
+    for data in SEEDS["protocol"]:
+        assert any(accepted(kind.decode, data) for kind in (Subscription, Given, StickyUserData))
+
+
+def test_a_decoder_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Differs:
+        @staticmethod
+        def scan(data: bytes, **arguments: object) -> object:
+            return plain.scan(data[:-1], **arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fuzz_targets, "_records", Differs)
+    with pytest.raises(AssertionError):
+        TARGETS["records"](SEEDS["records"][0])
+
+
+def test_a_claim_that_is_written_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Claim(1, frozenset({TopicPartition("orders", 0)}), 2).encode()
+    monkeypatch.setattr(Claim, "encode", Claim(1, frozenset(), 2).encode)
+    with pytest.raises(AssertionError):
+        TARGETS["znodes"](sound)
+
+
+def accepted(read: Callable[..., object], *arguments: object) -> bool:
+    try:
+        return read(*arguments) is not None
+    except (Malformed, Rubbish):
+        return False
+
+
+@st.composite
+def changed(draw: st.DrawFn, target: str) -> bytes:
+    """A known input with up to four changes: bytes set, inserted, repeated or left out."""
+    data = bytearray(draw(st.sampled_from(known(target))))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        length = draw(st.integers(0, 8))
+        piece = draw(st.sampled_from([b"\x00", b"\x7f", b"\x80", b"\xff", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"]))
+        data[at : at + length] = draw(st.one_of(st.just(piece), st.binary(max_size=8), st.just(bytes(data[at:])[:40])))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_changed_input_breaks_nothing(target: str, data: st.DataObject) -> None:
+    TARGETS[target](data.draw(changed(target)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=20_000)
+@given(data=st.data())
+def test_many_changed_inputs_break_nothing(target: str, data: st.DataObject) -> None:
+    TARGETS[target](data.draw(changed(target)))

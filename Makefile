@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # one stamp per Python version, so that another PYTHON makes another environment
 STAMP := $(VENV)/.installed-$(VERSION)
 
-.PHONY: help demo test test-long test-versions lint format audit docs clean
+.PHONY: help demo test test-long test-versions coverage fuzz lint format audit docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -29,6 +29,17 @@ test-long: $(STAMP) ## The long tests too: every Kafka version (writes docs/comp
 
 test-versions: $(STAMP) ## Only the tests of each Kafka version (writes docs/compatibility.md too)
 	$(BIN)/python -m pytest --long --versioned $(or $(ARGS),--compatibility=docs/compatibility.md)
+
+coverage: $(STAMP) ## Branch coverage of `make test` (or of ARGS), in build/coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(ARGS); code=$$?; \
+		$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet \
+		&& $(BIN)/python -m coverage report --skip-covered --skip-empty && exit $$code
+
+# atheris comes here and not with the environment: it is large, and the tests do without it
+fuzz: $(STAMP) ## Fuzz what others write: records, znodes, messages of members (ARGS="znodes --seconds 600")
+	$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy (strict)
 	$(BIN)/python -m ruff check .

@@ -22,7 +22,7 @@ from allocator.testing import LocalCluster
 from allocator.wire.kafka import KafkaClient
 
 README = ROOT / "README.md"
-DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLE, FUNCTION = code_blocks(README, "python")
 
 

@@ -270,6 +270,11 @@ class GroupedConsumer:
         An empty list when there are none, when the topic is unknown, or when nothing of it is ours; None once the
         consumer is closing. A value that does not deserialize is logged and left out.
         """
+        if self.closing:
+            # not a task: when the loop is stopped next, as `close` does, Python warns that it never began
+            over = (self._loop or asyncio.get_running_loop()).create_future()
+            over.set_result(None)
+            return over
         return asyncio.ensure_future(self._consume(topic))
 
     async def _consume(self, topic: str) -> list[Any] | None:

@@ -431,6 +431,12 @@ async def told(consumer: GroupedConsumer, choice: ClusterChoice | None) -> None:
     await wait_until_async(knows, 30, "it to be told")
 
 
+async def test_one_that_is_closed_says_so_without_a_turn_of_the_loop() -> None:
+    consumer = GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"])
+    await consumer.close()
+    assert consumer.consume("t").result() is None
+
+
 async def rests(consumer: GroupedConsumer, topic: str) -> None:
     async def left() -> bool:
         assert await consumer.consume(topic) == []

@@ -129,7 +129,8 @@ def steps(state: State, broken: str = "") -> Iterator[Step]:
             yield Step("notice", me, _with(state, me, GONE))  # at the next proof of its lease
         elif all(other.znode or not other.session for other in state.members):
             yield Step("delete-znode", me, _with(state, me, member._replace(znode=False)))
-        yield from _follow(state, me, member, broken)
+        for what, after in _follow(member, owned_by(state.document, me), broken):
+            yield Step(what, me, _with(state, me, after))
         yield from _lead(state, me, member, broken)
 
 
@@ -144,36 +145,29 @@ def _unaware(member: Member) -> Member:
 # -- every member ----------------------------------------------------------------------------------------------------
 
 
-def _follow(state: State, me: int, member: Member, broken: str) -> Iterator[Step]:
-    mine = owned_by(state.document, me)
-
-    def step(what: str, **changes: object) -> Step:
-        return Step(what, me, _with(state, me, member._replace(**changes)))  # type: ignore[arg-type]
-
+@cache  # states are many, members few
+def _follow(member: Member, mine: int, broken: str) -> tuple[tuple[str, Member], ...]:
+    """What a member that the document gives `mine` may do next, and what it is like then."""
+    found = []
     if not member.current:
         released = member.held & ~mine
-        yield step(
-            "read",
-            current=True,
-            has_seen=True,
-            believes=0,
-            held=member.held & mine,
-            draining=member.draining | released,
-        )
+        after = member._replace(current=True, has_seen=True, believes=0)
+        found.append(("read", after._replace(held=member.held & mine, draining=member.draining | released)))
     gained = (mine if member.current else member.believes) & ~member.acting_on
     if gained:
         # one transaction, with a check that the document is still the one that was read
-        holds = member.acting_on | gained
-        yield step("gain", held=member.held | gained, claim=holds, claim_counts=member.has_seen)
-        yield step("gain unheard", claim=holds, claim_counts=member.has_seen)
+        claims = member._replace(claim=member.acting_on | gained, claim_counts=member.has_seen)
+        found += [("gain", claims._replace(held=member.held | gained)), ("gain unheard", claims)]
     if not gained and (member.claim, member.claim_counts) != (member.acting_on, member.has_seen):
-        yield step("claim", claim=member.acting_on, claim_counts=member.has_seen)
+        found.append(("claim", member._replace(claim=member.acting_on, claim_counts=member.has_seen)))
     if member.draining and "news" not in broken:
         # the handler is done and its offsets are committed before the claim shows it
         left = member.draining if "drain" in broken else 0
-        yield step("release", draining=left, claim=member.held, claim_counts=member.has_seen)
+        found.append(("release", member._replace(draining=left, claim=member.held, claim_counts=member.has_seen)))
+    return tuple(found)
 
 
+@cache
 def owned_by(document: Document, me: int) -> int:
     return sum(1 << p for p in PARTITIONS if document[p].owner == me)
 
@@ -235,21 +229,33 @@ def written(state: State, me: int, document: Document, broken: str = "") -> Stat
     """By compare-and-set on the one that it was decided from: whoever has read that has an old one now."""
     members = []
     for place, member in enumerate(state.members):
-        waited = any(new.waits_for == place for new in document)
-        newly = any(new.waits_for == place != old.waits_for for new, old in zip(document, state.document))
-        members.append(
-            member._replace(
-                current=False,
-                has_seen=(member.has_seen or not waited) and not newly,
-                claim_counts=(member.claim_counts or not waited) and not newly,
-                knows=place == me,
-                believes=owned_by(state.document, place) if "check" in broken and member.current else member.believes,
-                outdated=state.document if "compare" in broken and member.leads and place != me else (),
-            )
-            if member.session
-            else member
-        )
+        waited, newly = _waits(state.document, document, place)
+        believes = owned_by(state.document, place) if "check" in broken and member.current else member.believes
+        outdated = state.document if "compare" in broken and member.leads and place != me else ()
+        members.append(_overtaken(member, waited, newly, place == me, believes, outdated) if member.session else member)
     return State(document, tuple(members))
+
+
+@cache
+def _waits(before: Document, after: Document, place: int) -> tuple[bool, bool]:
+    """Whether the later document waits for this member, and whether for more than the earlier one did."""
+    waited = any(new.waits_for == place for new in after)
+    return waited, any(new.waits_for == place != old.waits_for for new, old in zip(after, before))
+
+
+@cache
+def _overtaken(
+    member: Member, waited: bool, newly: bool, knows: bool, believes: int, outdated: tuple[Entry, ...]
+) -> Member:
+    """A member when a document is written that waits for it, or newly does."""
+    return member._replace(
+        current=False,
+        has_seen=(member.has_seen or not waited) and not newly,
+        claim_counts=(member.claim_counts or not waited) and not newly,
+        knows=knows,
+        believes=believes,
+        outdated=outdated,
+    )
 
 
 # -- states that differ in nothing that matters ----------------------------------------------------------------------
@@ -262,14 +268,15 @@ def canonical(state: State) -> State:
     document = (state.document[1], state.document[0])
     if state.document < document:
         return state
-    members = tuple(
-        m._replace(
-            held=_SWAP[m.held],
-            draining=_SWAP[m.draining],
-            claim=_SWAP[m.claim],
-            believes=_SWAP[m.believes],
-            outdated=m.outdated[::-1],
-        )
-        for m in state.members
+    return min(state, State(document, tuple(map(_swapped, state.members))))
+
+
+@cache
+def _swapped(member: Member) -> Member:
+    return member._replace(
+        held=_SWAP[member.held],
+        draining=_SWAP[member.draining],
+        claim=_SWAP[member.claim],
+        believes=_SWAP[member.believes],
+        outdated=member.outdated[::-1],
     )
-    return min(state, State(document, members))

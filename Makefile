@@ -10,15 +10,21 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 BIN := $(VENV)/bin
 # one stamp per Python version, so that another PYTHON makes another environment
 STAMP := $(VENV)/.installed-$(VERSION)
+# the demos install less than the tests; where the tests' environment is, it has all of that
+DEMO := $(or $(wildcard $(STAMP)),$(VENV)/.demo-$(VERSION))
+DEMO_SPARK := $(or $(wildcard $(STAMP)),$(VENV)/.demo-spark-$(VERSION))
 
-.PHONY: help demo test test-long test-versions coverage fuzz lint format audit docs clean
+.PHONY: help demo demo-spark test test-long test-versions coverage fuzz lint format audit docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## A group on real servers, disturbed; then Spark counts, archives and audits what it did
+demo: $(DEMO) ## A group on real servers, disturbed: members join, die and leave
 	$(BIN)/python -m examples.demo $(ARGS)
+
+demo-spark: $(DEMO_SPARK) ## The same, then Spark counts, archives and audits what the group did
+	$(BIN)/python -m examples.demo --spark $(ARGS)
 
 test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are started)
 	$(BIN)/python -m pytest $(ARGS)
@@ -66,10 +72,14 @@ docs: $(STAMP) ## The documentation, in build/site; a warning is an error
 clean: ## Remove the virtual environment and what tools leave behind (not the cache of jars)
 	rm -rf $(VENV) .tox build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+$(STAMP): extras = dev
+$(VENV)/.demo-$(VERSION): extras = testing
+$(VENV)/.demo-spark-$(VERSION): extras = testing,spark
+
 # the stamp comes last: an installation that broke off is begun again
-$(STAMP): pyproject.toml setup.py $(wildcard allocator/*.pyx allocator/*.h)
+$(STAMP) $(VENV)/.demo-$(VERSION) $(VENV)/.demo-spark-$(VERSION): pyproject.toml setup.py $(wildcard allocator/*.pyx allocator/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
 		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear) $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
 	@touch $@

@@ -83,19 +83,10 @@ def fetch(versions: tuple[str, ...], as_json: bool) -> None:
     """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
     with _told_to_stop():
         from allocator.testing.jars import jar_directory
-        from allocator.testing.java import find_java
         from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release
 
         wanted = [kafka_release(version).jars for version in versions or KAFKA]
-        java = find_java()
-        found = {}
-        # on standard error, and only on a terminal: a version takes a minute where nothing is cached
-        terminal = sys.stderr.isatty()
-        with click.progressbar(
-            [ZOOKEEPER, *wanted], file=sys.stderr, hidden=not terminal, item_show_func=lambda jars: jars and jars.what
-        ) as bar:
-            for jars in bar:
-                found[jars.what] = str(jar_directory(jars, java))
+        found = {jars.what: str(jar_directory(jars)) for jars in [ZOOKEEPER, *wanted]}
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{w}: {d}" for w, d in found.items()))
 
 

@@ -3,7 +3,7 @@
 In comes a version and some numbers; out goes a running cluster whose nodes can be stopped, killed, paused and
 resumed, proxies that make their connections fail, a pytest plugin with fixtures of all that, and helpers to fill
 topics and to wait for conditions. It needs Python
-and a way to the Maven registry; Docker, root and system packages are not needed. It may touch nothing but its cache
+and a way to Maven Central; Docker, root and system packages are not needed. It may touch nothing but its cache
 directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
 
 Names are loaded when they are used first: the plugin is imported by every pytest run where the package is

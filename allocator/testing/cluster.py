@@ -169,7 +169,7 @@ class LocalCluster(Cluster):
         wanted = [ZOOKEEPER] if self._count[1] else []
         if self.release is not None:
             wanted.append(self.release.jars)
-        self._jars = {jars.name: class_path(jars, self._java) for jars in wanted}
+        self._jars = {jars.name: class_path(jars) for jars in wanted}
 
     def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
         jars = self._jars[ZOOKEEPER.name]

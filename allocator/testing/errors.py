@@ -31,7 +31,7 @@ class JavaNotFound(TestingError):
 
 
 class JarsUnavailable(TestingError):
-    """The server's jars are not in the cache and could not be resolved."""
+    """The server's jars are not in the cache and could not be downloaded."""
 
     retriable = True
 

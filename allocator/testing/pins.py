@@ -1,11 +1,12 @@
-"""The SHA-256 of every jar of a server version.
+"""The lock files: for each server version its jars, their sizes and their SHA-256.
 
-The first line of `pinned/NAME.txt` says what was asked for; then comes `SHA-256  group:artifact:version` for each jar.
-After a change of `versions.py`, this writes the files anew, from an empty Ivy cache:
+The first line of `pinned/NAME.txt` repeats the roots and exclusions of the `JarSet`. Each other line is one jar:
+`SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, a developer writes the files
+again (this needs pyspark, for the Ivy inside it):
 
     python -m allocator.testing.pins kafka-4.1.1 zookeeper-3.8.4
 
-Then look at the difference: a published jar does not change.
+Then review the difference: a published jar does not change.
 """
 
 from __future__ import annotations
@@ -13,31 +14,57 @@ from __future__ import annotations
 import hashlib
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from .java import find_java
-from .resolve import by_ivy
-from .versions import KAFKA, ZOOKEEPER, JarSet
+from .errors import JarsUnavailable
+from .versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
 
-__all__ = ["differences", "pinned", "sha256"]
+__all__ = ["Jar", "differences", "pinned", "sha256"]
 
 DIRECTORY = Path(__file__).with_name("pinned")
 
 
-def pinned(jars: JarSet) -> dict[str, str] | None:
-    """{file name: SHA-256}; None for jars that were never pinned, or asked for otherwise than when they were."""
+@dataclass(frozen=True)
+class Jar:
+    """One published file. `coordinate` is group:artifact:version[:classifier]; `size` is in bytes."""
+
+    coordinate: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        _, *rest = self.coordinate.split(":")
+        return "-".join(rest) + ".jar"
+
+    @property
+    def path(self) -> str:
+        """Where a Maven repository has it, relative to the URL of the repository."""
+        group, artifact, version, *_ = self.coordinate.split(":")
+        return f"{group.replace('.', '/')}/{artifact}/{version}/{self.name}"
+
+
+def pinned(jars: JarSet) -> list[Jar]:
+    """The content of the lock file. Raises JarsUnavailable where there is none, or one of other roots."""
+    path = DIRECTORY / f"{jars.name}.txt"
     try:
-        first, *lines = (DIRECTORY / f"{jars.name}.txt").read_text().splitlines()
+        first, *lines = path.read_text().splitlines()
     except FileNotFoundError:
-        return None
+        first, lines = "", []
     if first != jars.recipe:
-        return None
-    return {_file_name(coordinate): digest for digest, coordinate in (line.split("  ") for line in lines)}
+        raise JarsUnavailable(
+            f"{jars.what} has no lock file for its jars ({path} {'lists other roots' if first else 'does not exist'}). "
+            f"Write it: python -m allocator.testing.pins {jars.name}"
+        )
+    return [Jar(coordinate, int(size), digest) for digest, size, coordinate in (line.split("  ") for line in lines)]
 
 
-def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What is wrong with files of these checksums, a phrase for each file."""
+def differences(wanted: Iterable[Jar], directory: Path) -> list[str]:
+    """What is wrong with the jars of a directory, a phrase for each file."""
+    expected = {jar.name: jar.sha256 for jar in wanted}
+    found = {path.name: sha256(path) for path in directory.glob("*.jar")}
     return [
         f"{name} has SHA-256 {found[name]}, expected {expected[name]}"
         if name in expected and name in found
@@ -57,28 +84,27 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _file_name(coordinate: str) -> str:
-    _, *rest = coordinate.split(":")
-    return "-".join(rest) + ".jar"
-
-
 def _pin(jars: JarSet) -> None:
+    from .resolve import by_ivy
+
     with tempfile.TemporaryDirectory() as place:
         into = Path(place)
-        by_ivy(jars, into, find_java(), lambda files: None, "[organisation]/[artifact]/[revision]/")
+        by_ivy(jars, into, "[organisation]/[artifact]/[revision]/")
         lines = []
         for path in sorted(into.glob("*/*/*/*.jar"), key=lambda path: path.name):
             group, artifact, version = path.parent.relative_to(into).parts
             classifier = path.stem[len(f"{artifact}-{version}-") :]
-            coordinate = ":".join(filter(None, (group, artifact, version, classifier)))
-            if _file_name(coordinate) != path.name:
-                raise SystemExit(f"{path.name} is not the file name of {coordinate}")
-            lines.append(f"{sha256(path)}  {coordinate}")
+            jar = Jar(":".join(filter(None, (group, artifact, version, classifier))), path.stat().st_size, sha256(path))
+            if jar.name != path.name:
+                raise SystemExit(f"{path.name} is not the file name of {jar.coordinate}")
+            lines.append(f"{jar.sha256}  {jar.size}  {jar.coordinate}")
     (DIRECTORY / f"{jars.name}.txt").write_text("\n".join([jars.recipe, *lines]) + "\n")
     print(f"{jars.name}: {len(lines)} jars")
 
 
 if __name__ == "__main__":
-    known = {jars.name: jars for jars in (ZOOKEEPER, *(release.jars for release in KAFKA.values()))}
+    known = {jars.name: jars for jars in (ZOOKEEPER, *(one.jars for one in KAFKA.values()), *KAFKA_TOOLS.values())}
     for name in sys.argv[1:] or known:
+        if name not in known:
+            raise SystemExit(f"{name!r} is not a set of jars of versions.py. Known: {', '.join(known)}")
         _pin(known[name])

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from .errors import UnknownVersion
 
-__all__ = ["KAFKA", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
+__all__ = ["KAFKA", "KAFKA_TOOLS", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
 
 _LOGGING = ("org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
 _EXCLUDED = (
@@ -31,7 +31,10 @@ _EXCLUDED = (
 
 @dataclass(frozen=True)
 class JarSet:
-    """A directory of jars in the cache: the root artifacts `group:artifact:version` and what to leave out."""
+    """A directory of jars in the cache: the root artifacts `group:artifact:version` and what to leave out.
+
+    `pins` has the lock file of each.
+    """
 
     name: str
     what: str
@@ -40,7 +43,7 @@ class JarSet:
 
     @property
     def recipe(self) -> str:
-        """The first line of a list of these jars: what was asked for, so that a newer release may ask for more."""
+        """The first line of the lock file: a file that was written for other roots is recognised."""
         return "# " + " ".join((*self.roots, *(f"-{one}" for one in self.excluded)))
 
 
@@ -85,6 +88,18 @@ KAFKA: Mapping[str, Release] = MappingProxyType(
             _release("3.9.1", "2.13"),
             _release("4.1.1", "2.13", kraft=True, oldest_java=17),
         )
+    }
+)
+
+KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
+    {
+        release.version: JarSet(
+            f"kafka-tools-{release.version}",
+            f"Kafka's tools {release.version}",
+            (f"org.apache.kafka:kafka-tools:{release.version}", *_LOGGING),
+        )
+        for release in KAFKA.values()
+        if release.number >= (0, 10)  # before, the server's jars have them
     }
 )
 

@@ -60,7 +60,7 @@ def mirror_maker(
     (place / "log4j.properties").write_text("log4j.rootLogger=OFF\n")
     java, release = find_java(), kafka_release("3.9.1")
     command = [java.executable, "-Xmx512m", f"-Dlog4j.configuration=file:{place / 'log4j.properties'}"]
-    command += ["-cp", class_path(release.jars, java), "kafka.tools.MirrorMaker", "--include", re.escape(topic)]
+    command += ["-cp", class_path(release.jars), "kafka.tools.MirrorMaker", "--include", re.escape(topic)]
     command += ["--consumer.config", str(place / "consumer"), "--producer.config", str(place / "producer")]
     return [
         *command,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from allocator.spark import session
 from allocator.testing import JarsUnavailable, LocalCluster
-from allocator.testing.java import find_java
-from allocator.testing.resolve import resolve
+from allocator.testing.resolve import by_ivy
 from allocator.testing.versions import JarSet
 from bench.consume.fill import fill
 
@@ -62,12 +61,7 @@ def connector(spark_version: str, into: Path) -> str | None:
     without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
     into.mkdir(parents=True, exist_ok=True)
     try:
-        resolve(
-            JarSet("connector", "Spark's Kafka connector", (root,), without),
-            into,
-            find_java(oldest=17),
-            lambda count: None,
-        )
+        by_ivy(JarSet("connector", "Spark's Kafka connector", (root,), without), into)
     except JarsUnavailable as error:
         print(f"without the JVM connector: {error}")
         return None

@@ -77,7 +77,7 @@ def test_overlaps_are_found_behind_a_long_turn() -> None:
 @pytest.mark.timeout(600)
 def test_the_demo_runs_and_every_promise_holds() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--records", "60000", "--rate", "4000"],
+        [sys.executable, "-m", "examples.demo", "--spark", "--records", "60000", "--rate", "4000"],
         cwd=ROOT,
         capture_output=True,
         text=True,

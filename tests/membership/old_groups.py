@@ -190,7 +190,7 @@ class OldGroup:
             **settings,
         }
         written.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        command = [java.executable, "-Xmx128m", "-cp", class_path(kafka_release("0.8.2.2").jars, java)]
+        command = [java.executable, "-Xmx128m", "-cp", class_path(kafka_release("0.8.2.2").jars)]
         command += ["kafka.tools.ConsoleConsumer", "--zookeeper", self.cluster.zookeeper, "--topic", self.topic]
         return self.start("java", [*command, "--consumer.config", str(written)])
 

@@ -11,14 +11,9 @@ import pytest
 
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
-from allocator.testing.versions import KAFKA, JarSet
+from allocator.testing.versions import KAFKA, KAFKA_TOOLS
 
 QUICK_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto")
-_LOGGING = (
-    "org.slf4j:slf4j-api:1.7.36",
-    "org.slf4j:slf4j-reload4j:1.7.36",
-    "ch.qos.reload4j:reload4j:1.2.26",
-)
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -27,12 +22,10 @@ def number(version: str) -> tuple[int, ...]:
 
 def tools_class_path(version: str) -> str:
     """The server's jars and, from 0.10 on, those of `kafka-tools`."""
-    java = find_java(KAFKA[version].oldest_java)
-    paths = [class_path(KAFKA[version].jars, java)]
-    if number(version) >= (0, 10):
-        root = f"org.apache.kafka:kafka-tools:{version}"
-        paths.append(class_path(JarSet(f"kafka-tools-{version}", f"Kafka's tools {version}", (root, *_LOGGING)), java))
-    return os.pathsep.join(paths)
+    wanted = [KAFKA[version].jars]
+    if version in KAFKA_TOOLS:
+        wanted.append(KAFKA_TOOLS[version])
+    return os.pathsep.join(map(class_path, wanted))
 
 
 def main_class(version: str, name: str) -> str:

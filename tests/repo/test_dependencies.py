@@ -41,6 +41,8 @@ OLDEST = "3.9"
         ("pyspark", "4.0.0", NEWEST),
         ("kafka-python", "3.0.0rc1", NEWEST),  # CVE-2026-10142 and 10143 (2.3.2 and 3.0.0)
         ("filelock", "3.20.2", NEWEST),  # CVE-2025-68146 (3.20.1), CVE-2026-22701 (3.20.3)
+        ("requests", "2.32.3", OLDEST),  # CVE-2024-47081
+        ("requests", "2.32.5", NEWEST),  # CVE-2026-25645
         ("pytest", "9.0.2", NEWEST),  # CVE-2025-71176
         ("setuptools", "78.1.0", OLDEST),  # CVE-2025-47273
     ],

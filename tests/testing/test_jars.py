@@ -1,26 +1,33 @@
-"""The jar cache and the Java that the servers need."""
+"""The jar cache, where it downloads from, and the Java that the servers need."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import shutil
+import resource
+import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import requests
+from maven import MavenRepository
 
 from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
+from allocator.testing import download as download_module
 from allocator.testing import jars as jars_module
 from allocator.testing import pins as pins_module
 from allocator.testing.jars import cache_directory, jar_directory
 from allocator.testing.java import find_java
-from allocator.testing.versions import KAFKA, ZOOKEEPER, JarSet
+from allocator.testing.pins import Jar, pinned
+from allocator.testing.registry import CENTRAL, find_registry
+from allocator.testing.versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
 
-SMALL = JarSet("small", "a small thing", ("org.slf4j:slf4j-api:1.7.36",), ())
+SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())
+ONE, TWO = bytes(range(256)) * 4096, b"two\n" * 1000
+CHUNK = download_module._CHUNK
+ALL = [ZOOKEEPER, *(release.jars for release in KAFKA.values()), *KAFKA_TOOLS.values()]
 
 
 @pytest.fixture
@@ -30,18 +37,34 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def resolver(own_cache, monkeypatch, tmp_path):
-    """A `mvn` that brings two jars at once, and whose calls can be counted."""
-    script = (
-        "#!/bin/sh\n"
-        f"echo called >> {tmp_path}/calls\n"
-        'for argument; do case "$argument" in -DoutputDirectory=*) into="${argument#*=}";; esac; done\n'
-        'echo one > "$into/one-1.jar"; echo two > "$into/two-2.jar"; echo rubbish > "$into/rubbish"\n'
-        "echo Downloaded from somewhere\n"
-    )
-    executable(tmp_path / "bin" / "mvn", script)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    return lambda: (tmp_path / "calls").read_text().count("called")
+def maven(own_cache, monkeypatch, tmp_path):
+    """A repository with the two jars that SMALL pins, set as the mirror."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setattr(pins_module, "DIRECTORY", tmp_path / "pinned")
+    monkeypatch.setattr(jars_module, "_verified", set())
+    monkeypatch.setattr(download_module, "_PAUSE_S", 0.001)
+    with MavenRepository() as repository:
+        pin(repository.publish("org.one:one:1", ONE), repository.publish("org.two.more:two:2:linux", TWO))
+        monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", repository.url)
+        yield repository
+
+
+def pin(*jars, of=SMALL):
+    lines = [f"{jar.sha256}  {jar.size}  {jar.coordinate}" for jar in jars]
+    pins_module.DIRECTORY.mkdir(exist_ok=True)
+    (pins_module.DIRECTORY / f"{of.name}.txt").write_text("\n".join([of.recipe, *lines]) + "\n")
+
+
+def paths(repository):
+    return [path.rpartition("/")[2] for path, *_ in repository.seen]
+
+
+def refused(match=None):
+    with pytest.raises(JarsUnavailable, match=match) as caught:
+        jar_directory(SMALL)
+    return str(caught.value)
 
 
 def executable(path, text):
@@ -49,6 +72,9 @@ def executable(path, text):
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+# -- the cache -------------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch):
@@ -61,25 +87,22 @@ def test_the_cache_is_where_the_environment_says(monkeypatch):
     assert cache_directory() == Path.home() / ".cache" / "allocator"
 
 
-@pytest.mark.parametrize("resolver", ["mvn", "ivy"])
-def test_both_ways_bring_the_same_jar(resolver, own_cache, monkeypatch):
-    if resolver == "mvn" and shutil.which("mvn") is None:
-        pytest.skip("no mvn on PATH")
-    if resolver == "ivy":
-        pytest.importorskip("pyspark")
-    monkeypatch.setenv("ALLOCATOR_RESOLVER", resolver)
-    directory = jar_directory(SMALL, find_java())
-    assert [path.name for path in directory.iterdir() if path.suffix == ".jar"] == ["slf4j-api-1.7.36.jar"]
-    assert "slf4j-api-1.7.36.jar" in (directory / "SHA256SUMS").read_text()
-    assert not [path for path in own_cache.iterdir() if path.name.startswith(".")]
+def test_a_cache_holds_the_pinned_jars_only(own_cache, maven, caplog):
+    directory = jar_directory(SMALL)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == {"one-1.jar": ONE, "two-2-linux.jar": TWO}
+    assert {path.name for path in own_cache.iterdir()} == {"small", "small.lock"}
+    assert paths(maven) == ["one-1.jar", "two-2-linux.jar"]
+    assert not caplog.records
 
 
-def test_racing_processes_resolve_once(own_cache, resolver):
+def test_racing_processes_download_once(own_cache, maven):
     source = (
+        "from pathlib import Path\n"
+        "from allocator.testing import pins\n"
         "from allocator.testing.jars import jar_directory\n"
-        "from allocator.testing.java import find_java\n"
         "from allocator.testing.versions import JarSet\n"
-        f"print(jar_directory({SMALL!r}, find_java()))"
+        f"pins.DIRECTORY = Path({str(pins_module.DIRECTORY)!r})\n"
+        f"print(jar_directory({SMALL!r}))"
     )
     racers = [
         subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -88,143 +111,266 @@ def test_racing_processes_resolve_once(own_cache, resolver):
     said = [racer.communicate(timeout=120) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4, said
     assert {out.strip() for out, _ in said} == {str(own_cache / "small")}
-    assert resolver() == 1
+    assert paths(maven) == ["one-1.jar", "two-2-linux.jar"]
 
 
-def test_a_cache_holds_jars_and_their_checksums_only(own_cache, resolver):
-    directory = jar_directory(SMALL, find_java())
-    assert {path.name for path in directory.iterdir()} == {"one-1.jar", "two-2.jar", "SHA256SUMS"}
-    assert {path.name for path in own_cache.iterdir()} == {"small", "small.lock", "resolve.lock"}
-
-
-def test_a_corrupted_jar_is_found_and_resolved_anew(resolver, caplog, monkeypatch):
-    jar = jar_directory(SMALL, find_java()) / "one-1.jar"
-    jar.write_text("onf\n")
-    monkeypatch.setattr(jars_module, "_verified", set())  # as in the next process
-    jar_directory(SMALL, find_java())
-    assert jar.read_text() == "one\n"
-    assert resolver() == 2
-    assert "one-1.jar has SHA-256" in caplog.text
-
-
-@pytest.mark.parametrize("harm", ["missing", "strange", "unlisted", "cut short", "sound"])
-def test_an_incomplete_cache_is_resolved_anew(resolver, monkeypatch, harm):
-    directory = jar_directory(SMALL, find_java())
+@pytest.mark.parametrize("harm", ["missing", "strange", "damaged", "sound"])
+def test_a_cache_with_other_files_is_downloaded_anew(maven, monkeypatch, caplog, harm):
+    directory = jar_directory(SMALL)
     if harm == "missing":
-        (directory / "two-2.jar").unlink()
+        (directory / "one-1.jar").unlink()
     elif harm == "strange":
         (directory / "other.jar").write_bytes(b"")
-    elif harm == "unlisted":
-        (directory / "SHA256SUMS").unlink()
-    elif harm == "cut short":
-        (directory / "SHA256SUMS").write_text("")
+    elif harm == "damaged":
+        (directory / "one-1.jar").write_bytes(b"onf")
+    monkeypatch.setattr(jars_module, "_verified", set())  # as in the next process
+    jar_directory(SMALL)
+    assert {path.name: path.read_bytes() for path in directory.glob("*.jar")} == {
+        "one-1.jar": ONE,
+        "two-2-linux.jar": TWO,
+    }
+    assert len(maven.seen) == (2 if harm == "sound" else 4)
+    assert ("downloading its jars again" in caplog.text) == (harm != "sound")
+
+
+def test_other_pins_are_downloaded_anew(maven, monkeypatch):
+    directory = jar_directory(SMALL)
+    pin(maven.publish("org.one:one:1", ONE), maven.publish("org.three:three:3", b"three"))
     monkeypatch.setattr(jars_module, "_verified", set())
-    jar_directory(SMALL, find_java())
-    assert {path.name for path in directory.glob("*.jar")} == {"one-1.jar", "two-2.jar"}
-    assert resolver() == (1 if harm == "sound" else 2)
+    jar_directory(SMALL)
+    assert {path.name for path in directory.iterdir()} == {"one-1.jar", "three-3.jar"}
+
+
+def test_jars_without_a_lock_file_are_refused_with_the_command_that_writes_it(maven):
+    with pytest.raises(JarsUnavailable, match=r"other\.txt does not exist.*python -m allocator\.testing\.pins other"):
+        jar_directory(JarSet("other", "another thing", SMALL.roots, ()))
+    with pytest.raises(JarsUnavailable, match=r"small\.txt lists other roots"):
+        jar_directory(JarSet("small", "a small thing", (*SMALL.roots, "a:b:1"), ()))
+    assert not maven.seen
+
+
+@pytest.mark.parametrize("jars", ALL, ids=lambda jars: jars.name)
+def test_every_version_that_can_be_started_is_pinned(jars):
+    expected = pinned(jars)
+    assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) and jar.size > 0 for jar in expected)
+    assert len({jar.name for jar in expected}) == len(expected)
+    assert set(jars.roots) <= {jar.coordinate for jar in expected}
+
+
+@pytest.mark.long
+def test_every_pinned_jar_is_where_the_registry_has_it():
+    registry = find_registry()
+    wrong = []
+    with download_module._session(registry) as session:
+        for jar in sorted({jar for jars in ALL for jar in pinned(jars)}, key=lambda jar: jar.coordinate):
+            answer = session.head(f"{registry.url}/{jar.path}", timeout=60, allow_redirects=True)
+            if not answer.ok or answer.headers.get("Content-Length") != str(jar.size):
+                wrong.append((jar.coordinate, answer.status_code, answer.headers.get("Content-Length"), jar.size))
+    assert not wrong
+
+
+# -- downloads that fail ---------------------------------------------------------------------------------------------
+
+
+def test_a_broken_download_goes_on_where_it_stopped(maven):
+    maven.rule(lambda request: request.send_file(ONE, end=6 * CHUNK))
+    maven.rule(lambda request: request.send_file(ONE, end=10 * CHUNK))
+    assert (jar_directory(SMALL) / "one-1.jar").read_bytes() == ONE
+    ranges = [asked for path, asked, _ in maven.seen if path.endswith("one-1.jar")]
+    assert ranges == [None, f"bytes={6 * CHUNK}-", f"bytes={10 * CHUNK}-"]
+
+
+def test_the_next_process_goes_on_where_this_one_stopped(maven, own_cache):
+    maven.rule(lambda request: request.send_file(ONE, end=6 * CHUNK))
+    maven.rule(lambda request: request.say(403))
+    refused("403 Forbidden")
+    assert {path.name for path in own_cache.iterdir()} == {".small.part", "small.lock"}
+    jar_directory(SMALL)
+    assert [asked for _, asked, _ in maven.seen] == [None, f"bytes={6 * CHUNK}-", f"bytes={6 * CHUNK}-", None]
+    assert {path.name for path in own_cache.iterdir()} == {"small", "small.lock"}
+
+
+def test_whole_jars_of_an_earlier_try_are_not_downloaded_again(maven):
+    maven.files.pop(next(path for path in maven.files if "two" in path))
+    refused("404")
+    maven.publish("org.two.more:two:2:linux", TWO)
+    jar_directory(SMALL)
+    assert paths(maven) == ["one-1.jar", "two-2-linux.jar", "two-2-linux.jar"]
+
+
+def test_a_server_that_knows_no_ranges_sends_the_file_from_its_start(maven):
+    maven.rule(lambda request: request.send_file(ONE, end=6 * CHUNK))
+    maven.rule(lambda request: request.send_file(ONE, ranges=False))
+    assert (jar_directory(SMALL) / "one-1.jar").read_bytes() == ONE
+
+
+@pytest.mark.parametrize("left", [b"x" * 1000, b"x" * len(ONE), b"x" * (len(ONE) + 1)], ids=["part", "size", "more"])
+def test_what_another_file_left_is_thrown_away(maven, own_cache, left):
+    (own_cache / ".small.part").mkdir(parents=True)
+    (own_cache / ".small.part" / "one-1.jar.part").write_bytes(left)
+    (own_cache / ".small.part" / "of-an-older-pin-1.jar").write_bytes(b"")
+    maven.rule(lambda request: request.first_byte() > len(ONE) and request.say(416))
+    directory = jar_directory(SMALL)
+    assert (directory / "one-1.jar").read_bytes() == ONE
+    assert {path.name for path in directory.iterdir()} == {"one-1.jar", "two-2-linux.jar"}
+
+
+def test_a_busy_server_is_asked_again(maven):
+    maven.rule(lambda request: request.say(503, Retry_After="0"))
+    maven.rule(lambda request: request.say(429))
+    jar_directory(SMALL)
+    assert paths(maven) == ["one-1.jar"] * 3 + ["two-2-linux.jar"]
+
+
+def test_a_server_that_stays_busy_is_named(maven):
+    maven.rule(lambda request: request.say(503), times=100)
+    text = refused()
+    assert f"cannot download {maven.url}/org/one/one/1/one-1.jar (from: ALLOCATOR_MAVEN_MIRROR): 503 Service" in text
+    assert "Try again later" in text
+    assert len(maven.seen) == 4
+
+
+def test_a_jar_that_is_not_the_pinned_one_is_refused(maven, own_cache):
+    two = maven.publish("org.two.more:two:2:linux", b"owt\n" * 1000)
+    text = refused(f"two-2-linux.jar has SHA-256 {two.sha256}, expected ")
+    assert f"{maven.url}/org/two/more/two/2/two-2-linux.jar has" in text
+    assert "Check where ALLOCATOR_MAVEN_MIRROR leads" in text
+    assert not list(own_cache.rglob("two*"))
+
+
+@pytest.mark.parametrize(("page", "size"), [(b"<html>log in</html>", "19"), (b"x" * 5000, "more than 4000")])
+def test_a_page_in_place_of_a_jar_is_recognised(maven, page, size):
+    maven.rule(lambda request: "two" in request.path and request.say(200, page, Content_Type="text/html"), times=9)
+    assert f"two-2-linux.jar has {size} bytes of text/html, expected 4000. It is not" in refused()
+
+
+def test_a_mirror_without_the_jar_is_named_with_its_source(maven, monkeypatch):
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", f"http://127.0.0.1:{maven.server_port}/elsewhere/")
+    text = refused("404 Not Found")
+    assert "does not have org.one:one:1" in text
+    assert f"http://127.0.0.1:{maven.server_port}/elsewhere (from: ALLOCATOR_MAVEN_MIRROR)" in text
+    assert "the directory that has org/apache/kafka" in text
+
+
+@pytest.mark.parametrize("mirror", ["repo.example.com/maven2", "ftp://h/m", "https://", "http://h:x/m", "file:///m"])
+def test_a_mirror_that_is_no_url_is_refused_before_anything(maven, monkeypatch, own_cache, mirror):
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", mirror)
+    text = refused("ALLOCATOR_MAVEN_MIRROR names the Maven repository")
+    assert repr(mirror) in text
+    assert CENTRAL in text
+    assert {path.name for path in own_cache.iterdir()} == {"small.lock"}
+
+
+def test_without_a_network_the_address_and_the_ways_out_are_named(maven, monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", f"http://user:secret@127.0.0.1:{port}")
+        text = refused("Connection refused")
+        assert f"http://127.0.0.1:{port}/org/one/one/1/one-1.jar" in text
+        assert "secret" not in text
+        for remedy in ("HTTPS_PROXY", "ALLOCATOR_MAVEN_MIRROR", "ALLOCATOR_CACHE"):
+            assert remedy in text
+        monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", maven.url)
+        monkeypatch.setenv("HTTP_PROXY", f"http://user:secret@127.0.0.1:{port}")
+        text = refused(rf"through the proxy http://127\.0\.0\.1:{port}\. Check HTTPS_PROXY")
+        assert "secret" not in text
+
+
+def test_a_proxy_of_the_environment_is_used(maven, monkeypatch):
+    """A proxy is asked for whole URLs; this repository serves as one."""
+    monkeypatch.setenv("HTTP_PROXY", maven.url.rpartition("/")[0])
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", "http://repository.invalid/maven2")
+    maven.files = {f"http://repository.invalid{path}": content for path, content in maven.files.items()}
+    jar_directory(SMALL)
+    assert maven.seen[0][0].startswith("http://repository.invalid/maven2/org/one")
+
+
+def test_credentials_of_the_mirror_are_sent_and_never_shown(maven, monkeypatch):
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", maven.url.replace("//", "//me:s%40cret@"))
+    jar_directory(SMALL)
+    assert {given for *_, given in maven.seen} == {requests.auth._basic_auth_str("me", "s@cret")}
+    registry = find_registry()
+    assert "cret" not in f"{registry} {registry!r}"
+
+
+def test_a_repository_that_wants_credentials_says_how_to_give_them(maven):
+    maven.rule(lambda request: request.say(401))
+    assert "~/.netrc" in refused("401 Unauthorized: the repository wants credentials")
+
+
+def test_a_full_disk_is_refused_before_anything_is_downloaded(maven, own_cache):
+    pin(Jar("org.huge:huge:1", 10**18, "0" * 64))
+    text = refused(r"the jars need 1000000000000\.0 MB more in ")
+    assert f"{own_cache / '.small.part'}, and " in text
+    assert "ALLOCATOR_CACHE" in text
+    assert not maven.seen
+
+
+def test_a_disk_that_fills_up_names_the_file(maven, own_cache):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # no file grows beyond that
+    try:
+        text = refused(r"cannot write .*one-1\.jar\.part: File too large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "ALLOCATOR_CACHE" in text
+    jar_directory(SMALL)
+    assert maven.seen[1][1] == "bytes=100000-"
+
+
+def test_a_cache_that_cannot_be_made_is_named(maven, own_cache):
+    own_cache.write_text("a file")
+    assert "ALLOCATOR_CACHE" in refused(f"cannot make the cache {own_cache}")
+
+
+# -- where jars come from ----------------------------------------------------------------------------------------------
+
+SETTINGS = """<settings xmlns="http://maven.apache.org/SETTINGS/1.0.0">
+  <servers><server><id>ours</id><username>${{env.MAVEN_USER}}</username><password>{password}</password></server></servers>
+  <mirrors>
+    <mirror><id>x</id><mirrorOf>spring</mirrorOf><url>https://x.invalid</url></mirror>
+    <mirror><id>y</id><mirrorOf>*,!central</mirrorOf><url>https://y.invalid</url></mirror>
+    <mirror><id>ours</id><mirrorOf>{of}</mirrorOf><url> https://ours.invalid/maven/ </url></mirror>
+  </mirrors>
+</settings>"""
 
 
 @pytest.fixture
-def pins(monkeypatch, tmp_path):
-    """`pins(one="one\\n", two="two\\n")` pins the jars one-1.jar and two-2.jar with these contents."""
-    monkeypatch.setattr(pins_module, "DIRECTORY", tmp_path)
-
-    def pin(**contents):
-        numbers = {"one": 1, "two": 2, "three": 3}
-        lines = [f"{sha(text)}  org.{name}:{name}:{numbers[name]}" for name, text in contents.items()]
-        (tmp_path / "small.txt").write_text("\n".join([SMALL.recipe, *lines]) + "\n")
-
-    return pin
+def maven_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MAVEN_USER", "me")
+    monkeypatch.delenv("ALLOCATOR_MAVEN_MIRROR", raising=False)
+    (tmp_path / ".m2").mkdir()
+    return tmp_path / ".m2" / "settings.xml"
 
 
-def sha(text):
-    return hashlib.sha256(text.encode()).hexdigest()
+@pytest.mark.parametrize("of", ["central", "*", "external:*", "spring,central"])
+def test_the_mirror_of_mavens_settings_is_used(maven_settings, of, monkeypatch):
+    maven_settings.write_text(SETTINGS.format(of=of, password="secret"))
+    found = find_registry()
+    assert (found.url, found.source) == ("https://ours.invalid/maven", str(maven_settings))
+    assert found.credentials == ("me", "secret")
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", "https://other.invalid/")
+    assert (find_registry().url, find_registry().credentials) == ("https://other.invalid", None)
 
 
-def test_pinned_jars_are_used_without_a_word(resolver, pins, caplog):
-    pins(one="one\n", two="two\n")
-    assert {path.name for path in jar_directory(SMALL, find_java()).glob("*.jar")} == {"one-1.jar", "two-2.jar"}
-    assert not caplog.records
+def test_mavens_settings_without_such_a_mirror_leave_maven_central(maven_settings):
+    assert find_registry().url == CENTRAL
+    maven_settings.write_text(SETTINGS.format(of="spring", password="secret"))
+    assert find_registry().url == CENTRAL
 
 
-def test_a_jar_that_is_not_the_pinned_one_is_refused_from_the_first(resolver, pins, own_cache):
-    pins(one="one\n", two="as it was published\n", three="")
-    with pytest.raises(JarsUnavailable) as caught:
-        jar_directory(SMALL, find_java())
-    text = str(caught.value)
-    assert f"two-2.jar has SHA-256 {sha('two' + chr(10))}, expected {sha('as it was published' + chr(10))}" in text
-    assert "three-3.jar is missing" in text
-    assert "delete them from the resolver's own cache" in text
-    assert {path.name for path in own_cache.iterdir()} == {"small.lock", "resolve.lock"}
+def test_mavens_settings_that_cannot_be_used_are_named(maven_settings):
+    maven_settings.write_text("<settings")
+    with pytest.raises(JarsUnavailable, match=rf"{maven_settings}: .*set ALLOCATOR_MAVEN_MIRROR"):
+        find_registry()
+    maven_settings.write_text(SETTINGS.format(of="central", password="{c2VjcmV0}"))
+    with pytest.raises(JarsUnavailable, match=rf"{maven_settings} has the password of https://ours.invalid.*encrypted"):
+        find_registry()
 
 
-def test_a_jar_that_nobody_pinned_is_refused(resolver, pins):
-    pins(one="one\n")
-    with pytest.raises(JarsUnavailable, match=r"two-2\.jar does not belong there"):
-        jar_directory(SMALL, find_java())
-
-
-def test_a_cache_that_was_filled_with_other_jars_is_not_used(resolver, pins, monkeypatch):
-    directory = jar_directory(SMALL, find_java())
-    jar = directory / "two-2.jar"
-    jar.write_text("tampered\n")
-    sums = directory / "SHA256SUMS"
-    sums.write_text(sums.read_text().replace(sha("two\n"), sha("tampered\n")))
-    pins(one="one\n", two="two\n")
-    monkeypatch.setattr(jars_module, "_verified", set())
-    jar_directory(SMALL, find_java())
-    assert jar.read_text() == "two\n"
-    assert resolver() == 2
-
-
-def test_jars_without_pins_are_said_to_be_trusted(resolver, pins, caplog):
-    jar_directory(SMALL, find_java())
-    assert "a small thing: no checksums are pinned for its jars" in caplog.text
-
-
-@pytest.mark.parametrize("jars", [ZOOKEEPER, *(release.jars for release in KAFKA.values())], ids=lambda jars: jars.name)
-def test_every_version_that_can_be_started_is_pinned(jars):
-    expected = pins_module.pinned(jars)
-    assert expected is not None
-    assert all(name.endswith(".jar") and re.fullmatch("[0-9a-f]{64}", digest) for name, digest in expected.items())
-    for root in jars.roots:
-        assert "-".join(root.split(":")[1:]) + ".jar" in expected
-
-
-def test_other_needs_are_resolved_anew(resolver, monkeypatch):
-    jar_directory(SMALL, find_java())
-    monkeypatch.setattr(jars_module, "_verified", set())
-    jar_directory(JarSet(SMALL.name, SMALL.what, (*SMALL.roots, "a:b:1"), ()), find_java())
-    assert resolver() == 2
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_a_version_that_the_registry_lacks_is_named():
-    lacking = JarSet("lacking", "Kafka 0.0.0", ("org.apache.kafka:kafka_2.13:0.0.0",), ())
-    with pytest.raises(JarsUnavailable, match=r"(?s)jars of Kafka 0\.0\.0 .*kafka_2\.13.*0\.0\.0.*ALLOCATOR_CACHE"):
-        jar_directory(lacking, find_java())
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_when_nothing_can_resolve_both_ways_are_named(monkeypatch, tmp_path):
-    java = find_java()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("allocator.testing.resolve._ivy_jar", lambda: None)
-    with pytest.raises(JarsUnavailable, match=r"mvn: no `mvn` on PATH; ivy: no pyspark"):
-        jar_directory(SMALL, java)
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_a_failing_mvn_gives_way_to_ivy(monkeypatch, tmp_path):
-    pytest.importorskip("pyspark")
-    java = find_java()
-    executable(tmp_path / "bin" / "mvn", "#!/bin/sh\necho '[ERROR] the registry is down'\nexit 1\n")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin") + os.pathsep + os.environ["PATH"])
-    assert jar_directory(SMALL, java).is_dir()
-    monkeypatch.setenv("ALLOCATOR_RESOLVER", "mvn")
-    other = JarSet("other", "another thing", SMALL.roots, ())
-    with pytest.raises(JarsUnavailable, match="the registry is down"):
-        jar_directory(other, java)
+# -- Java --------------------------------------------------------------------------------------------------------------
 
 
 def test_without_any_java_every_place_is_named(monkeypatch, tmp_path):

@@ -1,0 +1,281 @@
+"""Downloading pinned jars from a Maven repository.
+
+Guarantee: a file whose name ends in `.jar` was put in place whole, with the SHA-256 that is pinned for it. A download
+that breaks off goes on where it stopped, in the same call or in the next one.
+
+Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, passwords from ~/.netrc too, and trusted authorities
+from the system, SSL_CERT_FILE and REQUESTS_CA_BUNDLE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .. import __version__
+from ..errors import MissingExtra
+from .errors import JarsUnavailable
+from .pins import Jar, sha256
+from .registry import MIRROR, Registry
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from requests.utils import get_environ_proxies, select_proxy
+except ImportError as error:
+    raise MissingExtra("servers for tests need requests: pip install 'allocator[testing]'") from error
+
+__all__ = ["download"]
+
+OnBytes = Callable[[int], None]
+
+_CONNECT_S, _READ_S = 15.0, 60.0
+_ATTEMPTS = 4  # in a row that bring no byte
+_PAUSE_S = 0.5  # doubled after each of them
+_LONGEST_PAUSE_S = 30.0
+_CHUNK = 1 << 16
+_TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_NOT_ALLOWED = (401, 403)
+
+
+class _Later(Exception):
+    """The server asks to come again; `pause_s` is how long it wants to be left alone, if it says so."""
+
+    def __init__(self, text: str, pause_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.pause_s = pause_s
+
+
+class _Wrong(Exception):
+    """What came is not the pinned file."""
+
+
+def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBytes) -> None:
+    """Put all jars into the directory `into`, except those that it has already.
+
+    `on_bytes(n)` is called as bytes arrive, and with those that were here before; n is negative when a file is begun
+    anew. Raises JarsUnavailable.
+    """
+    missing = []
+    for jar in jars:
+        if (into / jar.name).is_file() and sha256(into / jar.name) == jar.sha256:
+            on_bytes(jar.size)
+        else:
+            missing.append(jar)
+    _check_space(missing, into)
+    with _session(registry) as session:
+        for jar in missing:
+            _Download(session, registry, jar, into, on_bytes).run()
+
+
+class _Download:
+    """One jar: `part` grows until it is whole, and then takes the jar's name."""
+
+    def __init__(self, session: requests.Session, registry: Registry, jar: Jar, into: Path, on_bytes: OnBytes) -> None:
+        self.session, self.registry, self.jar, self.on_bytes = session, registry, jar, on_bytes
+        self.target = into / jar.name
+        self.part = into / f"{jar.name}.part"
+        self.url = f"{registry.url}/{jar.path}"
+
+    def run(self) -> None:
+        had = self._size()
+        self.on_bytes(had)
+        try:
+            self._complete()
+        except _Wrong as wrong:
+            # bytes of an earlier call may be of another file; without them, the repository has the wrong one
+            if not had:
+                raise self._wrong(wrong) from None
+            try:
+                self._restart()
+                self._complete()
+            except _Wrong as again:
+                raise self._wrong(again) from None
+        with _disk(self.target):
+            os.replace(self.part, self.target)
+
+    def _complete(self) -> None:
+        """Continue until `part` is the pinned file. Raises _Wrong, with `part` removed, where it became another."""
+        failures = 0
+        while self._size() != self.jar.size:
+            before = self._size()
+            try:
+                self._continue(before)
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+                reason: Exception = error
+            except _Later as later:
+                reason = later
+            except requests.RequestException as error:
+                raise self._unavailable(error) from error
+            else:
+                continue
+            failures = failures + 1 if self._size() <= before else 1
+            if failures == _ATTEMPTS or _final(reason):
+                raise self._unavailable(reason) from reason
+            asked = reason.pause_s if isinstance(reason, _Later) else 0.0
+            time.sleep(min(max(asked, _PAUSE_S * 2 ** (failures - 1)), _LONGEST_PAUSE_S))
+        found = sha256(self.part)
+        if found != self.jar.sha256:
+            self._restart()
+            raise _Wrong(f"has SHA-256 {found}, expected {self.jar.sha256}")
+
+    def _continue(self, at: int) -> None:
+        """One request for what is missing. Returns or raises; in both cases `part` may have grown."""
+        headers = {"Range": f"bytes={at}-"} if at else {}
+        with self.session.get(self.url, headers=headers, stream=True, timeout=(_CONNECT_S, _READ_S)) as response:
+            if response.status_code in _TRY_AGAIN:
+                pause = response.headers.get("Retry-After", "")
+                raise _Later(_status(response), float(pause) if pause.isdigit() else 0.0)
+            if response.status_code == 416:
+                self._restart()
+                return
+            if response.status_code not in (200, 206):
+                raise self._refused(response)
+            if at and not _continues(response, at):
+                self._restart()  # a server without ranges sends the file from its start
+            promised = response.headers.get("Content-Length", "")
+            came = 0
+            for chunk in response.iter_content(_CHUNK):
+                # opened for each chunk: requests' own errors are OSErrors too, and must not be taken for the disk's
+                with _disk(self.part), open(self.part, "ab") as file:
+                    file.write(chunk)
+                came += len(chunk)
+                self.on_bytes(len(chunk))
+                if self._size() > self.jar.size:
+                    break
+        size = self._size()
+        if size > self.jar.size or (size < self.jar.size and promised == str(came)):
+            kind = response.headers.get("Content-Type", "unknown type")
+            self._restart()
+            more = "more than " if size > self.jar.size else ""
+            raise _Wrong(f"has {more}{min(size, self.jar.size)} bytes of {kind}, expected {self.jar.size}")
+        if size < self.jar.size:
+            raise _Later("the connection ended before the file did")
+
+    def _size(self) -> int:
+        try:
+            return self.part.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _restart(self) -> None:
+        self.on_bytes(-self._size())
+        self.part.unlink(missing_ok=True)
+
+    # -- what to say -----------------------------------------------------------------------------------------------
+
+    def _wrong(self, wrong: _Wrong) -> JarsUnavailable:
+        return JarsUnavailable(
+            f"{self.url} {wrong}. It is not the published file, so it is not used. "
+            f"Check where {self.registry.source} leads, and whether a proxy or a login page answers in its place; "
+            f"or set {MIRROR} to another Maven repository"
+        )
+
+    def _refused(self, response: requests.Response) -> JarsUnavailable:
+        said = f"{self.url} answered {_status(response)}"
+        if response.status_code in _NOT_ALLOWED:
+            return JarsUnavailable(
+                f"{said}: the repository wants credentials or does not let them in. Give them in ~/.netrc or as "
+                f"{MIRROR}=https://user:password@host/path (the URL is from: {self.registry.source})"
+            )
+        return JarsUnavailable(
+            f"{said}: the repository does not have {self.jar.coordinate}. Check its URL "
+            f"{self.registry.url} (from: {self.registry.source}): it must be the directory that has org/apache/kafka; "
+            f"or set {MIRROR} to another Maven repository"
+        )
+
+    def _unavailable(self, reason: Exception) -> JarsUnavailable:
+        said = f"cannot download {self.url} (from: {self.registry.source}): {_cause(reason)}"
+        proxy = select_proxy(self.url, get_environ_proxies(self.url))
+        via = f" through the proxy {_without_credentials(proxy)}" if proxy else ""
+        if isinstance(reason, _Later):
+            remedy = f"Try again later: the download goes on where it stopped. Or set {MIRROR} to another repository"
+        elif isinstance(reason, requests.exceptions.ProxyError):
+            remedy = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+        elif isinstance(reason, requests.exceptions.SSLError):
+            remedy = "If an authority of your network signs its certificate, name that authority's in SSL_CERT_FILE"
+        else:
+            remedy = (
+                f"Check the network, set HTTPS_PROXY if it has a proxy, or set {MIRROR} to a repository within reach; "
+                "or copy a filled cache here (ALLOCATOR_CACHE)"
+            )
+        return JarsUnavailable(f"{said}{via}. {remedy}")
+
+
+class _SystemTrust(HTTPAdapter):
+    """Trusts the authorities of the system as well as those that requests brings: networks add theirs there."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **options)
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        return super().proxy_manager_for(*args, ssl_context=ssl.create_default_context(), **options)
+
+
+def _session(registry: Registry) -> requests.Session:
+    session = requests.Session()
+    session.mount("https://", _SystemTrust())
+    session.auth = registry.credentials
+    # a compressed body could not go on in its middle
+    session.headers.update({"User-Agent": f"allocator/{__version__}", "Accept-Encoding": "identity"})
+    return session
+
+
+def _check_space(missing: Iterable[Jar], into: Path) -> None:
+    """Refuse before anything is downloaded. Raises JarsUnavailable."""
+    parts = sum(path.stat().st_size for path in into.glob("*.part"))
+    needed, free = sum(jar.size for jar in missing) - parts, shutil.disk_usage(into).free
+    if needed > free:
+        raise JarsUnavailable(
+            f"the jars need {needed / 1e6:.1f} MB more in {into}, and {free / 1e6:.1f} MB are free there. "
+            "Free some space, or set ALLOCATOR_CACHE to a directory of another disk"
+        )
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Around writes. Raises JarsUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise JarsUnavailable(
+            f"cannot write {path}: {error.strerror}. {'Free some space' if full else 'Check that directory'}, "
+            "or set ALLOCATOR_CACHE to another one"
+        ) from error
+
+
+def _continues(response: requests.Response, at: int) -> bool:
+    return response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {at}-")
+
+
+def _status(response: requests.Response) -> str:
+    return f"{response.status_code} {response.reason}".strip()
+
+
+def _final(reason: Exception) -> bool:
+    """Whether trying again cannot help."""
+    return isinstance(reason, requests.exceptions.SSLError)
+
+
+def _cause(error: BaseException) -> str:
+    """The first cause in the words of the system; those around it repeat the URL and name classes."""
+    found = str(error)
+    inner: BaseException | None = error
+    while inner is not None:
+        found = str(inner) or found
+        inner = inner.__cause__ or inner.__context__
+    return found
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.scheme else url.rpartition("@")[2]

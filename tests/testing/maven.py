@@ -1,0 +1,107 @@
+"""A Maven repository on loopback, which can be told to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Optional
+
+from allocator.testing.pins import Jar
+
+Answer = Callable[["Request"], bool]
+
+
+class Request(BaseHTTPRequestHandler):
+    """One request. A rule of `MavenRepository.rules` answers it by the methods below, or returns False."""
+
+    protocol_version = "HTTP/1.1"
+    server: MavenRepository  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        for rule in self.server.rules:
+            if rule(self):
+                return
+        content = self.server.content(self.path)
+        if content is None:
+            self.say(404)
+        else:
+            self.send_file(content)
+
+    def log_message(self, *arguments: object) -> None:
+        """pytest's output is not for requests."""
+
+    def first_byte(self) -> int:
+        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        return int(found[1]) if found else 0
+
+    def say(self, status: int, body: bytes = b"", **headers: str) -> bool:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return True
+
+    def send_file(self, content: bytes, end: Optional[int] = None, ranges: bool = True) -> bool:
+        """All of it, or what the range asks for; with `end` the connection breaks off before that byte."""
+        at = self.first_byte() if ranges else 0
+        self.send_response(206 if at else 200)
+        if at:
+            self.send_header("Content-Range", f"bytes {at}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - at))
+        self.end_headers()
+        self.wfile.write(content[at:end])
+        if end is not None:
+            self.close_connection = True
+        return True
+
+
+class MavenRepository(ThreadingHTTPServer):
+    """`publish` adds files; `seen` lists (path, Range, Authorization) of each request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Request)
+        self.files: dict[str, bytes] = {}
+        self.seen: list[tuple[str, Optional[str], Optional[str]]] = []
+        self.rules: list[Answer] = []
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> MavenRepository:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/maven2"
+
+    def publish(self, coordinate: str, content: bytes) -> Jar:
+        jar = Jar(coordinate, len(content), hashlib.sha256(content).hexdigest())
+        self.files[f"/maven2/{jar.path}"] = content
+        return jar
+
+    def content(self, path: str) -> Optional[bytes]:
+        return self.files.get(path)
+
+    def rule(self, answer: Answer, times: int = 1) -> None:
+        """The next `times` requests are answered by `answer`."""
+        left = [times]
+
+        def limited(request: Request) -> bool:
+            if left[0] == 0:
+                return False
+            left[0] -= 1
+            return answer(request)
+
+        self.rules.append(limited)

@@ -113,7 +113,7 @@ class _Download:
                 reason: Exception = error
             except _Later as later:
                 reason = later
-            except requests.RequestException as error:
+            except OSError as error:  # all of requests', and a missing file of REQUESTS_CA_BUNDLE
                 raise self._unavailable(error) from error
             else:
                 continue

@@ -299,6 +299,12 @@ def test_a_repository_that_wants_credentials_says_how_to_give_them(maven):
     assert "~/.netrc" in refused("401 Unauthorized: the repository wants credentials")
 
 
+def test_a_file_of_authorities_that_does_not_exist_is_named(maven, monkeypatch):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
+    monkeypatch.setenv("ALLOCATOR_MAVEN_MIRROR", "https://127.0.0.1:9/maven2")
+    assert "/nowhere/ca.pem" in refused("cannot download https://127.0.0.1:9/maven2")
+
+
 def test_a_full_disk_is_refused_before_anything_is_downloaded(maven, own_cache):
     pin(Jar("org.huge:huge:1", 10**18, "0" * 64))
     text = refused(r"the jars need 1000000000000\.0 MB more in ")

@@ -1,16 +1,13 @@
-"""The images, the compose files and the manifest: read wherever tests run; built and run where an engine answers."""
+"""The images, the compose files and the manifest, as they are read. tests/docker builds and runs them."""
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import yaml
@@ -62,7 +59,9 @@ def test_builders_without_buildkit_get_the_same_files() -> None:
 
 def test_no_health_check_starts_a_java_machine() -> None:
     for name, service in SERVICES.items():
-        assert "/opt/kafka/bin" not in str(service.get("healthcheck", {}).get("test", "")), name
+        check = str(service.get("healthcheck", {}).get("test", ""))
+        assert "/opt/kafka/bin" not in check, name
+        assert "zkServer.sh" not in check, name
 
 
 def test_each_compose_file_stands_by_itself_and_the_last_one_has_all() -> None:
@@ -138,6 +137,32 @@ def test_the_linter_has_nothing_to_say(path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# -- stand-ins -----------------------------------------------------------------------------------------------------
+
+STANDINS = DOCKER / "standins" / "build.sh"
+
+
+def test_there_is_a_stand_in_for_each_image_that_is_asked_for() -> None:
+    script = STANDINS.read_text()
+    made = set(re.findall(r"^(?:PYTHON|JAVA)=(\S+)$", script, re.MULTILINE))
+    made |= set(re.findall(r"\bzookeeper:[\d.]+", script))
+    made |= {f"apache/kafka:{version}" for version in re.findall(r"\d+\.\d+\.\d+(?= \| |\) name=apache)", script)}
+    wanted = {service["image"] for service in SERVICES.values() if "image" in service}
+    wanted.add(re.search(r'"(zookeeper:.+)"', (PACKAGE / "testing" / "containers.py").read_text())[1])  # type: ignore[index]
+    for path in DOCKERFILES:
+        text = path.read_text().replace("${PYTHON}", "3.13")
+        wanted |= set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    assert "ARG PYTHON=3.13" in (DOCKER / "Dockerfile").read_text()
+    assert wanted <= made
+
+
+@pytest.mark.parametrize(("word", "code", "says"), [("--help", 0, "debootstrap"), ("kafak", 2, "kafak is none of")])
+def test_the_stand_ins_explain_themselves_and_refuse_what_they_do_not_know(word: str, code: int, says: str) -> None:
+    done = subprocess.run(["sh", STANDINS, word], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert says in done.stdout + done.stderr
+
+
 # -- Kubernetes ----------------------------------------------------------------------------------------------------
 
 MANIFEST: dict[str, dict[str, Any]] = {
@@ -199,52 +224,6 @@ def test_what_asks_for_health_asks_where_it_is_answered() -> None:
     probes = set(re.findall(r"/health/\w+", asking))
     assert probes == {"/health/live", "/health/ready"}
     assert not [probe for probe in probes if f'"{probe}"' not in served]
-
-
-# -- with an engine ------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=1)
-def engine() -> str:
-    """Why there is none, "" if one answers."""
-    if shutil.which("docker") is None:
-        return "no docker here"
-    done = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=60)
-    return "" if done.returncode == 0 else f"no Docker engine answers: {done.stderr.strip().splitlines()[-1:]}"
-
-
-def docker(*arguments: str, timeout_s: float = 60) -> str:
-    done = subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def image() -> Iterator[str]:
-    if engine():
-        pytest.skip(engine())
-    name = f"allocator-test:{uuid4().hex[:8]}"
-    docker("build", "--file", "docker/Dockerfile", "--tag", name, ".", timeout_s=1200)
-    yield name
-    docker("image", "rm", "--force", name)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
-    assert docker("run", "--rm", image, "--version").startswith("allocator, version ")
-    ask = "import os, allocator.fetch; print(os.getuid(), allocator.fetch.accelerated)"
-    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", ask).split() == ["10001", "True"]
-
-
-@pytest.mark.parametrize("file", COMPOSE)
-def test_compose_reads_its_files(file: str) -> None:
-    if (
-        shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
-    ):
-        pytest.skip("no docker compose here")
-    docker("compose", "--file", f"docker/{file}", "config", "--quiet")
 
 
 def test_the_two_daemons_do_not_share_a_group() -> None:

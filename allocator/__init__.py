@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allocator.fetch.batch import Batch
     from allocator.subscription.listener import RebalanceListener
     from allocator.subscription.loss import RecordsLost
-    from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+    from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,6 @@ _HOME = {
     "GroupClosed": "allocator.errors",
     "GroupedConsumer": "allocator.consumer.grouped",
     "OffsetAndMetadata": "allocator.types",
-    "OffsetAndTimestamp": "allocator.types",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "RecordsLost": "allocator.subscription.loss",
@@ -56,7 +55,6 @@ __all__ = [
     "GroupClosed",
     "GroupedConsumer",
     "OffsetAndMetadata",
-    "OffsetAndTimestamp",
     "RebalanceListener",
     "Record",
     "RecordsLost",

@@ -43,7 +43,6 @@ def test_the_public_names_are_these() -> None:
         "GroupClosed",
         "GroupedConsumer",
         "OffsetAndMetadata",
-        "OffsetAndTimestamp",
         "RebalanceListener",
         "Record",
         "RecordsLost",

@@ -1,0 +1,146 @@
+"""The image of the daemon: who runs in it, and that SIGTERM drains, commits and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker_engine import docker, state
+from repository import ROOT
+
+from allocator import TopicPartition
+from allocator.coordinator.offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until
+from allocator.wire.kafka import KafkaClient
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("docker")]
+
+PARTITIONS = 4
+RECORDS = 400
+GRACE_S = 40  # the compose files' stop_grace_period
+SESSION_S = 30  # a member that only died would be in the group for this long
+SLOW = """
+import time
+
+def handle(record):
+    time.sleep(0.05)
+    print(f"handled {record.partition} {record.offset}\\n", end="", flush=True)
+"""
+
+
+def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
+    assert docker("run", "--rm", image, "--version").startswith("allocator, version ")
+    ask = "import os, allocator.fetch; print(os.getuid(), allocator.fetch.accelerated)"
+    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", ask).split() == ["10001", "True"]
+
+
+def test_any_user_can_run_it(image: str) -> None:
+    assert docker("run", "--rm", "--user", "54321:54321", "--read-only", image, "--version").startswith("allocator, ")
+
+
+class Daemon:
+    """`allocator run` in a container, on the network of this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def said(self) -> str:
+        return docker("logs", self.name)
+
+    def handled(self) -> set[tuple[int, int]]:
+        return {(int(p), int(o)) for p, o in re.findall(r"^handled (\d+) (\d+)$", self.said(), re.MULTILINE)}
+
+
+@pytest.fixture
+def daemons(
+    image: str, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> Iterator[Callable[[str], Daemon]]:
+    """Starts members of one group; `.topic` is what they read."""
+    topic = topic_factory(PARTITIONS)
+    (tmp_path / "slow.py").write_text(SLOW)
+    tmp_path.chmod(0o755)
+    started: list[str] = []
+
+    def start(membership: str) -> Daemon:
+        name = f"{group}-{len(started)}"
+        started.append(name)
+        settings = {
+            "KAFKA_BROKERS": kafka_cluster.bootstrap,
+            "ZOOKEEPER_HOSTS": kafka_cluster.zookeeper,
+            "ZOOKEEPER_SESSION_TIMEOUT_S": str(SESSION_S),
+            "GROUP_SESSION_TIMEOUT_S": str(SESSION_S),
+            "GROUP_NAME": group,
+            "GROUP_TOPICS": topic,
+            "GROUP_MEMBERSHIP": membership,
+            "WEB_PORT": "0",
+        }
+        if membership == "kafka":
+            del settings["ZOOKEEPER_HOSTS"]
+        given = [word for key, value in settings.items() for word in ("--env", f"ALLOCATOR_{key}={value}")]
+        mounts = ["--volume", f"{tmp_path}/slow.py:/app/slow.py:ro"]
+        mounts += ["--volume", f"{ROOT}/docker/config.toml:/etc/allocator/config.toml:ro"]
+        given += ["--env", "ALLOCATOR_HANDLER_TARGET=slow:handle"]
+        docker("run", "--detach", "--network=host", "--name", name, *mounts, *given, image)
+        return Daemon(name)
+
+    start.topic = topic  # type: ignore[attr-defined]
+    yield start
+    for name in started:
+        docker("rm", "--force", name)
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+def test_a_stopped_container_drains_commits_and_leaves(
+    daemons: Callable[[str], Daemon], kafka_cluster: LocalCluster, group: str, membership: str
+) -> None:
+    topic: str = daemons.topic  # type: ignore[attr-defined]
+    kafka_cluster.produce(topic, [b"%d" % number for number in range(RECORDS)])
+    first = daemons(membership)
+    wait_until(lambda: len(first.handled()) >= 20, 120, first.said)
+    assert len(members(kafka_cluster, group)) == 1
+    before = time.monotonic()
+    docker("stop", "--time", str(GRACE_S), first.name)
+    took_s = time.monotonic() - before
+    assert state(first.name)["ExitCode"] == 0, first.said()
+    assert took_s < GRACE_S
+    done = first.handled()
+    assert 20 <= len(done) < RECORDS, "it was to be stopped in the middle"
+    # each record that was handled is committed, and no other
+    assert asyncio.run(committed(kafka_cluster, group, topic)) == {
+        partition: 1 + max(offset for of, offset in done if of == partition) for partition in {of for of, _ in done}
+    }
+    # it has left: a member that only died is there until its session ends
+    assert members(kafka_cluster, group) == []
+    second = daemons(membership)
+    wait_until(lambda: len(done | second.handled()) == RECORDS, 120, second.said)
+    assert not done & second.handled(), "a record was handled twice"
+
+
+def members(cluster: LocalCluster, group: str) -> list[Any]:
+    command = [sys.executable, "-m", "allocator.cli", "group", "describe", group, "--json"]
+    command += ["--zookeeper", cluster.zookeeper, "--brokers", cluster.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: list[Any] = json.loads(done.stdout)["members"]
+    return found
+
+
+async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
+    """The group's offset of each partition that has one."""
+    client = KafkaClient(cluster.bootstrap)
+    await client.connect()
+    try:
+        offsets = GroupOffsets(client, group)
+        found = await offsets.fetch([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        await offsets.close()
+        return {partition.partition: each.offset for partition, each in found.items() if each.offset > 0}
+    finally:
+        await client.close()

@@ -135,7 +135,12 @@ class Fenced(CommitFailed):
 
 
 class NoOffsetsError(AllocatorError):
-    """The coordinator refuses to say what the group has committed, or a partition has no position to start at."""
+    """The coordinator refuses to say what the group has committed, or a partition has no position to start at.
+
+    `partitions` are those that it is about; empty when it is about the whole group.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
 
 
 class NotAssigned(NotOwned, KeyError):

@@ -22,6 +22,7 @@ __all__ = ["Ownership", "tell"]
 log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
+NONE: Parts = frozenset()
 
 PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
 
@@ -208,6 +209,11 @@ class Ownership:
             try:
                 committed = await self._committed(missing)
             except AllocatorError as error:
+                named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NONE)
+                if named and named != missing:
+                    # one answer is for all of them: the others would wait until the cause of these few is mended
+                    await asyncio.gather(self._find_positions(named), self._find_positions(missing - named))
+                    return
                 if error.retriable:
                     log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
                 else:

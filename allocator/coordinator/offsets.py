@@ -161,9 +161,11 @@ class GroupOffsets:
         left = None if partitions is None else set(partitions)
         found: Offsets = {}
         while left is None or left:
+            refused: dict[TopicPartition, int] = {}
+            again: set[TopicPartition] = set()
             asked = None if left is None else set(islice(left, MOST_PARTITIONS))
             try:
-                again = await self._fetch_once(asked, found, deadline, require_stable)
+                again = await self._fetch_once(asked, found, refused, deadline, require_stable)
             except BrokerError as exc:
                 cause = exc
             else:
@@ -175,14 +177,23 @@ class GroupOffsets:
             if not cause.retriable or time.monotonic() >= deadline:
                 error = NoOffsetsError(f"group {self.group!r}: its committed offsets cannot be read: {cause}")
                 error.retriable = cause.retriable
+                error.partitions = frozenset(refused or again)
                 raise error from cause
             await asyncio.sleep(self._retry_backoff_s)
         return found
 
     async def _fetch_once(
-        self, asked: set[TopicPartition] | None, found: Offsets, deadline: float, require_stable: bool
+        self,
+        asked: set[TopicPartition] | None,
+        found: Offsets,
+        refused: dict[TopicPartition, int],
+        deadline: float,
+        require_stable: bool,
     ) -> set[TopicPartition]:
-        """Fills `found`; returns the partitions to ask about again. Raises `BrokerError`."""
+        """Fills `found` and `refused` (code by partition); returns the partitions to ask about again.
+
+        Raises `BrokerError`, also when a partition is refused.
+        """
         identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
         request = fetch_request(
             self.group, asked, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
@@ -204,11 +215,14 @@ class GroupOffsets:
                 if response.API_VERSION > 0:
                     unknown.add(tp)
             elif reaction is Reaction.FAIL:
-                raise for_code(code, f"{tp.topic}:{tp.partition}")
+                refused[tp] = code
             else:
                 if reaction is Reaction.REFIND:
                     self._coordinator.forget()
                 again.add(tp)
+        if refused:
+            some = min(refused)
+            raise for_code(refused[some], f"{some.topic}:{some.partition}")
         if unknown:
             # A coordinator that has just started says this of partitions it has not heard of yet. Believing it would
             # restart them from the beginning, or from the end.

@@ -31,15 +31,20 @@ async def fetch_old_offsets(
     if client.api_version(request) is None:
         return {}
     found = {}
+    refused = {}
     try:
         response = await client.send_any(request)
         for partition, code, committed in fetch_results(response):
             if committed is not None:
                 found[partition] = committed
             elif code not in (0, UNKNOWN_PARTITION):
-                raise for_code(code, f"{partition.topic}:{partition.partition}")
+                refused[partition] = code
+        if refused:
+            some = min(refused)
+            raise for_code(refused[some], f"{some.topic}:{some.partition}")
     except BrokerError as exc:
         error = NoOffsetsError(f"group {group!r}: its offsets in ZooKeeper cannot be read: {exc}")
         error.retriable = exc.retriable
+        error.partitions = frozenset(refused)
         raise error from exc
     return found

@@ -180,3 +180,29 @@ async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None
     found = progress.begin(PARTITION, None)
     assert found == OffsetAndMetadata(500, stamped("", old), -1), "the position says of which topic it is"
     assert topic_of(found.metadata) == old
+
+
+async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others() -> None:
+    """One answer of the coordinator is for all partitions: a topic that this user may not see stopped the rest."""
+    other, asked, allowed = TopicPartition("secret", 3), [], False
+
+    async def committed(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        asked.append(frozenset(partitions))
+        if other in asked[-1] and not allowed:
+            error = NoOffsetsError("secret:3: TOPIC_AUTHORIZATION_FAILED")
+            error.partitions = frozenset({other})
+            raise error
+        return dict.fromkeys(asked[-1], OffsetAndMetadata(7, "", -1))
+
+    state = SubscriptionState("earliest")
+    state.subscribe(["t", "secret"])
+    owner = ownership(state, committed)  # type: ignore[arg-type]
+    async with background() as tasks:
+        owner.start(tasks)
+        await owner.assigned(frozenset({PARTITION, other}))
+        await wait_until_async(lambda: position(state) == 7, 10, "the position of the other one")
+        error = owner.take_error()
+        assert isinstance(error, NoOffsetsError)
+        assert state.position(other) is None
+        allowed = True
+        await wait_until_async(lambda: state.position(other) is not None, 10, "the position, once it is allowed")

@@ -510,8 +510,9 @@ async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
 async def test_a_refused_topic_is_named() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.codes[B] = [29]
-        with pytest.raises(NoOffsetsError, match=r"t:1.*TOPIC_AUTHORIZATION_FAILED"):
+        with pytest.raises(NoOffsetsError, match=r"t:1.*TOPIC_AUTHORIZATION_FAILED") as caught:
             await offsets(client).fetch([A, B])
+        assert caught.value.partitions == {B}, "the others are not refused"
 
 
 # -- 0.8.1: offsets in ZooKeeper, through any broker ------------------------------------------------------------

@@ -56,8 +56,8 @@ class Answers:
 
         That it brought records, the caller tells the sink, once the next request is on its way.
         """
-        if not self._leaders.is_current(feed) or feed.fetch_offset != offset:
-            return  # void: sought, reset, reassigned, or given back meanwhile
+        if not self._leaders.is_current(feed) or feed.fetch_offset != offset or feed.halted:
+            return  # void: sought, reset, reassigned, given back, or halted meanwhile
         state, tp = self._state, feed.tp
         reaction = reaction_to(part.code)
         if reaction is Reaction.TAKE:

@@ -121,7 +121,8 @@ class Fetcher:
         self._errors: deque[AllocatorError] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
-        self._broken: BaseException | None = None
+        self.broken: BaseException | None = None
+        """The fault of ours that ended fetching."""
 
     async def start(self) -> None:
         """Begin to fetch. Raises `Closed` after `close`."""
@@ -195,6 +196,16 @@ class Fetcher:
             self._parked.pop(tp, None)
             self._leaders.discard(tp)
 
+    def halt(self, tp: TopicPartition) -> None:
+        """Leave a partition alone until it is sought. Caller: the consumer, when it cannot decode a batch."""
+        self._ready.pop(tp, None)
+        self._parked.pop(tp, None)
+        self._leaders.halt_partition(tp)
+
+    def halted(self) -> list[TopicPartition]:
+        """Partitions that are left alone until they are sought; what was wrong with them was raised."""
+        return self._leaders.halted()
+
     # -- what Leaders calls
 
     def arrived(self, feed: Feed) -> None:
@@ -210,7 +221,7 @@ class Fetcher:
 
     def broke(self, error: BaseException) -> None:
         """Fetching ended by a fault of ours: everyone who asks hears of it, rather than waiting for ever."""
-        self._broken = error
+        self.broken = error
         self._let_go()
 
     def recreated(self, tp: TopicPartition) -> None:
@@ -274,8 +285,8 @@ class Fetcher:
                     self._ready[tp] = feed  # behind the others
             if batch is not None:
                 return batch
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
         return None
 
     def _next_of(self, feed: Feed) -> Batch | None:

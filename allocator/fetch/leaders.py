@@ -149,6 +149,15 @@ class Leaders:
         self._drop(feed)
         feed.halted = True
 
+    def halt_partition(self, tp: TopicPartition) -> None:
+        feed = self._feeds.get(tp)
+        if feed is not None:
+            self.halt(feed)
+
+    def halted(self) -> list[TopicPartition]:
+        """Partitions of which nothing more is fetched, and nothing is left to hand out."""
+        return [tp for tp, feed in self._feeds.items() if feed.halted and not feed.queue and self.is_current(feed)]
+
     def wake(self) -> None:
         """Decide anew soon."""
         if self._event is not None:

@@ -468,6 +468,28 @@ async def test_corrupt_bytes_come_up_after_what_is_good() -> None:
         assert offsets(list(await take(fetcher, state))) == list(range(10, 15))
 
 
+async def test_an_answer_that_was_under_way_when_a_partition_was_halted_does_not_come_out() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0, 5)
+    async with fetching(cluster, state) as fetcher:
+        cluster.hold(0)
+        await until(lambda: cluster.requests, "a fetch")
+        cluster.release(0)
+        assert offsets(list(await take(fetcher, state))) == list(range(5))
+        cluster.hold(0)
+        await until(lambda: cluster.requests[-1].parts[A0][0] == 5, "the next one")
+        fetcher.halt(A0)
+        assert fetcher.halted() == [A0]
+        cluster.append(A0, 5)
+        cluster.release(0)
+        assert await fetcher.next_batch(0.1) is None
+        state.seek(A0, 5)
+        fetcher.wake()
+        assert offsets(list(await take(fetcher, state))) == list(range(5, 10))
+        assert fetcher.halted() == []
+
+
 @pytest.mark.parametrize("version", [0, 2])
 async def test_before_kip_74_the_fetch_size_grows_to_the_record(version: int) -> None:
     cluster = FakeCluster(version)

@@ -16,7 +16,7 @@ from allocator.assign.naive import naive
 from allocator.assign.registry import known_names, resolve
 from allocator.assign.space import Share
 from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass, wants
-from allocator.assign.validate import compute, validate
+from allocator.assign.validate import compute, left_out, validate
 
 __all__ = [
     "Assignor",
@@ -28,6 +28,7 @@ __all__ = [
     "compute",
     "first_step",
     "known_names",
+    "left_out",
     "naive",
     "naive_allocator",
     "resolve",

@@ -25,7 +25,7 @@ from allocator.errors import AssignorError
 from allocator.targets import find, to_call
 from allocator.types import TopicPartition
 
-__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "known_names", "resolve"]
+__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "known_names", "of_kiel", "resolve"]
 
 ENTRY_POINT_GROUP = "allocator.assignors"
 
@@ -74,6 +74,22 @@ def resolve(spec: AssignorSpec) -> Assignor:
     return _adapt(spec, None)
 
 
+def of_kiel(function: Callable[..., Any]) -> Assignor:
+    """What kiel's `partition_allocator` argument means: a callable that takes two arguments is called with two.
+
+    So is one whose signature leaves that open, as `lambda *a: ...` does, or hides it. Raises AssignorError.
+    """
+    if isinstance(function, type):
+        return resolve(function)
+    try:
+        inspect.signature(function).bind("members", "partitions")
+    except TypeError:
+        return resolve(function)
+    except ValueError:  # it has no signature, as some functions written in C
+        pass
+    return _adapt(function, None, of_kiel=True)
+
+
 def _by_text(spec: str) -> Assignor:
     if spec in _BUILT_IN:
         return _BUILT_IN[spec]
@@ -97,8 +113,11 @@ def _by_text(spec: str) -> Assignor:
     )
 
 
-def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
-    """`target` as an Assignor; `spec` is the text that led to it, `forced` makes it the name."""
+def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool = False) -> Assignor:
+    """`target` as an Assignor; `spec` is the text that led to it, `forced` makes it the name.
+
+    `of_kiel`: it takes (members, partitions), whatever its signature says.
+    """
     shown = repr(spec) if spec is not None else repr(target)
     target = to_call(target, f"allocator function {shown}", AssignorError)
     if target is naive_allocator:
@@ -119,8 +138,7 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False) -> Assignor:
             f"allocator function {shown}: its `wants` is {asked!r}; it must be a collection of some of "
             f"{', '.join(map(repr, sorted(WANTABLE)))}"
         )
-    count = _positional(target, shown)
-    if count == 2:
+    if of_kiel or _positional(target, shown) == 2:
         return KielAssignor(name, target)
     if isinstance(target, Assignor) and target.name == name:
         return own

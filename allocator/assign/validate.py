@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from allocator.assign.kiel import KielAssignor
 from allocator.assign.space import Share
 from allocator.assign.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
-__all__ = ["compute", "validate"]
+__all__ = ["compute", "left_out", "validate"]
 
 _SHOWN = 5
 
 
 def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPartition]]:
     """Call an allocator function and validate what it says.
+
+    A function of kiel's signature may leave partitions out (see `left_out`), as it may in kiel.
 
     Raises AssignorError when the function itself raises, BadAssignment when its answer is not an assignment;
     both name the function.
@@ -29,16 +32,26 @@ def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPar
     except Exception as error:  # user's code: whatever it raises, the group keeps its old generation
         raise AssignorError(f"allocator function {assignor.name!r} raised {_shown(error)}") from error
     try:
-        return validate(view, result)
+        return validate(view, result, complete=not isinstance(assignor, KielAssignor))
     except BadAssignment as error:
         raise BadAssignment(f"allocator function {assignor.name!r}: {error}") from error
 
 
-def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) -> dict[str, frozenset[TopicPartition]]:
+def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition]]) -> frozenset[TopicPartition]:
+    """The partitions of subscribed topics that a valid assignment gives to nobody."""
+    count = sum(view.partitions[topic] for _, topics in view.classes() for topic in topics)
+    if count == sum(map(len, assignment.values())):
+        return frozenset()
+    return _wanted(view).difference(*assignment.values())
+
+
+def validate(
+    view: GroupView, result: Mapping[str, Iterable[TopicPartition]], *, complete: bool = True
+) -> dict[str, frozenset[TopicPartition]]:
     """The assignment as sets, one entry for each member, if it is one.
 
-    Guarantee: every partition of every topic that some member subscribes to stands in exactly one set, and
-    that member subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
+    Guarantee: every partition of every topic that some member subscribes to stands in exactly one set (in at most one
+    unless `complete`), and that member subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
 
     Raises BadAssignment, naming each kind of fault with its count and the first few offenders.
     """
@@ -48,12 +61,7 @@ def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) ->
     if shares is not None:
         return shares
     subscriptions = {member.id: member.topics for member in view.members}
-    wanted = {
-        TopicPartition(topic, partition)
-        for _, topics in view.classes()
-        for topic in topics
-        for partition in range(view.partitions[topic])
-    }
+    wanted = _wanted(view)
     faults = _Faults()
     holders: dict[TopicPartition, str] = {}
     for member, partitions in result.items():
@@ -74,13 +82,23 @@ def validate(view: GroupView, result: Mapping[str, Iterable[TopicPartition]]) ->
                     )
             else:
                 faults.add("partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}")
-    for partition in sorted(wanted - holders.keys()):
-        faults.add("partitions given to nobody", _name(partition))
+    if complete:
+        for partition in sorted(wanted - holders.keys()):
+            faults.add("partitions given to nobody", _name(partition))
     faults.raise_if_any()
     assignment: dict[str, set[TopicPartition]] = {member: set() for member in subscriptions}
     for partition, member in holders.items():
         assignment[member].add(partition)
     return {member: frozenset(partitions) for member, partitions in assignment.items()}
+
+
+def _wanted(view: GroupView) -> frozenset[TopicPartition]:
+    return frozenset(
+        TopicPartition(topic, partition)
+        for _, topics in view.classes()
+        for topic in topics
+        for partition in range(view.partitions[topic])
+    )
 
 
 def _good_shares(view: GroupView, result: Mapping[str, Any]) -> dict[str, frozenset[TopicPartition]] | None:

@@ -51,6 +51,11 @@ class GroupState:
         """Who claims each partition, which is who processes it (a partition on the move may be nobody's)."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
+    @property
+    def left_out(self) -> Parts:
+        """Every partition that the allocator function gives to nobody."""
+        return frozenset() if self.document is None else self.document.left_out
+
     @cached_property
     def assigned(self) -> Parts:
         """Every partition that the assignment gives to somebody, now or as soon as it is released."""

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allocator.assign import Assignor
+from allocator.assign import Assignor, left_out
 from allocator.clock import boot_clock
 from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malformed
 from allocator.coordinator.find import Coordinator
@@ -31,7 +31,7 @@ from allocator.membership.kafka_member import NONE, KafkaMember, Parts
 from allocator.membership.kafka_plan import Joined, Self, decide, is_cooperative, offers
 from allocator.membership.kafka_sizes import DOUBT_S, Sizes
 from allocator.membership.patterns import compiled
-from allocator.membership.view import Load, Surroundings
+from allocator.membership.view import Load, Surroundings, tell_left_out
 from allocator.tasks import happens
 from allocator.wire.kafka import KafkaClient
 
@@ -99,6 +99,7 @@ class KafkaMembership(KafkaMember):
         self._sizes = Sizes(client.partitions, clock)
         self._surroundings = Surroundings(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Parts] = {}
+        self._left_out: Parts = NONE
         self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
 
     # -- the surface ----------------------------------------------------------------------------------------------
@@ -167,6 +168,11 @@ class KafkaMembership(KafkaMember):
         if decision.problem is not None:
             log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
             self._owner.failed(decision.problem)
+        else:
+            without = left_out(view, decision.target)
+            if without != self._left_out:
+                tell_left_out(self._group_name, assignor.name, without)
+            self._left_out = without
         self._target = decision.target
         self._counts = counts
         self._metadata_came()  # what has changed meanwhile

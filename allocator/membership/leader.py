@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from allocator.assign import Assignor, Member, choose, compute
+from allocator.assign import Assignor, Member, choose, compute, left_out
 from allocator.errors import AllocatorError
 from allocator.foreign import plain, shown
 from allocator.membership.base import Topics
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.plan import adopt, advance
 from allocator.membership.store import Store
-from allocator.membership.view import Load, Surroundings
+from allocator.membership.view import Load, Surroundings, tell_left_out
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import Budget, Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
 from allocator.tasks import Scope
@@ -43,6 +43,7 @@ class Computed:
     target: Mapping[str, Parts]
     strategy: str
     refused: Mapping[str, str]
+    left_out: Parts
 
 
 class Leader:
@@ -186,6 +187,7 @@ class Leader:
                 computed.target,
                 strategy=computed.strategy,
                 refused=computed.refused,
+                left_out=computed.left_out,
             )
         if successor is not None:
             await self._write(successor, version)
@@ -227,6 +229,7 @@ class Leader:
             and present == wanted
             and document.strategy == computed.strategy
             and document.refused == computed.refused
+            and document.left_out == computed.left_out
         )
 
     async def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
@@ -253,7 +256,11 @@ class Leader:
         )
         owned = {member: parts for member, parts in document.owners.items() if member in members}
         view = await self._surroundings.view(assignor, taking_part, self._counts, owned)
-        return Computed(compute(assignor, view), strategy, refused)
+        target = compute(assignor, view)
+        without = left_out(view, target)
+        if without != document.left_out:
+            tell_left_out(self._store.paths.group, strategy, without)
+        return Computed(target, strategy, refused, without)
 
     # -- what is read --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ def advance(
     *,
     strategy: str = "",
     refused: Mapping[str, str] | None = None,
+    left_out: Parts = NONE,
 ) -> Document | None:
     """The next document, or None when nothing changes.
 
@@ -72,7 +73,11 @@ def advance(
     )
     if target is not None:
         next_document = next_document.but(
-            generation=document.generation + 1, strategy=strategy, refused=dict(refused or {}), problem=None
+            generation=document.generation + 1,
+            strategy=strategy,
+            refused=dict(refused or {}),
+            left_out=left_out,
+            problem=None,
         )
     if next_document.but(leader=document.leader) == document:
         return None

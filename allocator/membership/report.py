@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
+from allocator.foreign import plain
 from allocator.membership.describe import GroupState
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.znodes import to_ranges
@@ -104,7 +105,12 @@ class GroupReport:
         """Partitions that the group should be reading and nobody is."""
         if not self.state.members:
             return []
-        return sorted({*self.state.assigned, *self.subscribed} - set(self.state.owners))
+        return sorted({*self.state.assigned, *self.state.left_out, *self.subscribed} - set(self.state.owners))
+
+    @cached_property
+    def left_out(self) -> list[TopicPartition]:
+        """Those of `unowned` that nobody will read, because the allocator function gives them to nobody."""
+        return [partition for partition in self.unowned if partition in self.state.left_out]
 
     @cached_property
     def phase(self) -> str:
@@ -112,7 +118,7 @@ class GroupReport:
             return "empty"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
-        return "rebalancing" if moving or self.unowned else "stable"
+        return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"
 
     @cached_property
     def problems(self) -> list[str]:
@@ -132,9 +138,16 @@ class GroupReport:
                     f"{name_of(partition)}: offset {committed.offset} is committed, the log ends at {end}: "
                     "was the topic made anew?"
                 )
-        if self.unowned and self.state.members:
-            names = ", ".join(map(name_of, self.unowned[:SHOWN])) + (", ..." if len(self.unowned) > SHOWN else "")
-            found.append(f"{len(self.unowned)} partitions have no owner: {names}")
+        waiting = sorted(set(self.unowned) - set(self.left_out))
+        if waiting:
+            found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
+        if self.left_out:
+            assert self.state.document is not None
+            function = plain(self.state.document.strategy)
+            found.append(
+                f"{len(self.left_out)} partitions have no owner, because allocator function {function} leaves them "
+                f"out: {_some(self.left_out)}"
+            )
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -150,6 +163,7 @@ class GroupReport:
             "lag": self.lag.total,
             "lag_unknown_partitions": self.lag.unknown,
             "unowned": [_plain(partition) for partition in self.unowned],
+            "left_out": [_plain(partition) for partition in self.left_out],
             "problems": self.problems,
         }
 
@@ -231,6 +245,10 @@ def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
     """A line for each topic, not for each of its perhaps thousands of partitions."""
     for topic, ranges in to_ranges(partitions).items():
         yield f"{topic}:{ranges} {what}"
+
+
+def _some(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(map(name_of, partitions[:SHOWN])) + (", ..." if len(partitions) > SHOWN else "")
 
 
 def _plain(partition: TopicPartition) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from allocator.membership.base import Topics
 from allocator.tasks import within
 from allocator.types import TopicPartition
 
-__all__ = ["Load", "Surroundings"]
+__all__ = ["Load", "Surroundings", "tell_left_out"]
 
 log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 3.0  # more: load is known of more partitions; less: a silent Kafka holds a rebalance up for less
+SHOWN = 10  # partitions that a line of the log names
 LOAD_AT_ONCE = 1000  # partitions; more would keep the loop from renewing the lease while requests are encoded
 
 Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]
@@ -84,3 +85,20 @@ class Surroundings:
             log.warning("%s: Kafka did not tell the load of all partitions in %g s", self._group, LOAD_TIMEOUT_S)
         except AllocatorError as error:
             log.warning("%s: Kafka did not tell the load of all partitions: %s", self._group, error)
+
+
+def tell_left_out(group: str, strategy: str, partitions: Collection[TopicPartition]) -> None:
+    """Logs which partitions an allocator function gives to nobody. Caller: the leader, when they are others."""
+    if not partitions:
+        log.info("%s: allocator function %r leaves no partition out any more", group, strategy)
+        return
+    names = ", ".join(f"{topic}:{number}" for topic, number in sorted(partitions)[:SHOWN])
+    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+    log.warning(
+        "%s: allocator function %r gives %d partitions to nobody: %s%s; nobody reads them",
+        group,
+        strategy,
+        len(partitions),
+        names,
+        more,
+    )

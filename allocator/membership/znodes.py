@@ -237,6 +237,8 @@ class Document:
     promised: Mapping[str, Parts] = field(default_factory=dict)
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    left_out: Parts = NONE
+    """Partitions that the allocator function gives to nobody. Not read by members, who need their own share alone."""
     problem: str | None = None
 
     def encode(self) -> bytes:
@@ -251,6 +253,7 @@ class Document:
                 "promised": {m: to_ranges(p) for m, p in sorted(self.promised.items())},
                 "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
                 "refused": dict(sorted(self.refused.items())),
+                **({"left_out": to_ranges(self.left_out)} if self.left_out else {}),
                 "problem": self.problem,
             }
         )
@@ -276,6 +279,8 @@ class Document:
             held.take(path, entry[1])
         for _, ranges in entries("promised"):
             promised.take(path, ranges)
+        left_out = {} if only is not None else _mapping(path, "left_out", doc.get("left_out", {}))
+        Budget(counts).take(path, left_out)
         waiting = {}
         for member, entry in entries("waiting"):
             waiting[member] = Waiting(_number(path, "since", entry[0]), from_ranges(path, entry[1]))
@@ -289,6 +294,7 @@ class Document:
             promised={m: from_ranges(path, p) for m, p in entries("promised")},
             waiting=waiting,
             refused={m: _text(path, "refused", why) for m, why in entries("refused")},
+            left_out=from_ranges(path, left_out),
             problem=None if problem is None else _text(path, "problem", problem),
         )
 

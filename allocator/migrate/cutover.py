@@ -242,6 +242,7 @@ class Cutover:
                         return ["it has no members"]
                 state = await describe(on.ensemble, group, self.plan.root)
                 if state is not None and state.members:  # Kafka's own groups do not tell their owners to others
+                    began = {p: start for p, start in began.items() if p not in state.left_out}
                     unowned = [f"{p.topic}:{p.partition} has no owner" for p in began if p not in state.owners]
                     if unowned:
                         return unowned

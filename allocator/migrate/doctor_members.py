@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from allocator.foreign import plain
 from allocator.membership.describe import GroupState
 from allocator.membership.znodes import Paths
 from allocator.migrate.doctor_finding import Finding, Severity, names
@@ -129,7 +130,21 @@ def _given_up(before: Look, after: Look) -> Iterator[Finding]:
 def _ownership(before: Look, after: Look) -> Iterator[Finding]:
     assert after.report is not None
     group = after.report.state.group
-    unowned = set(after.report.unowned)
+    without = set(after.report.left_out)
+    if without:
+        document = after.report.state.document
+        yield Finding(
+            "left-out-partitions",
+            Severity.WARNING,
+            f"{len(without)} partitions have no owner, because allocator function "
+            f"{plain(document.strategy) if document is not None else ''} leaves them out",
+            names(without),
+            "Their records are processed by nobody; the lag of these partitions grows.",
+            "Have the function give them to a member. If they are left out on purpose, make sure that somebody else "
+            "reads them.",
+            f"allocator group describe {group}",
+        )
+    unowned = set(after.report.unowned) - without
     if before is not after:  # what moves is without an owner for a moment
         unowned &= set(before.report.unowned) if before.report is not None else set()
     if unowned:

@@ -27,6 +27,11 @@ def kiel_last_takes_all(members: list[str], partitions: list[str]) -> dict[str, 
     return {members[-1]: mapping} if members else {}
 
 
+def kiel_even(members: list[str], partitions: list[str]) -> dict[str, dict[str, list[int]]]:
+    """Leaves out partitions with an odd number."""
+    return kiel_last_takes_all(members, [each for each in partitions if int(each.split(":")[1]) % 2 == 0])
+
+
 def kiel_wrong(members: list[str], partitions: list[str]) -> Any:
     return {"stranger": {"t": [0]}}
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from allocator.assign import GroupView, Member, compute, known_names, naive, naive_allocator, resolve, wants
+from allocator.assign import GroupView, Member, compute, known_names, left_out, naive, naive_allocator, resolve, wants
+from allocator.assign.registry import of_kiel
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
@@ -92,6 +93,28 @@ def test_kiels_signature_is_called_once_per_set_of_subscribers(functions: Any) -
     owned = compute(resolve(functions.kiel_last_takes_all), view)
     assert functions.calls == [(["x", "y"], ["a:0", "b:0"]), (["y", "z"], ["c:0"])]
     assert owned == {"1": frozenset(), "2": everything("a", 1) | everything("b", 1), "3": everything("c", 1)}
+
+
+def test_kiels_function_may_leave_partitions_out_and_ours_may_not(functions: Any) -> None:
+    even = frozenset(TopicPartition("t", number) for number in range(0, 11, 2))
+    assignment = compute(resolve(functions.kiel_even), TWO)
+    assert assignment == {"m-1": even, "m-2": frozenset()}
+    assert left_out(TWO, assignment) == everything("t", 11) - even
+    assert left_out(TWO, compute(resolve("naive"), TWO)) == frozenset()
+    with pytest.raises(BadAssignment, match="11 partitions given to nobody"):
+        compute(resolve(lambda view: {}), TWO)
+
+
+def test_in_the_place_of_kiels_argument_two_arguments_are_passed_wherever_they_fit(functions: Any) -> None:
+    def two(members: Any, partitions: Any = (), more: Any = None) -> Any:
+        return functions.kiel_last_takes_all(members, partitions)
+
+    for function in (lambda *a: functions.kiel_last_takes_all(*a), two, functools.partial(two, more=1)):
+        assert compute(of_kiel(function), TWO)["m-1"] == everything("t", 11)
+    assert of_kiel(naive_allocator) is resolve("naive")
+    assert compute(of_kiel(functions.first_takes_all), TWO)["m-1"] == everything("t", 11), "one of ours is welcome too"
+    with pytest.raises(AssignorError, match="must take one argument"):
+        of_kiel(functions.three)
 
 
 def test_kiels_function_that_invents_a_member_is_told_so(functions: Any) -> None:

@@ -248,3 +248,15 @@ def test_a_plan_is_shown_with_what_changes() -> None:
             {"topic": "t", "partition": 1, "from": None, "to": 20},
         ],
     }
+
+
+def test_what_the_allocator_function_leaves_out_is_named_and_waited_for_by_nobody() -> None:
+    held = {OLD: frozenset(P[:2]), NEW: frozenset(P[2:3])}
+    document = Document(generation=7, strategy="shop:by_region", owners=held, left_out=frozenset(P[3:]))
+    report = GroupReport(group(document), subscribed=P)
+    assert report.unowned == report.left_out == P[3:]
+    assert report.phase == "stable", "no rebalance gives it an owner"
+    assert report.problems == [
+        "1 partitions have no owner, because allocator function shop:by_region leaves them out: t:3"
+    ]
+    assert report.to_json()["left_out"] == [{"topic": "t", "partition": 3}]

@@ -146,7 +146,9 @@ def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
         promised=parts,
         waiting={"b": Waiting(2, parts["b"])},
         refused={"c": "no"},
+        left_out=frozenset({TopicPartition("t", 7)}),
     )
+    assert Document.decode("assignment", whole.encode()) == whole
     for name in "abcd":
         read = Document.decode("assignment", whole.encode(), only=name)
         assert (read.generation, read.revision) == (3, 7)

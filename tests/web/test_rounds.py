@@ -13,10 +13,12 @@ P = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"
 
 
-def seen(at_s: float, committed: int, end: int, *, owned: bool = True) -> Look:
+def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out: bool = False) -> Look:
     held = frozenset({P} if owned else ())
     info = MemberInfo("alone", "host", frozenset({"t"}))
     document = Document(generation=1, revision=1, strategy="naive", owners={MEMBER: held})
+    if left_out:
+        document = document.but(strategy="shop:by_region", left_out=frozenset({P}))
     state = GroupState("g", {MEMBER: info}, {MEMBER: Claim(1, held, 1)}, document)
     logs = Logs({P: OffsetAndMetadata(committed, "", -1)}, {P: 0}, {P: end})
     return Look("g", 1000 * at_s, 1000 * at_s, report=GroupReport(state, logs, [P]))
@@ -55,3 +57,11 @@ def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
     ids(rounds, seen(2, 5, 5, owned=False))
     found = rounds.judge(seen(4, 5, 5, owned=False))
     assert [finding.id for finding in found] == ["unowned-partitions"]
+
+
+def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() -> None:
+    rounds = Rounds("/allocator")
+    for at_s in (0, 2, 4):
+        (found,) = rounds.judge(seen(at_s, 5, 5, owned=False, left_out=True))
+        assert (found.id, found.where) == ("left-out-partitions", ("t:0",))
+        assert "allocator function shop:by_region" in found.what

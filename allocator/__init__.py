@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from allocator.consumer.generation import Generation
     from allocator.consumer.group_config import ConsumerGroupConfig
     from allocator.consumer.grouped import GroupedConsumer
+    from allocator.consumer.single import SingleConsumer
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
     from allocator.subscription.listener import RebalanceListener
@@ -39,6 +40,7 @@ _HOME = {
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "RecordsLost": "allocator.subscription.loss",
+    "SingleConsumer": "allocator.consumer.single",
     "TopicPartition": "allocator.types",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "RebalanceListener",
     "Record",
     "RecordsLost",
+    "SingleConsumer",
     "TopicPartition",
     "__version__",
 ]

@@ -202,6 +202,11 @@ class Engine:
         """Whether records may be given to the user at this instant."""
         return not self._ownership.closed_gate and self.membership.may_act()
 
+    @property
+    def ended(self) -> BaseException | None:
+        """Why nothing is read any more, ever; None while the consumer works."""
+        return self._broken or self.membership.ended or self.fetcher.broken
+
     async def until_may_act(self) -> None:
         """Returns once records may be handled and offsets committed; at once if that is so."""
         while not self.membership.may_act():

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
+from allocator.assign.registry import of_kiel
+from allocator.consumer.base_consumer import TURN_S, BaseConsumer
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
+from allocator.consumer.kiel_allocator import KielAllocator
 from allocator.consumer.switching import ClusterChoice, Watcher, path_of
-from allocator.errors import AllocatorError, CommitFailed, DeserializationError, Fenced, NotOwned
+from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
+from allocator.fetch.batch import Batch
+from allocator.fetch.fetcher import Fetcher
 from allocator.membership.patterns import ANY_TOPIC
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost
+from allocator.subscription.state import SubscriptionState
 from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.wire.list_offsets import EARLIEST, list_offsets
 from allocator.wire.zookeeper import ZooKeeper
 
 __all__ = ["GroupedConsumer"]
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.2  # how soon `consume` sees that the group is told something else
+# more: a member for which there is no partition connects later; less: `allocation` may be empty after `connect`
+FIRST_SHARE_S = 5.0
 COMMIT_BACKOFF_S = 0.1  # before a commit that may succeed later is tried again; doubled each time, up to
 COMMIT_BACKOFF_MAX_S = 2.0
 
 
-class GroupedConsumer:
+class GroupedConsumer(BaseConsumer):
     """Drop-in for kiel 0.9.3's GroupedConsumer: the import is all that a service has to change.
 
         consumer = GroupedConsumer(["kafka01:9092"], "work.group", ["zk01:2181"])
@@ -47,8 +53,9 @@ class GroupedConsumer:
     taken where Kafka has nothing yet. Old and new members do not see each other; stop the old ones first, or use
     `membership="kiel"`, with which a fleet is upgraded one process at a time (docs/old-groups.md).
 
-    What differs: a partition never has two owners; nothing blocks the loop; a coordinator that refuses raises
-    instead of being taken as found; a commit that is refused for one partition is tried again for that one. Before a
+    What differs (docs/howto/kiel.md has all of it): a partition never has two owners; nothing blocks the loop; a
+    coordinator that refuses raises instead of being taken as found; a commit that is refused for one partition is tried
+    again for that one. As there, `consume` logs the errors of a topic or a partition and returns the others. Before a
     partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
     the next `consume` of that topic, or `close`; and so is every commit that was begun, awaited or not.
 
@@ -80,15 +87,9 @@ class GroupedConsumer:
         security: Mapping[str, Any] | None = None,
         connect_timeout_s: float = 30.0,
     ) -> None:
+        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
         self.group_name = group
-        self.name = f"{socket.gethostname()}:{id(self)}"
-        self.deserializer = deserializer or json.loads
         self.autocommit = autocommit
-        self.max_wait_time = max_wait_time
-        self.min_bytes = min_bytes
-        self.max_bytes = max_bytes
-        self.closing = False
-        self.synced_offsets: set[str] = set()
         self.topics_to_commit: set[str] = set()
         hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
         self._make = partial(
@@ -100,7 +101,7 @@ class GroupedConsumer:
                 client_id=self.name,
                 topics=(),
                 pattern=ANY_TOPIC,
-                assignor=partition_allocator,
+                assignor=of_kiel(partition_allocator) if callable(partition_allocator) else partition_allocator,
                 session_timeout_s=session_timeout_s,
                 connect_timeout_s=connect_timeout_s,
                 zookeeper=hosts,
@@ -116,7 +117,6 @@ class GroupedConsumer:
             max_wait_s=max_wait_time / 1000.0,
             min_bytes=min_bytes,
             max_partition_bytes=max_bytes,
-            value_deserializer=self._deserialize,
         )
         self._brokers = brokers
         self._engine = self._make(brokers=brokers)
@@ -127,11 +127,10 @@ class GroupedConsumer:
             ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
             self._watcher = Watcher(ensemble, path_of(root, group))
         self._asked: set[str] = set()
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._asked_of: dict[str, Engine] = {}  # topic -> the engine that `consume` has asked for it
+        self._synced: set[str] = set()  # `synced_offsets` without what the user has taken out of it
         self._started = False
-
-    def _deserialize(self, value: bytes) -> Any:
-        return self.deserializer(value)  # looked up at each value: services replace the attribute
+        self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +152,18 @@ class GroupedConsumer:
                 await self._watcher.close()
             raise
         self._started = True
+        if self._reads is not None:
+            await self._until_first_share()
+
+    async def _until_first_share(self) -> None:
+        """Returns once this member owns a partition, or there is none for it: kiel's `allocation` is filled then."""
+        loop, engine = asyncio.get_running_loop(), self._engine
+        end = loop.time() + FIRST_SHARE_S
+        while not (self.closing or engine.membership.held or engine.ended) and engine.client.topics():
+            left = end - loop.time()
+            if left <= 0:
+                break
+            await engine.news(left)
 
     async def _follow(self) -> bool:
         """Leaves and joins as the group is told to; whether there is something to read."""
@@ -191,31 +202,8 @@ class GroupedConsumer:
             await self._engine.close()
             raise
 
-    def close(self) -> asyncio.Future[None]:
-        """Leaves the group and closes every connection; what was returned and not committed is read again.
-
-        When the loop was stopped, as by Ctrl-C, it runs once more until that is done, and this returns then.
-        """
-        loop = self._loop
-        if loop is None or loop.is_running():
-            return asyncio.ensure_future(self._close())
-        done = loop.create_future()
-        if not loop.is_closed():  # else all tasks were ended with it, and have left the group
-            loop.run_until_complete(self._close())
-        done.set_result(None)
-        return done
-
-    async def _close(self) -> None:
-        if self.closing:
-            return
-        self.closing = True
+    def _stop(self) -> None:
         self._engine.progress.abandon()
-        self._engine.fetcher.wake()
-        await self.wind_down()
-
-    def wind_down(self) -> asyncio.Future[None]:
-        """Leaves the group; called by `close`, and there for subclasses to extend."""
-        return asyncio.ensure_future(self._wind_down())
 
     async def _wind_down(self) -> None:
         if not self._started:
@@ -244,14 +232,6 @@ class GroupedConsumer:
             found[topic].append(partition)
         return dict(found)
 
-    @property
-    def offsets(self) -> dict[str, dict[int, int]]:
-        """The next offset of each partition that is ours, by topic."""
-        found: dict[str, dict[int, int]] = defaultdict(dict)
-        for partition, position in self._engine.state.all_consumed_offsets().items():
-            found[partition.topic][partition.partition] = position.offset
-        return dict(found)
-
     def may_act(self) -> bool:
         """Whether values may be handled and offsets committed at this instant.
 
@@ -264,56 +244,63 @@ class GroupedConsumer:
         """Node id of the broker that keeps the group's offsets."""
         return self._engine.offsets.coordinator
 
-    def consume(self, topic: str, start: Any = None) -> asyncio.Future[list[Any] | None]:
-        """The values that have come of a topic, up to `max_wait_time`; `start` is accepted and unused.
-
-        An empty list when there are none, when the topic is unknown, or when nothing of it is ours; None once the
-        consumer is closing. A value that does not deserialize is logged and left out.
-        """
-        if self.closing:
-            # not a task: when the loop is stopped next, as `close` does, Python warns that it never began
-            over = (self._loop or asyncio.get_running_loop()).create_future()
-            over.set_result(None)
-            return over
-        return asyncio.ensure_future(self._consume(topic))
-
-    async def _consume(self, topic: str) -> list[Any] | None:
+    async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:
             return None
         self._engine.progress.finish(topic)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.max_wait_time / 1000.0
-        values: list[Any] = []
-        starts: dict[TopicPartition, int] = {}
-        size = 0
-        asked = None
-        while not self.closing:
-            if not await self._follow():
-                if values or loop.time() >= end:
-                    break
-                await asyncio.sleep(max(0.0, min(TURN_S, end - loop.time())))
-                continue
-            if asked is not self._engine:
-                asked = self._engine
-                asked.polled()
-                self._ask(topic)
-            batch = self._engine.take(topic)
-            if batch is not None:
-                partition = TopicPartition(batch.topic, batch.partition)
-                starts.setdefault(partition, batch.base_offset)
-                values += self._values(iter(batch))
-                self._engine.deliver(batch, batch.next_offset)
-                self.topics_to_commit.add(topic)
-                self.synced_offsets.add(topic)
-                size += batch.nbytes
-                if size < self.max_bytes:
-                    continue
-            if values or loop.time() >= end:
-                break
-            await self._engine.news(min(TURN_S, end - loop.time()))
+        self._asked_of.pop(topic, None)
+        if topic in self._synced and topic not in self.synced_offsets:  # the user took it out, as kiel's users may
+            try:
+                await self._determine_offsets(topic)
+            except NoOffsetsError as error:
+                self._tell(error)
+                return []
+        values, starts = await self._read(topic)
         if self.autocommit and starts and not await self._committed_first(starts):
             return []
         return values
+
+    @property
+    def _label(self) -> str:
+        return self.group_name
+
+    @property
+    def _state(self) -> SubscriptionState:
+        return self._engine.state
+
+    @property
+    def _fetcher(self) -> Fetcher:
+        return self._engine.fetcher
+
+    @property
+    def _ended(self) -> BaseException | None:
+        return self._engine.ended
+
+    async def _ready(self, topic: str) -> bool:
+        try:
+            if not await self._follow():
+                return False
+        except AllocatorError as error:
+            if not error.retriable:
+                raise
+            self._tell(error)
+            return False
+        if self._asked_of.get(topic) is not self._engine:
+            self._asked_of[topic] = self._engine
+            self._engine.polled()
+            self._ask(topic)
+        return True
+
+    def _next_batch(self, topic: str) -> Batch | None:
+        return self._engine.take(topic)
+
+    def _deliver(self, batch: Batch, next_offset: int) -> None:
+        self._engine.deliver(batch, next_offset)
+        self.topics_to_commit.add(batch.topic)
+        self._synced.add(batch.topic)
+
+    async def _wait(self, timeout_s: float) -> None:
+        await self._engine.news(timeout_s)
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
         """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
@@ -327,8 +314,7 @@ class GroupedConsumer:
                     self._committed(engine, {p.topic for p in wanted})
         except AllocatorError as error:
             log.warning("%s: these values are read again, their commit failed: %s", self.group_name, error)
-            for partition, offset in starts.items():
-                self._go_to(partition, offset)
+            self._put_back(starts)
             return False
         return True
 
@@ -338,17 +324,11 @@ class GroupedConsumer:
             self._engine.progress.rewind(partition, offset)
             self._engine.fetcher.wake()
 
-    def _values(self, records: Any) -> list[Any]:
-        values: list[Any] = []
-        while True:
-            try:
-                record = next(records, None)
-            except DeserializationError:
-                log.exception("%s: a value was left out", self.group_name)
-                continue
-            if record is None:
-                return values
-            values.append(record.value)
+    def _seek(self, partition: TopicPartition, offset: int) -> None:
+        self._engine.must_own([partition])
+        self._engine.state.seek(partition, offset)
+        self._engine.progress.rewind(partition, offset)
+        self._engine.fetcher.wake()
 
     def _ask(self, topic: str) -> None:
         """Topics that nobody consumes are allocated as well, but not fetched."""
@@ -359,7 +339,7 @@ class GroupedConsumer:
                     self._engine.state.resume(partition)
             self._engine.fetcher.wake()
         if self._engine.client.partitions(topic) is None:
-            log.error("%s: topic %r is unknown", self.group_name, topic)
+            self._log(f"topic {topic!r} is unknown, or this user may not see it")
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -373,9 +353,13 @@ class GroupedConsumer:
 
     async def _determine_offsets(self, topic: str) -> None:
         ours = [p for p in self._engine.membership.held if p.topic == topic]
-        committed = await self._engine.committed(ours)
-        for partition, value in committed.items():
-            self._go_to(partition, value.offset)
+        committed = {p: value.offset for p, value in (await self._engine.committed(ours)).items()}
+        rest = dict.fromkeys(set(ours) - set(committed), EARLIEST)
+        if rest:  # what was returned of them and never committed comes again
+            found = await list_offsets(self._engine.client, rest)
+            committed.update((p, at.offset) for p, at in found.items() if at is not None)
+        self._put_back(committed)
+        self._synced.add(topic)
         self.synced_offsets.add(topic)
 
     def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
@@ -445,13 +429,19 @@ class _PauseUnasked(RebalanceListener):
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         consumer = self._consumer
-        consumer.synced_offsets -= {p.topic for p in partitions}
         for partition in partitions:
             if partition.topic not in consumer._asked:
                 consumer._engine.state.pause(partition)
+        self._rebalanced(partitions)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._consumer.synced_offsets -= {p.topic for p in partitions}
+        self._rebalanced(partitions)
+
+    def _rebalanced(self, partitions: frozenset[TopicPartition]) -> None:
+        topics = {p.topic for p in partitions}
+        self._consumer._synced -= topics
+        self._consumer.synced_offsets -= topics
+        self._consumer.allocator.on_rebalance()
 
     def on_records_lost(self, loss: RecordsLost) -> Any:
         return self._consumer.on_records_lost(loss)

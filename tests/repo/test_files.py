@@ -46,6 +46,7 @@ def test_the_public_names_are_these() -> None:
         "RebalanceListener",
         "Record",
         "RecordsLost",
+        "SingleConsumer",
         "TopicPartition",
         "__version__",
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allocator import GroupedConsumer
+from allocator import GroupedConsumer, SingleConsumer
 
 NONE = inspect.Parameter.empty
 CONSTRUCTOR = {
@@ -56,3 +59,37 @@ def test_attributes_that_services_read_are_there() -> None:
         assert hasattr(consumer, name), name
     for name in ("allocation", "coordinator_id", "offsets"):
         assert isinstance(getattr(GroupedConsumer, name), property), name
+
+
+def test_single_consumers_constructor_takes_what_kiels_takes() -> None:
+    taken = {
+        k: v for k, v in CONSTRUCTOR.items() if k not in ("group", "zk_hosts", "partition_allocator", "autocommit")
+    }
+    positional = defaults(SingleConsumer.__init__, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    assert list(positional.items()) == list(taken.items())
+    assert NONE not in defaults(SingleConsumer.__init__, inspect.Parameter.KEYWORD_ONLY).values()
+    assert (SingleConsumer.BEGINNING, SingleConsumer.END) == (-2, -1)
+
+
+@pytest.mark.parametrize("name", ["connect", "consume", "determine_offsets", "wind_down", "close"])
+def test_single_consumers_methods_take_what_kiels_take(name: str) -> None:
+    method = getattr(SingleConsumer, name)
+    assert defaults(method, inspect.Parameter.POSITIONAL_OR_KEYWORD) == METHODS[name]
+
+
+def test_every_name_that_the_how_to_gives_can_be_imported() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "kiel.md").read_text()
+    names = re.findall(r"^\| `kiel\.[\w.]+` \| `([\w.]+)` \|$", page, re.MULTILINE)
+    assert len(names) == 7
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_every_attribute_of_the_allocator_that_the_how_to_names_is_there() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "kiel.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| `allocator` |")]
+    named = set(re.findall(r"`(\w+)`", row.split("|")[3])) - {"AttributeError"}
+    allocator = GroupedConsumer(["localhost:9092"], "group", ["localhost:2181"]).allocator
+    public = {name for name in (*vars(allocator), *vars(type(allocator))) if not name.startswith("_")}
+    assert named == public

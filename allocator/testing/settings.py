@@ -75,6 +75,8 @@ def broker_settings(
         "log.retention.hours": 1_000_000,
         "controlled.shutdown.retry.backoff.ms": 500,
     }
+    if release.number >= (0, 9):
+        settings["group.min.session.timeout.ms"] = 1000  # the default of 6 s is long to wait for a member's end
     if release.number >= (0, 10):
         settings["group.initial.rebalance.delay.ms"] = 0
     if release.number >= (0, 11):

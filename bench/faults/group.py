@@ -38,6 +38,8 @@ class Settings:
     brokers: int = 3
     zookeepers: int = 3
     tick_ms: int = 200
+    calm_s: float = 2.0
+    """Of steady load before the next fault."""
 
 
 @dataclass

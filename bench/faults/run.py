@@ -24,7 +24,7 @@ __all__ = ["Figure", "Outcome", "run", "start_cluster"]
 
 Say = Callable[[str], None]
 
-CALM_S = 2.0  # of steady load before the next fault
+PATIENCE_S = 60.0  # for a group to get over a fault, though the machine is loaded
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def run(
                 whom = ALL[kind](group, chance)
                 faults.append(Fault(kind, whom, begin, time.monotonic()))
                 recover(group, problems, kind)
-                time.sleep(CALM_S * chance.uniform(0.5, 1.5))
+                time.sleep(settings.calm_s * chance.uniform(0.5, 1.5))
                 say(f"  {peer}: {kind}: {whom}, {faults[-1].end - begin:.1f} s, then {time.monotonic() - begin:.1f} s")
         except (WaitTimeout, IndexError) as error:
             problems.append(f"{type(error).__name__}: {error}")
@@ -155,7 +155,10 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
 
     try:
         wait_until(
-            lambda: not stuck() and group.shared(), 12 * group.settings.session_timeout_s, "the group", interval_s=0.2
+            lambda: not stuck() and group.shared(),
+            max(PATIENCE_S, 12 * group.settings.session_timeout_s),
+            "the group",
+            interval_s=0.2,
         )
     except WaitTimeout:
         idle = [member.name for member in group.members if not member.owns()]

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,14 @@ class Setup:
         self.done_file = directory / "done"
         self.directory = directory
         self.processes: list[subprocess.Popen[str]] = []
+        self.filled = 0
+        self._done: list[dict[str, Any]] = []
+        self._read = 0
 
     def config(self, function: str = "plain", **sections: dict[str, Any]) -> Path:
         settings: dict[str, dict[str, Any]] = {
             "kafka": {"brokers": self.cluster.bootstrap.split(",")},
-            "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 4},
+            "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 15},
             "group": {"name": self.group, "topics": [self.topic]},
             "handler": {"target": f"handlers_under_test:{function}", "retries": 2, "retry_backoff_s": 0.01},
             "consume": {"max_partition_bytes": 2000, "max_wait_s": 0.05},
@@ -87,25 +90,47 @@ class Setup:
             timeout=60,
         )
 
-    def fill(self, count: int, poison: Sequence[str] = ()) -> None:
-        produce(self.cluster.bootstrap, self.topic, [str(n).encode() for n in range(count)])
+    def fill(self, count: int) -> None:
+        """So many records more, as many in each partition; their values are numbers that go on."""
+        produce(self.cluster.bootstrap, self.topic, [str(self.filled + n).encode() for n in range(count)])
+        self.filled += count
 
     def done(self) -> list[dict[str, Any]]:
-        if not self.done_file.exists():
-            return []
-        return [
-            json.loads(line) for line in self.done_file.read_text().splitlines(keepends=True) if line.endswith("\n")
-        ]
+        """What has been handled so far. Only what is new is read, for this is asked often."""
+        if self.done_file.exists():
+            with self.done_file.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]  # a line may be under way
+            self._read += len(whole)
+            self._done += [json.loads(line) for line in whole.splitlines()]
+        return self._done
 
     def logs(self, number: int = 0) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.directory / f"log-{number}").read_text().splitlines()]
 
-    def wait_done(self, count: int, timeout_s: float = 60) -> None:
+    def wait_done(self, count: int | None = None, timeout_s: float = 60) -> None:
+        """Until so many records are handled, by default all that there are."""
+        wanted = self.filled if count is None else count
+
         def enough() -> bool:
             assert any(process.poll() is None for process in self.processes), self.logs(len(self.processes) - 1)
-            return len({entry["value"] for entry in self.done()}) >= count
+            return len(self.done()) >= wanted and len({entry["value"] for entry in self.done()}) >= wanted
 
-        wait_until(enough, timeout_s, f"{count} records to be handled")
+        wait_until(enough, timeout_s, f"{wanted} records to be handled")
+
+    def busy_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits, and sees to it that records are left to handle, however fast the machine is."""
+
+        def met() -> bool:
+            if len(self.done()) > self.filled - 150:
+                self.fill(300)
+            return condition()
+
+        wait_until(met, 60, what)
+
+    def both_at_work(self) -> None:
+        self.busy_until(lambda: len({entry["pid"] for entry in self.done()}) == 2, "both to take part")
 
     async def committed(self) -> dict[int, int]:
         async with KafkaClient(self.cluster.bootstrap) as client:

@@ -48,7 +48,7 @@ def batch(batch: Any) -> None:
 
 
 def slow(record: Any) -> None:
-    time.sleep(0.002)
+    time.sleep(0.005)
     note(record)
 
 

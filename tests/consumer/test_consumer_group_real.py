@@ -47,7 +47,7 @@ class Bench:
             "topics": [self.topic],
             "membership": self.membership,
             "zookeeper": f"{self.cluster.zookeeper}/{self.group}" if self.membership == "zookeeper" else None,
-            "session_timeout_s": 6.0,
+            "session_timeout_s": 15.0,
             "heartbeat_interval_s": 0.3,
             "join_backoff_s": 0.5,
         }
@@ -161,7 +161,7 @@ async def test_a_member_whose_znode_was_deleted_ends_its_generation_and_comes_ba
 @pytest.mark.long
 async def test_a_member_that_was_cut_off_beyond_its_session_has_ended_before_another_begins(make_bench: Any) -> None:
     bench = await make_bench("kafka", "3.9.1", 4)
-    b = bench.service("b")
+    b = bench.service("b", session_timeout_s=6.0)
     clients: list[KafkaClient] = []
     made = b._client
 

@@ -47,7 +47,7 @@ async def test_the_whole_path(
         "zookeeper": cluster.zookeeper,
         "group": group,
         "max_wait_s": 0.1,
-        "session_timeout_s": 6.0,
+        "session_timeout_s": 15.0,
     }
     seen: list[int] = []
 

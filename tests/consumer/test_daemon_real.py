@@ -20,7 +20,7 @@ from allocator.wire.kafka import KafkaClient
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
-    "group": {"membership": "kafka", "session_timeout_s": 6, "heartbeat_interval_s": 0.3},
+    "group": {"membership": "kafka", "session_timeout_s": 15, "heartbeat_interval_s": 0.3},
 }
 through_either = pytest.mark.parametrize("more", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
 
@@ -61,74 +61,81 @@ async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
     make: Callable[..., Setup], more: dict[str, Any]
 ) -> None:
     it = make(partitions=6)
-    it.fill(6000)
+    it.fill(600)
     config = it.config("slow", handler={"concurrency": 2}, **more)
     first = it.run(config)
-    it.wait_done(300)
+    it.wait_done(100)
     second = it.run(config)
-    wait_until(lambda: len({entry["pid"] for entry in it.done()}) == 2, 30, "both to take part")
+    it.both_at_work()
+    it.fill(300)
     assert stopped(first) == 0
-    it.wait_done(6000)
+    it.wait_done()
     assert stopped(second) == 0
     counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
-    assert len(counts) == 6000
+    assert len(counts) == it.filled
     assert [key for key, count in counts.items() if count > 1] == []  # all of them left in good order
     for partition in range(6):
         offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
         assert offsets == sorted(offsets)
-    assert await it.committed() == dict.fromkeys(range(6), 1000)
+    assert await it.committed() == dict.fromkeys(range(6), it.filled // 6)
 
 
 @through_either
 async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup], more: dict[str, Any]) -> None:
     it = make(partitions=4)
-    it.fill(4000)
-    config = it.config("slow", commit={"interval_s": 0.2}, **more)
+    it.fill(600)
+    sections = {**more, "commit": {"interval_s": 0.2}}
+    for section in ("zookeeper", "group"):
+        sections[section] = {**sections.get(section, {}), "session_timeout_s": 2}
+    config = it.config("slow", **sections)
     first = it.run(config)
     second = it.run(config)
-    wait_until(lambda: len({entry["pid"] for entry in it.done()}) == 2, 30, "both to take part")
+    it.both_at_work()
+    it.fill(300)
     first.kill()
-    it.wait_done(4000)
+    it.wait_done()
     assert stopped(second) == 0
-    assert await it.committed() == dict.fromkeys(range(4), 1000)
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
 
 
 async def test_nothing_is_handled_while_zookeeper_is_frozen_and_nothing_lost_after(
     make: Callable[..., Setup], zookeeper: LocalCluster, zk_chroot: str
 ) -> None:
     it = make(partitions=4, zookeeper=zk_chroot)
-    it.fill(8000)
-    process = it.run(it.config("slow", commit={"interval_s": 0.2}))
-    it.wait_done(500)
+    it.fill(600)
+    process = it.run(it.config("slow", commit={"interval_s": 0.2}, zookeeper={"session_timeout_s": 2}))
+    it.wait_done(100)
     zookeeper.zookeepers[0].pause()
-    wait_until(lambda: any("pauses" in line["message"] for line in it.logs()), 30, "the lease to lapse")
+    it.busy_until(lambda: any("pauses" in line["message"] for line in it.logs()), "the lease to lapse")
+    it.fill(300)
     paused = time.time()
     await asyncio.sleep(0.5)  # that nothing happens takes a while to see
     assert process.poll() is None
     resumed = time.time()
     zookeeper.zookeepers[0].resume()
-    it.wait_done(8000)
+    it.wait_done()
     assert stopped(process) == 0
     # a call that was under way may end
     assert [entry for entry in it.done() if paused + 0.1 < entry["time"] < resumed] == []
     for partition in range(4):
         offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
-        assert list(dict.fromkeys(offsets)) == list(range(2000))
-    assert await it.committed() == dict.fromkeys(range(4), 2000)
+        assert list(dict.fromkeys(offsets)) == list(range(it.filled // 4))
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
 
 
 async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(make: Callable[..., Setup]) -> None:
     it = make(partitions=4)
-    it.fill(8000)
+    it.fill(1200)
     process = it.run(it.config("slow", commit={"interval_s": 0.2}))
-    it.wait_done(500)
+    it.wait_done(200)
     it.cluster.brokers[0].kill()
     it.cluster.brokers[0].start()
-    it.wait_done(8000)
+    it.fill(400)
+    it.wait_done()
     assert stopped(process) == 0
     counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
-    assert len(counts) == sum(counts.values()) == 8000
-    assert await it.committed() == dict.fromkeys(range(4), 2000)
+    assert len(counts) == sum(counts.values()) == it.filled
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
 
 
 async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exit_code(

@@ -36,7 +36,7 @@ class Service:
             options.pop("group", self.group),
             [self.cluster.zookeeper],
             membership=self.membership,
-            session_timeout_s=4.0 if self.membership == "zookeeper" else 6.0,
+            session_timeout_s=15.0,
             **{"max_wait_time": 200, **options},
         )
 

@@ -42,7 +42,7 @@ class Setting:
                 "brokers": self.cluster.bootstrap,
                 "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
                 "group": self.group,
-                "session_timeout_s": 6.0,
+                "session_timeout_s": 15.0,
                 "heartbeat_interval_s": 0.3,
                 "max_wait_s": 0.1,
                 **options,

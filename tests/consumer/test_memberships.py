@@ -34,7 +34,7 @@ class Service:
             "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
             "group": self.group,
             "membership": self.membership,
-            "session_timeout_s": 6.0,
+            "session_timeout_s": 15.0,
             "heartbeat_interval_s": 0.3,
             "max_wait_s": 0.1,
         }

@@ -1,4 +1,4 @@
-"""Five members on three brokers and three ZooKeeper nodes, disturbed at random under steady load.
+"""Members on three brokers and three ZooKeeper nodes, disturbed at random under steady load.
 
 `ALLOCATOR_FAULT_SEED` repeats a run's order, victims and durations; what the machine does in between it cannot repeat,
 so a run that failed also leaves its history behind.
@@ -22,10 +22,14 @@ from bench.faults.run import run, start_cluster
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
 
 
+# each fault once: fewer members to start anew, and sessions that end sooner
+SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0)
+USUAL = Settings()
+
+
 def disturb(
-    seconds: float, capsys: pytest.CaptureFixture[str], kinds: Collection[str], kafka: str = Settings.kafka
+    seconds: float, capsys: pytest.CaptureFixture[str], kinds: Collection[str], settings: Settings = USUAL
 ) -> None:
-    settings = Settings(kafka=kafka)
     seed = int(os.environ.get("ALLOCATOR_FAULT_SEED", random.randrange(10**6)))
     directory = Path(tempfile.mkdtemp(prefix=f"allocator-faults-{seed}-"))
     with capsys.disabled(), start_cluster(settings) as cluster:
@@ -42,7 +46,7 @@ def disturb(
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
-    disturb(60.0, capsys, FAULTS)
+    disturb(0.0, capsys, FAULTS, SHORT)
 
 
 @pytest.mark.long
@@ -55,4 +59,4 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.timeout(900)
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """Three times at least. The brokers do without ZooKeeper, so only the group is hit."""
-    disturb(150.0, capsys, FORGETFUL, "4.1.1")
+    disturb(150.0, capsys, FORGETFUL, Settings(kafka="4.1.1"))

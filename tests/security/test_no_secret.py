@@ -66,7 +66,7 @@ async def session(secured: Secured, topic: str, group: str, mechanism: str) -> s
         group=group,
         security=secured.kafka("SASL_SSL", mechanism),
         zookeeper_options={**secured.zookeeper_options(), **DIGEST_OPTIONS},
-        session_timeout_s=6.0,
+        session_timeout_s=15.0,
     )
     async with consumer:
         assert await consumer.getone(30) is not None

@@ -37,7 +37,7 @@ class Reader:
             bootstrap_servers=cluster.bootstrap,
             group_id=group,
             auto_offset_reset="earliest",
-            session_timeout_ms=10_000,
+            session_timeout_ms=60_000,  # who is thrown out reads again, and what was read is counted
             heartbeat_interval_ms=500,
             enable_auto_commit=group is not None,
             fetch_max_wait_ms=100,
@@ -57,7 +57,7 @@ class Reader:
         self.consumer.close()
 
 
-def until(readers: list[Reader], condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+def until(readers: list[Reader], condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s} s for {what}: {[reader.read for reader in readers]}"

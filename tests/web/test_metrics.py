@@ -46,7 +46,7 @@ async def test_a_scrape_tells_what_the_consumer_did(
         zookeeper=kafka_cluster.zookeeper,
         membership=membership,
         client_id="c1",
-        session_timeout_s=6.0,
+        session_timeout_s=15.0,
         heartbeat_interval_s=0.1,
         max_wait_s=0.1,
         max_partition_bytes=1000,

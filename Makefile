@@ -81,5 +81,6 @@ $(STAMP) $(VENV)/.demo-$(VERSION) $(VENV)/.demo-spark-$(VERSION): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
 		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear) $(VENV)
+	$(if $(wildcard $(VENV)/lib/python*/site-packages/allocator-*.dist-info),$(BIN)/python -m pip uninstall --quiet --yes allocator)
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
 	@touch $@

@@ -2,7 +2,8 @@
 
 Nothing has to be switched on: spans are made where the process has a tracer provider when a consumer starts, as
 `opentelemetry-instrument` and OpenTelemetry's SDK set one. Who has none pays for a comparison with None at each request
-and for nothing at each record, since this never imports OpenTelemetry by itself; `allocator[otel]` brings the SDK.
+and for nothing at each record, since this never imports OpenTelemetry by itself; `zk-partition-allocator[otel]` brings
+the SDK.
 Names and attributes are those of its conventions for messaging, and `allocator.*` where they have none.
 """
 

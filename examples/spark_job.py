@@ -3,8 +3,8 @@
     python -m examples.spark_job --brokers localhost:9092 --topic orders --out counts.parquet
     spark-submit examples/spark_job.py ...          on a cluster whose workers have `allocator` installed
 
-It needs `allocator[spark]` and Java 17, and no jar: the data source is Python, and hands Arrow batches to Spark. The
-end of each partition is looked up once, when the job is planned.
+It needs `zk-partition-allocator[spark]` and Java 17, and no jar: the data source is Python, and hands Arrow batches to
+Spark. The end of each partition is looked up once, when the job is planned.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from allocator import __version__
 from allocator.errors import AllocatorError, ConfigError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _fail(ctx: click.Context, error: BaseException, code: int, message: str | No
 
 
 @click.group(cls=_LazyGroup, epilog=_EPILOG)
-@click.version_option(package_name="allocator", prog_name="allocator")
+@click.version_option(__version__, prog_name="allocator")
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Exclusive partition ownership for Kafka consumers through ZooKeeper.

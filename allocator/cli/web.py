@@ -110,7 +110,7 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
 def beside(settings: Config) -> Beside:
     """The server of `[web]`, to run beside a daemon.
 
-    Raises ConfigError for settings that it cannot have, MissingExtra where `allocator[web]` is not installed.
+    Raises ConfigError for settings that it cannot have, MissingExtra without `zk-partition-allocator[web]`.
     """
     _need_the_extra()
     from allocator.cli.read import Access
@@ -153,7 +153,9 @@ def _need_the_extra() -> None:
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
-        raise MissingExtra("the page and the metrics need prometheus-client: pip install 'allocator[web]'") from error
+        raise MissingExtra(
+            "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
+        ) from error
 
 
 def _token(path: Optional[str]) -> Optional[str]:

@@ -181,7 +181,7 @@ class GroupSettings:
     # either these topics
     topics: tuple[str, ...] | None = setting(Texts("a list of topics", _topic), None)
     # or those whose name begins with what this regular expression matches, future ones too; "zookeeper" needs
-    # allocator[patterns] for it, and takes no lookaround
+    # zk-partition-allocator[patterns] for it, and takes no lookaround
     pattern: str | None = setting(Text(check=_pattern, what="a regular expression"), None)
     # allocator functions this member can work with, the preferred first: a name or "package.module:function";
     # default "naive"
@@ -290,7 +290,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class WebSettings:
-    """[web]: metrics for Prometheus, health, and a status page of the group. Needs `allocator[web]`."""
+    """[web]: metrics for Prometheus, health, and a status page of the group. Needs `zk-partition-allocator[web]`."""
 
     # not set: no server. 0: any port that is free, named in the log
     port: int | None = setting(Whole(0, 65535), None)

@@ -53,7 +53,7 @@ class Consumer:
     group                  whose offsets are committed; may be None with "fixed", then nothing is
     topics or pattern      what to subscribe to; a pattern is matched at the start of a topic's name, with
                            "zookeeper" by whoever leads, and so it is RE2's (without lookaround and backreferences) and
-                           needs `allocator[patterns]`
+                           needs `zk-partition-allocator[patterns]`
     assignor               a name, "package.module:function", a callable, or several of them in order of preference;
                            "naive" if none is given. "range", "roundrobin", "sticky" and "cooperative-sticky" are
                            the names under which members of other clients can share a group over "kafka"

@@ -28,7 +28,7 @@ FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 @cache
 def pyarrow() -> Any:
     """The module. Raises `MissingExtra`."""
-    needed = f"Arrow columns need pyarrow {OLDEST} or newer: pip install 'allocator[arrow]'"
+    needed = f"Arrow columns need pyarrow {OLDEST} or newer: pip install 'zk-partition-allocator[arrow]'"
     try:
         import pyarrow
     except ImportError as error:

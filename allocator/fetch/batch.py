@@ -174,7 +174,7 @@ class Batch(Sequence[Record]):
     def to_arrow(
         self, *, views: bool = True, key: ColumnDeserializer = None, value: ColumnDeserializer = None
     ) -> pyarrow.RecordBatch:
-        """All records as one pyarrow.RecordBatch; needs `allocator[arrow]`, or raises `MissingExtra`.
+        """All records as one pyarrow.RecordBatch; needs `zk-partition-allocator[arrow]`, or raises `MissingExtra`.
 
         Columns: offset (int64), timestamp (ms, UTC; null where there is none), timestamp_type (int8, as in `Record`),
         key and value (binary_view), headers (list of key: string_view, value: binary_view). Topic, partition and
@@ -212,7 +212,7 @@ class Batch(Sequence[Record]):
         try:
             import pandas  # noqa: F401
         except ImportError as error:
-            raise MissingExtra("DataFrames need pandas: pip install pandas 'allocator[arrow]'") from error
+            raise MissingExtra("DataFrames need pandas: pip install pandas 'zk-partition-allocator[arrow]'") from error
         frame = self.to_arrow(views=False).to_pandas()
         frame.insert(0, "topic", self.topic)
         frame.insert(1, "partition", self.partition)

@@ -33,7 +33,8 @@ class TopicPattern:
             import re2
         except ImportError as error:
             raise MissingExtra(
-                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: pip install 'allocator[patterns]'"
+                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: "
+                "pip install 'zk-partition-allocator[patterns]'"
             ) from error
         options = re2.Options()
         options.log_errors = False

@@ -25,7 +25,8 @@ async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
     `ends` are (topic, partition, old end, new end).
     """
     if find_spec("pyspark") is None:
-        return dict.fromkeys(plan.topics, Verdict("not done: pip install 'allocator[spark]', and allocator audit", 0))
+        remedy = "pip install 'zk-partition-allocator[spark]', and allocator audit"
+        return dict.fromkeys(plan.topics, Verdict(f"not done: {remedy}", 0))
     return {topic: await asyncio.to_thread(_audit, plan, topic, ends) for topic in plan.topics}
 
 

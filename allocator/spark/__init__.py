@@ -2,7 +2,8 @@
 
 In come options (this library's names, or those of Spark's own Kafka connector) and DataFrames; out go DataFrames of
 records, records in topics, and, where asked for, offsets committed to a group. It may touch brokers and ZooKeeper
-through the rooms above it, on the driver and in Python workers. It needs `allocator[spark]` and a Java, and no jar.
+through the rooms above it, on the driver and in Python workers. It needs `zk-partition-allocator[spark]` and a Java,
+and no jar.
 
     from allocator.spark import register
 

@@ -93,7 +93,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
     try:
         import fastavro
     except ImportError as error:
-        raise MissingExtra("Avro needs fastavro: pip install 'allocator[avro]'") from error
+        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
     try:
         parsed = fastavro.parse_schema(json.loads(path.read_text()))
         ddl = _ddl(parsed, {})

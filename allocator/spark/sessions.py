@@ -33,7 +33,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise MissingExtra("Spark pipelines need pyspark: pip install 'allocator[spark]'") from error
+        raise MissingExtra("Spark pipelines need pyspark: pip install 'zk-partition-allocator[spark]'") from error
     from allocator.spark.source import register
 
     # with a JVM that runs already (spark-submit), its Java is nobody's choice any more

@@ -233,7 +233,7 @@ def _plots(report: SkewReport, topic: str) -> list[str]:
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter
     except ImportError as error:
-        raise MissingExtra("plots need matplotlib: pip install 'allocator[spark]'") from error
+        raise MissingExtra("plots need matplotlib: pip install 'zk-partition-allocator[spark]'") from error
     found = report.of(topic)
     if not found:
         return []

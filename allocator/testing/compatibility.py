@@ -12,11 +12,11 @@ from __future__ import annotations
 import platform
 import time
 from collections import defaultdict
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from .. import __version__
 from ..files import write_file
 from .versions import KAFKA
 
@@ -88,7 +88,7 @@ class CompatibilityTable:
         when = time.strftime("%Y-%m-%d", time.gmtime())
         made = (
             f"{every.count('passed')} tests passed, {every.count('failed')} failed and {every.count('skipped')} were "
-            f"skipped on {when}, with allocator {metadata.version('allocator')} on Python {platform.python_version()}."
+            f"skipped on {when}, with allocator {__version__} on Python {platform.python_version()}."
         )
         skipped = [f"- skipped: {reason}" for reason in self._reasons]
         return "\n".join([made, "", *lines, *(["", *skipped] if skipped else [])])

@@ -31,7 +31,7 @@ try:
     from requests.adapters import HTTPAdapter
     from requests.utils import get_environ_proxies, select_proxy
 except ImportError as error:
-    raise MissingExtra("servers for tests need requests: pip install 'allocator[testing]'") from error
+    raise MissingExtra("servers for tests need requests: pip install 'zk-partition-allocator[testing]'") from error
 
 __all__ = ["download"]
 

@@ -24,7 +24,7 @@ from .versions import JarSet
 try:
     from filelock import FileLock
 except ImportError as error:
-    raise MissingExtra("servers for tests need filelock: pip install 'allocator[testing]'") from error
+    raise MissingExtra("servers for tests need filelock: pip install 'zk-partition-allocator[testing]'") from error
 
 __all__ = ["cache_directory", "class_path", "jar_directory"]
 

@@ -1,4 +1,4 @@
-"""pytest fixtures of real servers: `pip install allocator[testing]`, and they are there.
+"""pytest fixtures of real servers: `pip install 'zk-partition-allocator[testing]'`, and they are there.
 
 Servers are started when a test asks for them first, shared by the tests of a session, and made whole again before
 each test if an earlier one broke them. What a test writes is its own: a chroot, topics and a group with fresh names.

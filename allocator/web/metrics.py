@@ -1,4 +1,4 @@
-"""Consumers as a collector of prometheus-client's; `pip install 'allocator[web]'` brings that."""
+"""Consumers as a collector of prometheus-client's; `pip install 'zk-partition-allocator[web]'` brings that."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
+
+from .. import __version__
 
 __all__ = ["describe_api"]
 
@@ -196,7 +197,7 @@ def describe_api() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "allocator",
-            "version": metadata.version("allocator"),
+            "version": __version__,
             "description": "What `allocator web` and the daemon's web server tell of groups. Changes need a token.",
         },
         "paths": {

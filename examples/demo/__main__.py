@@ -273,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
         demo = Demo(options, cluster, Path(directory), console)
         held = asyncio.run(demo.run())
         if options.spark:
-            from . import pipeline  # needs allocator[spark]
+            from . import pipeline  # needs zk-partition-allocator[spark]
 
             console.print("\nreading it all once more, with Spark ...")
             claims = pipeline.run(cluster.bootstrap, TOPIC, GROUP, demo.processed, Path(directory) / "archive")

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import allocator
 from allocator.cli import LAZY, main
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
@@ -49,7 +49,7 @@ def completed(*words: str) -> list[str]:
 def test_the_version_is_that_of_the_package() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0
-    assert result.output == f"allocator, version {metadata.version('allocator')}\n"
+    assert result.output == f"allocator, version {allocator.__version__}\n"
 
 
 def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:
@@ -161,7 +161,7 @@ def test_a_page_without_its_extra_names_the_extra(
     assert result.exit_code in (1, 2)
     (line,) = result.output.splitlines()
     assert line.startswith("error: ")
-    assert line.endswith("pip install 'allocator[web]'")
+    assert line.endswith("pip install 'zk-partition-allocator[web]'")
 
 
 def test_the_page_says_where_it_is_for_a_program_too() -> None:

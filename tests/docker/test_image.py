@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from docker_engine import docker, state
 from repository import ROOT
 
@@ -44,6 +45,32 @@ def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
 
 def test_any_user_can_run_it(image: str) -> None:
     assert docker("run", "--rm", "--user", "54321:54321", "--read-only", image, "--version").startswith("allocator, ")
+
+
+def test_the_manifests_image_is_built_and_checked_as_its_header_says(image: str, tmp_path: Path) -> None:
+    manifest = ROOT / "docker" / "kubernetes.yaml"
+    header = manifest.read_text().partition("apiVersion:")[0]
+    dockerfile = re.findall(r"^#   ((?:FROM|COPY) .+)$", header, re.MULTILINE)
+    check = " ".join(re.findall(r"^# +(docker run .+)\\\n# +(.+)$", header, re.MULTILINE)[0])
+    (config,) = [each["data"] for each in yaml.safe_load_all(manifest.read_text()) if each["kind"] == "ConfigMap"]
+    (tmp_path / "config.toml").write_text(config["config.toml"])
+    (tmp_path / "handlers.py").write_text("def handle(record):\n    pass\n")
+    (tmp_path / "Dockerfile").write_text("\n".join(dockerfile).replace("FROM allocator", f"FROM {image}"))
+    name = f"{image}-billing"
+    docker("build", "--tag", name, str(tmp_path))
+    try:
+        step = check.replace("billing:1.0.0", name)
+        assert name in step
+        # the pod's own limits: no writable root, no capability
+        step = step.replace("docker run", "docker run --read-only --cap-drop ALL")
+        done = subprocess.run(["sh", "-c", step], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (tmp_path / "config.toml").write_text(config["config.toml"].replace("handlers:handle", "handlers:hanlde"))
+        done = subprocess.run(["sh", "-c", step], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert "hanlde" in done.stdout + done.stderr
+    finally:
+        docker("image", "rm", "--force", name)
 
 
 class Daemon:

@@ -6,10 +6,11 @@ line or steer a terminal, and a value of 60 MB would be copied into every place 
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 
-__all__ = ["CONTROL", "SHOWN", "plain", "shown"]
+__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "shown"]
 
 SHOWN = 80  # characters of one foreign value
 SHOWN_ERROR = 300  # of an exception that may quote one
@@ -44,6 +45,16 @@ def shown(value: object) -> str:
         text = _SHORT.repr(value)
     text = plain(text)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def os_cause(error: BaseException) -> str:
+    """Why the operating system did not connect, as a person says it: "Connection refused".
+
+    asyncio writes "[Errno 111] Connect call failed ('127.0.0.1', 9092)", once for each address that the host has.
+    """
+    causes = {os.strerror(int(number)) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
+    # a failed look-up has a negative number, which `strerror` does not know
+    return ", ".join(sorted(causes)) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 
 _SHORT = reprlib.Repr()

@@ -45,7 +45,9 @@ class Frames:
         while self._filled - pos >= _LENGTH:
             length = int.from_bytes(self._buffer[pos : pos + _LENGTH], "big", signed=True)
             if not 0 <= length <= most:
-                raise kafka_errors.InvalidReceiveError(f"Invalid frame length: {length}")
+                raise kafka_errors.InvalidReceiveError(
+                    _not_kafka(bytes(self._buffer[pos : pos + _LENGTH]), length, most)
+                )
             size = _LENGTH + length
             if self._filled - pos < size:
                 break
@@ -78,3 +80,12 @@ def answers_in(parser: Any, frame: memoryview) -> list[tuple[int, Any]]:
     if found != header.correlation_id:
         raise kafka_errors.CorrelationIdError(f"the answer to request {found} where {header.correlation_id} is due")
     return [(found, answer)]
+
+
+def _not_kafka(start: bytes, length: int, most: int) -> str:
+    """What an answer is that begins with such a length: a port of another kind shows itself so."""
+    if start[:2] == b"\x15\x03":
+        return "it answers in TLS"
+    if start == b"HTTP":
+        return "it answers in HTTP"
+    return f"it answers with a frame of {length} bytes, where 0 to {most} are possible"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
@@ -17,7 +18,7 @@ from allocator.measures import Measures
 from allocator.tasks import within
 from allocator.types import TopicPartition
 from allocator.wire.kafka_channel import Channel
-from allocator.wire.kafka_errors import broker_error, describe
+from allocator.wire.kafka_errors import broker_error, describe, unreachable
 from allocator.wire.kafka_manager import Directory, parse_addresses
 from allocator.wire.kafka_metadata import Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
@@ -31,6 +32,13 @@ NEVER_CREATES_TOPICS = 4  # the Metadata version from which a request can say "d
 
 # less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
 CONNECT_TIMEOUT_S = 10.0
+
+# an error that ends the connecting at once -> what to do about it
+REFUSALS: Final[Mapping[type[Exception], str]] = {
+    kafka_errors.SaslAuthenticationFailedError: "correct the credentials",
+    kafka_errors.UnsupportedSaslMechanismError: "set sasl_mechanism to one of the broker's sasl.enabled.mechanisms",
+    kafka_errors.IllegalSaslStateError: "this port takes no SASL; correct security_protocol",
+}
 
 
 class KafkaClient:
@@ -130,16 +138,8 @@ class KafkaClient:
                     return
                 except kafka_errors.NodeNotReadyError:
                     continue  # in back-off; its cause is noted already
-                except (
-                    kafka_errors.SaslAuthenticationFailedError,
-                    kafka_errors.UnsupportedSaslMechanismError,
-                    kafka_errors.IllegalSaslStateError,
-                ) as exc:
-                    no_sasl = isinstance(exc, kafka_errors.IllegalSaslStateError)
-                    remedy = (
-                        "this port takes no SASL; correct security_protocol" if no_sasl else "correct the credentials"
-                    )
-                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; {remedy}")
+                except tuple(REFUSALS) as exc:
+                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; {REFUSALS[type(exc)]}")
                     refused.retriable = False
                     raise refused from exc
                 except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
@@ -150,8 +150,7 @@ class KafkaClient:
                     log.debug("%s: %s", where, describe(exc))
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
-                tried = "; ".join(f"{address} ({cause})" for address, cause in causes.items())
-                raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:.1f} s; tried {tried}")
+                raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:g} s: {self._tried(causes)}")
             await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
 
     async def close(self) -> None:
@@ -276,7 +275,7 @@ class KafkaClient:
     async def _fetch_metadata(self, topics: frozenset[str]) -> None:
         """Caller: the refresher. Asks brokers one after the other until one answers."""
         channel = self._live()
-        causes = []
+        causes: dict[str, str] = {}
         for key in self._candidates():
             broker = self._directory.broker_metadata(key)
             if broker is None:
@@ -285,11 +284,15 @@ class KafkaClient:
                 await self._ask_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
                 return
             except kafka_errors.KafkaError as exc:
-                causes.append(f"{broker.host}:{broker.port} ({describe(exc)})")
+                causes[f"{broker.host}:{broker.port}"] = describe(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
                     channel.drop(key)  # only a way in; the brokers are reached under their own ids
-        raise BrokersUnavailable(f"no Kafka broker answers; tried {'; '.join(causes)}")
+        raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
+
+    def _tried(self, causes: Mapping[str, str]) -> str:
+        short = {where: _without(where, cause) for where, cause in causes.items()}
+        return unreachable(short, str(self._security.get("security_protocol", "PLAINTEXT")))
 
     def _candidates(self) -> list[Any]:
         best = self._live().least_busy()
@@ -404,3 +407,9 @@ class KafkaClient:
             )
             raise Closed(why)
         return self._channel
+
+
+def _without(where: str, cause: str) -> str:
+    """A cause without the address that it begins with."""
+    host = where.rpartition(":")[0]
+    return re.sub(rf"^{re.escape(host)}(:\d+)?: ", "", cause)

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Final
+
 import kafka.errors as kafka_errors
 
 from allocator.errors import AllocatorError, BrokerError
 
-__all__ = ["broker_error", "describe", "for_code"]
+__all__ = ["broker_error", "describe", "for_code", "unreachable"]
+
+# (cause of a failed connection, whether TLS was used or None for both, what to do); the first that fits
+REMEDIES: Final = (
+    ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
+    ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
+    ("CERTIFICATE|ALERT", True, "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile)?"),
+    ("TLS|SSL", True, "Is this a port with TLS? {protocol} needs one."),
+    ("TLS", False, "This port needs TLS: correct security_protocol, {protocol} now, or the port."),
+    ("HTTP", None, "Correct the address: this is no Kafka broker."),
+    (
+        "clos",
+        True,
+        "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile), is this its port for {protocol}, "
+        "is it starting?",
+    ),
+    ("clos", False, "Is this the port of a Kafka broker for {protocol} (security_protocol), is it starting?"),
+    (
+        "answer|timed out after|decode",
+        None,
+        "Is this the address of a Kafka broker, and its port for {protocol} (security_protocol)?",
+    ),
+    ("", None, "Is it running, is the address right?"),
+)
 
 
 def describe(exc: BaseException) -> str:
     """One line that a reader of a log understands, without the class names of two libraries around it."""
     text = str(exc.args[0]) if exc.args else ""
+    text = re.sub(r"^\w+Error: ", "", text)  # kafka-python quotes one error in another
     if isinstance(exc, kafka_errors.BrokerResponseError):
         name = getattr(exc, "message", "") or type(exc).__name__
         return f"{name}: {text}" if text else f"{name} ({getattr(exc, 'description', '')})"
@@ -39,3 +67,16 @@ def for_code(code: int, what: str) -> BrokerError:
     kind = kafka_errors.for_code(code)
     exc = kind()
     return BrokerError(f"{what}: {describe(exc)}", code=code, retriable=bool(kind.retriable))
+
+
+def unreachable(causes: Mapping[str, str], protocol: str) -> str:
+    """Each address with its cause, and what to do. `protocol` is the security protocol that was used."""
+    remedies = dict.fromkeys(_remedy(cause, protocol.endswith("SSL")) for cause in causes.values())
+    tried = ", ".join(f"{address} ({cause})" for address, cause in causes.items())
+    return f"{tried}. {' '.join(remedies).format(protocol=protocol)}"
+
+
+def _remedy(cause: str, tls: bool) -> str:
+    return next(
+        remedy for pattern, with_tls, remedy in REMEDIES if with_tls in (tls, None) and re.search(pattern, cause)
+    )

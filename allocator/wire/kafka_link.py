@@ -18,7 +18,7 @@ from typing import Any, cast
 import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
 
-from allocator.foreign import shown
+from allocator.foreign import os_cause, shown
 from allocator.tasks import within
 from allocator.wire.frames import Frames, answers_in
 
@@ -74,8 +74,8 @@ class Link(asyncio.BufferedProtocol):
         except OSError as exc:
             link.abort()
             # asyncio's error has no text where the peer closes the connection in the middle of the TLS handshake
-            ended = "the server ended the TLS handshake; is this a port with TLS?" if tls else type(exc).__name__
-            cause = str(exc) or ended
+            ended = "the server ended the TLS handshake" if tls else type(exc).__name__
+            cause = os_cause(exc) or ended
             raise kafka_errors.KafkaConnectionError(f"{host}:{port}: {cause}") from exc
         except BaseException:
             link.abort()

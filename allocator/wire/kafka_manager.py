@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 UNLIMITED = 1 << 30
 _SCHEMES = ("", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as brokers write their own, of which we take none
 # a name, or an IPv6 address, whose brackets are gone; what a URL or another separator would leave is neither
-_HOST = re.compile(r"[^\s:/;,?#@\[\]]+\Z|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%\w+)?\Z")
+_HOST = re.compile(r"[^\s\x00-\x1f:/;,?#@\[\]]+\Z|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%\w+)?\Z")
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:

@@ -15,6 +15,7 @@ from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 
+from allocator.wire.kafka_errors import describe
 from allocator.wire.kafka_manager import Manager
 from allocator.wire.kafka_metadata import Broker
 
@@ -45,21 +46,23 @@ async def old_version(manager: Manager, broker: Broker, timeout_s: float) -> tup
     """
     where = f"{broker.host}:{broker.port}"
 
+    closed = ""  # how the broker ended the last connection, where TLS tells
+
     async def answers(request: Any) -> bool:
+        nonlocal closed
         try:
             await manager.ask_blindly(broker, request, timeout_s)
         except kafka_errors.CorrelationIdError:
             return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
-        except kafka_errors.KafkaConnectionError:
+        except kafka_errors.KafkaConnectionError as error:
+            closed = describe(error) if "SSL" in str(error) else ""
             return False
         return True
 
     async def alive() -> None:
         # every broker before 4.0 answers this, and newer ones do not get here
         if not await answers(MetadataRequest[0]([])):
-            raise kafka_errors.KafkaConnectionError(
-                f"{where} closes connections: it is starting or stopping, expects TLS, or is no Kafka broker"
-            )
+            raise kafka_errors.KafkaConnectionError(closed or "it closes connections")
 
     await alive()
     try:

@@ -31,17 +31,23 @@ _OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("allocator.wire.net
 
 
 class _LostConnections(logging.Filter):
-    """kafka-python logs each lost connection and each failed attempt at ERROR, often twice.
+    """kafka-python logs each lost connection and each failed attempt at ERROR, often twice, and each late answer.
 
-    The errors that reach the caller name the address and the cause, and `kafka_manager` logs once that a broker is
-    away. So these records of our own connections are dropped.
+    The errors that reach the caller name the address and the cause, `kafka_manager` logs once that a broker is away,
+    and `kafka_security` that a password is sent in the clear. So these records of our own connections are dropped.
     """
 
+    REPEATED = ("%s: Request timed out", "Sending username and password")
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno < logging.ERROR or not _OURS.get()
+        if record.levelno < logging.ERROR and not str(record.msg).startswith(self.REPEATED):
+            return True
+        # closing a client runs in the caller's context: then only the connection tells whose it is
+        connection = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        return not (_OURS.get() or isinstance(getattr(connection, "net", None), AsyncioNet))
 
 
-for _name in ("kafka.net.connection", "kafka.net.manager"):
+for _name in ("kafka.net.connection", "kafka.net.manager", "kafka.net.sasl.plain"):
     logging.getLogger(_name).addFilter(_LostConnections())
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from kazoo.retry import KazooRetry
 
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
-from allocator.foreign import shown
+from allocator.foreign import os_cause, shown
 from allocator.tasks import happens
 from allocator.wire.zookeeper_security import check_options, check_tls, hide_credentials
 
@@ -51,6 +52,27 @@ def check_path(what: str, path: str) -> str:
     if first or not parts or any(part in ("", ".", "..") for part in parts):
         raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")
     return path
+
+
+class _Attempts(logging.Filter):
+    """kazoo warns of each attempt to connect, up to 20 times a second.
+
+    The error that reaches the caller names the address and the cause of the last one, and `ZooKeeper` logs once that
+    its connection is lost.
+    """
+
+    NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(self.NOISE)
+
+
+# of our own clients alone; below kazoo's, so that what is set for "kazoo" holds
+_KAZOO_LOG = logging.getLogger("kazoo.client.allocator")
+_KAZOO_LOG.addFilter(_Attempts())
+
+UNRESOLVED = "its name does not resolve"
+ACCEPTED = "it accepts connections and does not answer"
 
 
 class ZooKeeperError(AllocatorError):
@@ -159,7 +181,7 @@ class ZooKeeper:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._connected: asyncio.Event | None = None
         self._auth_failed = False
-        self._no_connection: Exception | None = None
+        self._last_try: Exception | str = UNRESOLVED
         self._reopening: asyncio.TimerHandle | None = None
         self._dead: list[asyncio.Future[None]] = []
         self._asked: set[asyncio.Future[Any]] = set()
@@ -191,10 +213,7 @@ class ZooKeeper:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
         try:
             if not await happens(self._connected, timeout_s):
-                why = "it refused our credentials" if self._auth_failed else f"no node answered within {timeout_s} s"
-                if self._no_connection is not None:
-                    why += f" (the last try ended in: {self._no_connection})"
-                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {why}; is it running, is the address right?")
+                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}")
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
             elif self.chroot and await self.exists("") is None:
@@ -202,6 +221,21 @@ class ZooKeeper:
         except BaseException:
             await self.close()
             raise
+
+    def _why_not(self, timeout_s: float | None) -> str:
+        """Why no session was opened, and what to do."""
+        if self._auth_failed:
+            return "it refused our credentials. Correct them."
+        why, remedy = self._last_try, "Is it running, is the address right?"
+        if isinstance(why, ssl.SSLCertVerificationError):
+            remedy = "Correct ca, or use a host name that the certificate has."
+        elif isinstance(why, ssl.SSLError):
+            remedy = "Is this a port with TLS? Does it demand a client certificate (certfile, keyfile)?"
+        elif why == ACCEPTED:
+            tls = "with" if self._options.get("use_ssl") else "without"
+            remedy = f"Is this a port of ZooKeeper, {tls} TLS? Has the ensemble a quorum?"
+        cause = why if isinstance(why, str) else os_cause(why)
+        return f"no node answered within {timeout_s:g} s ({cause}). {remedy}"
 
     async def close(self) -> None:
         """Ends the session: its ephemeral znodes go at once. Safe to call twice."""
@@ -238,7 +272,11 @@ class ZooKeeper:
     def _open(self) -> None:
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
         client = KazooClient(
-            hosts=self._servers, timeout=self.requested_timeout_s, connection_retry=retry, **self._options
+            hosts=self._servers,
+            timeout=self.requested_timeout_s,
+            connection_retry=retry,
+            logger=_KAZOO_LOG,
+            **self._options,
         )
         self._client = client
         self._adjust_timeouts(client)
@@ -266,11 +304,15 @@ class ZooKeeper:
         connection._invoke = invoke_and_note
 
         def connect_sooner(*args: Any, **options: Any) -> Any:
+            if self._last_try == UNRESOLVED:
+                self._last_try = "no connection so far"  # an earlier cause says more than an attempt under way
             try:
-                return handshake.connect(*args, **options)
+                connected = handshake.connect(*args, **options)
             except Exception as error:
-                self._no_connection = error
+                self._last_try = error
                 raise
+            self._last_try = ACCEPTED
+            return connected
 
         client.handler.create_connection = connect_sooner
 
@@ -282,6 +324,10 @@ class ZooKeeper:
     def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
         if client is not self._client or self._loop is None:
             return  # one that was closed, or replaced
+        if state is SessionState.SUSPENDED and why != KeeperState.CLOSED:
+            log.warning("ZooKeeper %s: the connection was lost; trying again", self.hosts)
+        elif state is SessionState.CONNECTED and self._connected is not None and self._connected.is_set():
+            log.info("ZooKeeper %s: connected again", self.hosts)
         self.state = state
         if why == KeeperState.AUTH_FAILED:
             self._auth_failed = True

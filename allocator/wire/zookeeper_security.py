@@ -73,7 +73,7 @@ def check_tls(options: Mapping[str, Any]) -> None:
 
 def hide_credentials() -> None:
     """Drop the log records of kazoo that would hold credentials. Idempotent."""
-    for name in ("kazoo.client", "kazoo.protocol.connection"):
+    for name in ("kazoo.client", "kazoo.client.allocator", "kazoo.protocol.connection"):
         logging.getLogger(name).addFilter(_shows_none)
 
 

@@ -11,11 +11,18 @@ from typing import Any, Optional
 import click
 
 from allocator.cli.group import Seconds
+from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
 from allocator.tasks import Scope
 
 __all__ = ["mirror"]
+
+
+class NotCaughtUp(AllocatorError):
+    """`--once` was ended before everything was mirrored."""
+
+    retriable = True
 
 
 def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -40,6 +47,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="How they share: through ZooKeeper, or as a group of the old Kafka (0.9 and up).",
 )
 @click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="Where they find each other: host:port/chroot")
+@click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
 @click.option("--old-zookeeper", help="Of the old cluster: before 0.11 only it knows how topics are set.")
 @click.option("--replication", default=3, show_default=True, help="Of topics that are made.")
 @click.option("--throttle", type=click.FloatRange(min=0, min_open=True), help="MB that this process sends in a second.")
@@ -73,13 +81,16 @@ def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool
 
     \b
     Exit codes:
-      0  ended by a signal, or with --once everything is mirrored
-      1  a cluster refuses, or topics differ; or it ended, but records were deleted before they were mirrored (unless
-         --accept-loss), or a topic is stopped
+      0  ended by a signal; with --once everything is mirrored
+      1  a cluster cannot be reached at the start, or refuses, or topics differ; or it ended, but records were
+         deleted before they were mirrored (unless --accept-loss), or a topic is stopped, or a signal came before
+         --once was done
       2  wrong usage or settings
     """
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     asyncio.run(_run(mirroring, once, status_s, as_json))
+    if once and not mirroring.caught_up:
+        raise NotCaughtUp("a signal ended the mirror before everything was mirrored; start it again to go on")
 
 
 async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) -> None:

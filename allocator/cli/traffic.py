@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any, Optional
 
@@ -60,12 +61,16 @@ def record(
 
 async def _read(brokers: str, security: Any, topics: tuple[str, ...], limit: int) -> Recording:
     from allocator.errors import TopicNotFound
+    from allocator.migrate.places import CONNECT_S
     from allocator.migrate.spans import read_spans
     from allocator.migrate.ways import ends_of
     from allocator.types import TopicPartition
     from allocator.wire.kafka import KafkaClient
 
-    async with KafkaClient(brokers, security=security) as client:
+    client = KafkaClient(brokers, security=security)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        await client.connect(CONNECT_S)
         client.follow(topics)
         await client.refresh(topics)
         counts = {topic: len(client.partitions(topic) or ()) for topic in topics}

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError
 from allocator.migrate.offset_map import OffsetMap, map_topic
-from allocator.migrate.places import Place
+from allocator.migrate.places import Place, connected
 from allocator.migrate.plan import Plan
 from allocator.migrate.topic_ids import TopicIds
 from allocator.migrate.ways import ends_of
@@ -93,11 +93,8 @@ class Clusters(NamedTuple):
 async def opened(plan: Plan) -> AsyncIterator[Clusters]:
     """Closed with the block. Raises CutoverFailed when there is no mirror."""
     async with contextlib.AsyncExitStack() as stack:
-        old = await stack.enter_async_context(KafkaClient(plan.old_brokers, security=plan.old_security))
-        new = await stack.enter_async_context(KafkaClient(plan.new_brokers, security=plan.new_security))
-        for client in (old, new):
-            client.follow_all()
-            await client.refresh()
+        old = await connected(stack, plan.old_brokers, plan.old_security)
+        new = await connected(stack, plan.new_brokers, plan.new_security)
         ensemble = ZooKeeper(plan.zookeeper)
         stack.push_async_callback(ensemble.close)
         await ensemble.connect(make_chroot=False)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Optional
 
 from allocator.consumer.consumer import Consumer
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.errors import AllocatorError, LogTruncated, OffsetOutOfRange
+from allocator.errors import AllocatorError, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.fetch.batch import Batch
 from allocator.membership.patterns import compiled
 from allocator.migrate.alike import Alike, refuse_one_cluster
@@ -33,7 +33,7 @@ from allocator.types import TopicPartition
 from allocator.wire.fetch_request import BY_NAME, FetchRequest
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import LATEST, list_offsets
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.wire.zookeeper import NoChroot, ZooKeeper
 
 __all__ = ["Mirror", "MirrorSettings", "Progress", "RecordsGone"]
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
 
+CONNECT_S: Final = 30.0  # for a cluster; more: waits for one that is coming up; less: reports it sooner
 RESTART_S: Final = 1.0  # after a failure that may pass
 LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it is to stop
 LOSSES: Final = 1000
@@ -103,7 +104,10 @@ class Mirror(RebalanceListener):
         """Which ones; the last thousand ranges."""
         self.stopped: dict[str, str] = {}
         """Old topics that are not mirrored on until `settings.recreated` says how -> what was found of them."""
+        self.caught_up = False
+        """Whether all of the goal of `run(until_caught_up=True)` is mirrored."""
         self._stopping: asyncio.Event | None = None
+        self._begun = False  # its servers were reached and it joined the group, once
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[Progress] = []
         self._acked: dict[TopicPartition, int] = {}
@@ -129,11 +133,12 @@ class Mirror(RebalanceListener):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, until_caught_up: bool = False) -> None:
-        """Mirrors. What may pass by itself is tried again for ever, with a line in the log.
+        """Mirrors. Once it has begun, what may pass by itself is tried again for ever, with a line in the log.
 
-        Raises ConfigError, TopicsDiffer, NotEmpty and what else takes somebody to mend it; after everything else is
-        done, TopicsStopped for topics that are stopped, and RecordsGone where records of the old cluster were deleted
-        before they were mirrored, unless `settings.accept_loss`.
+        Raises what keeps it from beginning, so that a mistyped address ends it, and what takes somebody to mend it:
+        ConfigError, TopicsDiffer, NotEmpty and others. After everything else is done, TopicsStopped for topics that are
+        stopped, and RecordsGone where records of the old cluster were deleted before they were mirrored, unless
+        `settings.accept_loss`.
         """
         await self._run(until_caught_up)
         if self.stopped:
@@ -159,9 +164,9 @@ class Mirror(RebalanceListener):
                     await self._mirror(goal)
                     return
             except AllocatorError as error:
-                if not error.retriable:
+                if not error.retriable or not self._begun:
                     raise
-                log.warning("%s: %s; goes on in %g s", self.settings.group, error, RESTART_S)
+                log.warning("%s: trying again in %g s: %s", self.settings.group, RESTART_S, error)
                 await happens(self._stopping, RESTART_S)
 
     def stop(self) -> None:
@@ -186,8 +191,11 @@ class Mirror(RebalanceListener):
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         settings = self.settings
-        self._old = await stack.enter_async_context(KafkaClient(settings.old, security=settings.old_security))
-        self._new = await stack.enter_async_context(KafkaClient(settings.new, security=settings.new_security))
+        self._old = KafkaClient(settings.old, security=settings.old_security)
+        self._new = KafkaClient(settings.new, security=settings.new_security)
+        for client in (self._old, self._new):
+            stack.push_async_callback(client.close)
+            await client.connect(CONNECT_S)
         await refuse_one_cluster(self._old, self._new)
         self._offsets = GroupOffsets(self._old, settings.group)
         stack.push_async_callback(self._offsets.close)
@@ -198,6 +206,8 @@ class Mirror(RebalanceListener):
             ensemble = ZooKeeper(settings.old_zookeeper)
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
+        if settings.membership == "zookeeper" and not settings.create and not self._begun:
+            await _refuse_new_chroot(settings.zookeeper)
         self._ids = TopicIds(self._old, ensemble)
         self._sender = Sender(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._sender.open()
@@ -255,6 +265,7 @@ class Mirror(RebalanceListener):
         self._source.on_metadata(self._doubt)
         if not await self._unless_stopped(consumer.start()):
             return
+        self._begun = True
         try:
             while not self._stopping.is_set():
                 batch = None
@@ -276,6 +287,7 @@ class Mirror(RebalanceListener):
                         break  # what is left of it is still in hand, and may not count as done
                     self._in_hand = None
                 elif goal is not None and await self._reached(goal):
+                    self.caught_up = True
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
@@ -546,3 +558,19 @@ class Mirror(RebalanceListener):
     def _matches(self, topic: str) -> bool:
         pattern = compiled(self.settings.pattern)
         return pattern is not None and pattern.match(topic) is not None
+
+
+async def _refuse_new_chroot(hosts: str | None) -> None:
+    """Raises ConfigError, having changed nothing, if the ensemble does not have the chroot.
+
+    With a mistyped one this would be a mirror of its own, and every record would be mirrored twice.
+    """
+    if "/" not in (hosts or ""):
+        return
+    ensemble = ZooKeeper(hosts or "")
+    try:
+        await ensemble.connect(make_chroot=False)
+    except NoChroot as error:
+        raise ConfigError(f"{error} Correct --zookeeper, or start once with --create") from error
+    finally:
+        await ensemble.close()

@@ -25,6 +25,7 @@ class MirrorSettings:
                         it got; its offset map is in the topic "<group>.offset-map" of the new cluster
     membership          "zookeeper" or "kafka", of the group; `zookeeper` is the ensemble of the former
     old_zookeeper       of the old cluster, with its chroot: brokers before 0.11 do not tell how topics are set
+    create              create the chroot in `zookeeper` if it does not exist, which is refused otherwise
     replication         of topics that are made; as many as there are brokers, at most
     throttle_bytes_s    most that this process sends in a second; None: as fast as it goes
     append              go on behind records that are there already when a partition is mirrored for the first time
@@ -43,6 +44,7 @@ class MirrorSettings:
     group: str = "allocator-mirror"
     membership: str = "zookeeper"
     zookeeper: Optional[str] = None
+    create: bool = False
     old_zookeeper: Optional[str] = None
     old_security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     new_security: Optional[Mapping[str, Any]] = field(default=None, repr=False)

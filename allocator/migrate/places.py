@@ -26,8 +26,9 @@ from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["GroupAlive", "OpenPlace", "Place"]
+__all__ = ["CONNECT_S", "GroupAlive", "OpenPlace", "Place", "connected"]
 
+CONNECT_S = 10.0  # for the servers; more: a mistyped address is reported later
 PATIENCE_S = 30.0  # with a coordinator that does not answer yet
 
 
@@ -60,18 +61,26 @@ class Place:
         if self.storage not in ("kafka", "zookeeper"):
             raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
         async with contextlib.AsyncExitStack() as stack:
-            client = await stack.enter_async_context(KafkaClient(self.brokers, security=self.security))
-            client.follow_all()
-            await client.refresh()
+            client = await connected(stack, self.brokers, self.security)
             ensembles = []
             for hosts in dict.fromkeys(self.zookeepers):
                 ensemble = ZooKeeper(hosts, options=self.zookeeper_options)
                 stack.push_async_callback(ensemble.close)
-                await ensemble.connect(make_chroot=False)
+                await ensemble.connect(CONNECT_S, make_chroot=False)
                 ensembles.append(ensemble)
             offsets = GroupOffsets(client, self.group, in_zookeeper=self.storage == "zookeeper")
             stack.push_async_callback(offsets.close)
             yield OpenPlace(self, client, ensembles, offsets)
+
+
+async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Mapping[str, Any] | None) -> KafkaClient:
+    """A client that knows all topics, until `stack` ends."""
+    client = KafkaClient(brokers, security=security)
+    stack.push_async_callback(client.close)
+    await client.connect(CONNECT_S)
+    client.follow_all()
+    await client.refresh()
+    return client
 
 
 class OpenPlace:

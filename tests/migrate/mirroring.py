@@ -32,6 +32,7 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
         "new": new.bootstrap,
         "group": group,
         "zookeeper": f"{old.zookeeper}/{group}",
+        "create": True,
         "old_zookeeper": old.zookeeper,
         "replication": 1,
         "session_timeout_s": 4.0,
@@ -83,7 +84,7 @@ def started(chosen: MirrorSettings, *options: str) -> Iterator[subprocess.Popen[
     for topic in chosen.topics:
         command += ["--topic", topic]
     command += ["--group", chosen.group, "--replication", "1", "--status-s", "1", "--session-timeout", "4", *options]
-    command += ["--zookeeper", str(chosen.zookeeper), "--old-zookeeper", str(chosen.old_zookeeper)]
+    command += ["--zookeeper", str(chosen.zookeeper), "--old-zookeeper", str(chosen.old_zookeeper), "--create"]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, stderr=subprocess.DEVNULL)
     try:
         yield process

@@ -77,7 +77,17 @@ async def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
 
 async def command(chosen: MirrorSettings, *options: str) -> tuple[int, dict[str, Any], str]:
     """`allocator mirror --once --json`: its exit code, its last status, and the text of its error."""
-    arguments = [sys.executable, "-m", "allocator.cli", "mirror", chosen.old, chosen.new, "--once", "--json"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "allocator.cli",
+        "mirror",
+        chosen.old,
+        chosen.new,
+        "--once",
+        "--json",
+        "--create",
+    ]
     arguments += ["--group", chosen.group, "--replication", "1", "--zookeeper", str(chosen.zookeeper), *options]
     arguments += [word for topic in chosen.topics for word in ("--topic", topic)]
     if chosen.old_zookeeper:

@@ -1,0 +1,140 @@
+"""Every command against servers that are away, or are something else: one line that says what to do, and code 1."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from allocator.cli import main
+from allocator.migrate import mirror, places
+from allocator.migrate.offsets import FORMAT
+
+AWAY: Final = "127.0.0.1:1"
+ZK: Final = ["--zookeeper", AWAY, "--timeout", "0.3"]
+BOTH: Final = [*ZK, "--brokers", AWAY]
+SPARK: Final = ["--brokers", AWAY, "--topic", "orders", "-o", "timeout_s=0.3", "--dry-run"]
+# what its name on the command line is -> arguments that make it connect
+COMMANDS: Final = {
+    "archive": ["{tmp}/archive", *SPARK],
+    "audit": [f"kafka://{AWAY}/a", "kafka://127.0.0.1:2/a", "--dry-run", "--left-option", "timeout_s=0.3"],
+    "cutover": ["{tmp}/plan.toml", "--until", "check"],
+    "doctor": ["billing", *BOTH, "--interval", "0"],
+    "group adopt": ["billing", *ZK],
+    "group describe": ["billing", *BOTH],
+    "group list": BOTH,
+    "group offsets reset": ["billing", "--to", "latest", *BOTH, "--execute"],
+    "group offsets show": ["billing", *BOTH],
+    "mirror": [AWAY, "127.0.0.1:2", "--topic", "a", "--zookeeper", AWAY, "--once"],
+    "offsets copy": ["a", "b", "--brokers", AWAY, "--zookeeper", AWAY, "--execute"],
+    "offsets restore": ["{tmp}/restore.json"],
+    "skew": SPARK,
+    "top": ["--once", *BOTH],
+    "traffic record": ["{tmp}/recording.json", "--brokers", AWAY, "--topic", "orders"],
+}
+# `run` has logs, see below; `web` serves and says on its page what is away; the others need no servers
+OTHERS: Final = {"run", "web", "cluster fetch", "cluster up", "completion"}
+
+CONFIG: Final = """
+[kafka]
+brokers = ["{address}"]
+[zookeeper]
+hosts = "{address}"
+[group]
+name = "billing"
+topics = ["orders"]
+connect_timeout_s = 0.5
+{group}
+[handler]
+target = "examples.handlers:show"
+[log]
+format = "text"
+"""
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path)
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from leaves(inner, (*path, name))
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "CONNECT_S", 0.3)
+    monkeypatch.setattr(mirror, "CONNECT_S", 0.3)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Accepts connections and never answers, as a server of another kind, or one behind a proxy."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_every_command_is_tried() -> None:
+    assert set(leaves(main)) == {*COMMANDS, *OTHERS}
+
+
+def refused(name: str, tmp_path: Path, address: str) -> str:
+    """What a command says of servers at `address`: the one line, after what holds of every such refusal."""
+    (tmp_path / "plan.toml").write_text(
+        f'[cutover]\ngroups = ["billing"]\ntopics = ["orders"]\nzookeeper = "{AWAY}"\n'
+        f'[old]\nbrokers = "{AWAY}"\n[new]\nbrokers = "127.0.0.1:2"\n'.replace(AWAY, address)
+    )
+    to = {"brokers": address, "group": "b", "storage": "kafka", "zookeepers": [address], "root": "/allocator"}
+    (tmp_path / "restore.json").write_text(json.dumps({"format": FORMAT, "to": to, "before": []}))
+    there = set(tmp_path.iterdir())
+    arguments = [each.format(tmp=tmp_path).replace(AWAY, address) for each in COMMANDS[name]]
+    result = CliRunner().invoke(main, [*name.split(), *arguments])
+    assert isinstance(result.exception, SystemExit), result.exc_info
+    assert result.exit_code == 1, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert address in result.stderr
+    assert set(tmp_path.iterdir()) == there  # nothing was written before the refusal
+    return result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_servers_that_are_away_are_told_in_one_line_with_a_remedy(name: str, tmp_path: Path) -> None:
+    said = refused(name, tmp_path, AWAY)
+    assert "Connection refused" in said
+    assert "Is it running, is the address right?" in said
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_what_accepts_connections_and_is_no_such_server_is_told_so(name: str, tmp_path: Path, silent: str) -> None:
+    said = refused(name, tmp_path, silent)
+    assert "Is this a port of ZooKeeper" in said or "Is this the address of a Kafka broker" in said
+
+
+@pytest.mark.parametrize("name", ["doctor", "group list", "traffic record", "top"])
+def test_a_host_name_that_does_not_resolve_is_told_so(name: str, tmp_path: Path) -> None:
+    said = refused(name, tmp_path, "no-such-host.invalid:1")
+    assert "not known" in said or "does not resolve" in said or "resolution" in said
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+def test_a_daemon_whose_servers_are_away_says_so_once(membership: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG.format(address=AWAY, group=f'membership = "{membership}"'))
+    command = [sys.executable, "-m", "allocator.cli", "run", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    loud = [line for line in done.stderr.splitlines() if " info " not in line]
+    assert len(loud) == 1, done.stderr
+    assert f"{AWAY}" in loud[0]
+    assert "Is it running, is the address right?" in loud[0]

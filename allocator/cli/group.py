@@ -17,7 +17,7 @@ from allocator.cli.report import TARGETS, GroupReport, members_table, offsets_ta
 from allocator.errors import ConfigError
 from allocator.foreign import plain
 
-__all__ = ["Seconds", "group", "with_clusters"]
+__all__ = ["ERROR", "Seconds", "group", "with_clusters"]
 
 Command = Callable[..., Any]
 
@@ -138,7 +138,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
         state = report.state
         click.echo(
             f"{state.group}: {report.phase}, generation {state.generation}, {len(state.members)} members, "
-            f"{len(state.owners)} partitions" + _count_problems(report)
+            f"{len(state.owners)} of {len(report.partitions)} partitions owned" + _count_problems(report)
         )
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli.group import Seconds, with_clusters
+from allocator.cli.group import ERROR, Seconds, with_clusters
 from allocator.cli.output import print_json
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
@@ -57,7 +57,9 @@ def top(
 ) -> None:
     """Groups, members, lag and rates, live. GROUP: that one first. Keys: q quits, Tab shows the next group.
 
-    Rates need --brokers, and two looks. Exit codes: 0 quit; 1 nothing could be read; 2 wrong usage or settings.
+    Rates need --brokers, and two looks.
+
+    Exit codes: 0 quit, or with --once all was read; 1 a cluster could not be read; 2 wrong usage or settings.
     """
     logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # what it warns of is shown
     chosen = name or default_group
@@ -73,6 +75,8 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
     await Scope().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
+    if watcher.problems:
+        sys.exit(ERROR)
 
 
 async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:

@@ -56,12 +56,14 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
         return
     logs = look.report.logs
     lag = logs.lag_of(logs.committed)
-    waiting = f"{lag.known} records wait" if lag.total is not None else f"at least {lag.known} records wait"
+    waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait behind what it committed"
+    if not look.version:
+        waiting = "Kafka was not asked how many records wait"
     in_kafka = f" (Kafka says {look.kafka.state})" if look.kafka is not None else ""
     yield Finding(
         "no-members",
-        Severity.WARNING if lag != (0, 0) else Severity.INFO,
-        f"the group has no members{in_kafka}; {waiting} behind what it committed",
+        Severity.WARNING if lag != (0, 0) or not look.version else Severity.INFO,
+        f"the group has no members{in_kafka}; {waiting}",
         (look.report.state.group,),
         "Nothing is consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
         "Start its members, or leave it if it is not needed any more.",

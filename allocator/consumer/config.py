@@ -46,7 +46,7 @@ PREFIX = "ALLOCATOR"
 
 
 def _address(text: str) -> str | None:
-    match = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\],]+)(?::(\d{1,5}))?", text)
+    match = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[^\s\x00-\x1f:/\[\],]+)(?::(\d{1,5}))?", text)
     if not match or (match.group(1) is not None and not 0 < int(match.group(1)) < 65536):
         return f"{text!r} is not host:port"
     return None
@@ -377,6 +377,8 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
     Raises ConfigError that lists every fault: where it stands, the value, what is allowed.
     """
     source = os.fspath(path)
+    if not source:
+        raise ConfigError("the name of the settings file is empty")
     try:
         document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from allocator.consumer.idle_offsets import IdleOffsets, commit_again
 from allocator.consumer.joining import Joining
+from allocator.consumer.keywords import argument_faults
 from allocator.consumer.lag import lag
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
@@ -68,9 +69,11 @@ class Engine:
         old_offsets: bool = False,
         **fetch: Any,
     ) -> None:
+        own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
+        faults = argument_faults({**own, "auto_offset_reset": auto_offset_reset, **fetch})
+        if faults:
+            raise ConfigError("; ".join(faults))
         joining.check()
-        if auto_commit_interval_s is not None and not auto_commit_interval_s > 0:
-            raise ConfigError(f"auto_commit_interval_s must be positive or None, not {auto_commit_interval_s!r}")
         self.group = joining.group
         self._joining = joining
         self._old_offsets = old_offsets

@@ -7,9 +7,10 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from allocator.assign import Assignor, resolve
+from allocator.consumer.keywords import argument_faults
 from allocator.consumer.settings import Faults
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
@@ -25,6 +26,9 @@ __all__ = ["ConsumerGroupConfig"]
 START_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
 MAX_S = (2**31 - 2) / 1000  # what the protocol can say: 32-bit milliseconds
 TOPIC_POLL_S = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
+
+
+_TYPED: Final = ("root", "client_id", "security", "zookeeper_options")  # the other checks look at the rest
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class ConsumerGroupConfig:
         if self.client_id == "":
             object.__setattr__(self, "client_id", f"allocator-{socket.gethostname()}")
         faults = Faults("ConsumerGroupConfig")
+        for fault in argument_faults({name: getattr(self, name) for name in _TYPED}):
+            faults.add(fault.partition(" ")[0].rstrip(":"), fault)
+        faults.raise_if_any()  # the other checks would trip over a wrong type
         for check in (self._required, self._numbers, self._choices, self._parts):
             check(faults)
         faults.raise_if_any()

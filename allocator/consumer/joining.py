@@ -8,11 +8,13 @@ from typing import Any, Optional, Union
 
 from allocator.assign import Assignor, naive_allocator, resolve
 from allocator.assign.kiel import KielAssignor, KielFunction
+from allocator.consumer.keywords import argument_faults
 from allocator.coordinator.find import Coordinator
 from allocator.coordinator.next_settings import NextSettings
 from allocator.coordinator.participant import GroupSettings
 from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import ConfigError
+from allocator.foreign import shown
 from allocator.membership.base import Membership, Owner
 from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
@@ -91,7 +93,8 @@ class Joining:
 
     def check(self) -> None:
         """Everything that can be found out without connecting."""
-        faults = list(self._faults())
+        # first, because the other checks would trip over a wrong type
+        faults = argument_faults({name: getattr(self, name) for name in self.__dataclass_fields__}) or self._faults()
         if faults:
             raise ConfigError("; ".join(faults))
 
@@ -106,10 +109,6 @@ class Joining:
             faults.append(f"{' and '.join(chosen)} exclude each other; give one of them")
         if self.partitions and self.membership != "fixed":
             faults.append(f'partitions are chosen by hand only with membership="fixed", not {self.membership!r}')
-        if self.max_poll_interval_s is not None and not self.max_poll_interval_s > 0:
-            faults.append(f"max_poll_interval_s must be positive or None, not {self.max_poll_interval_s!r}")
-        if not self.weight > 0:
-            faults.append(f"weight must be positive, not {self.weight!r}")
         if self.group is None and self.membership != "fixed":
             faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
         if self.membership in ON_ZOOKEEPER and not self.zookeeper:
@@ -120,8 +119,6 @@ class Joining:
                 f"offsets is {self.offsets!r}, but with membership={self.membership!r} they are in one of: "
                 + ", ".join(places)
             )
-        if not self.settle_s >= 0:
-            faults.append(f"settle_s must be at least 0, not {self.settle_s!r}")
         attempts: list[Callable[[], Any]] = [
             lambda: check_pattern(self.pattern, self.membership),
             lambda: checked(self.topics),
@@ -251,6 +248,8 @@ class Joining:
 
     def _assignors(self) -> dict[str, Assignor]:
         given = "naive" if self.assignor is None else self.assignor
+        if not isinstance(given, (str, list, tuple)) and not callable(given):
+            raise ConfigError(f"assignor = {shown(given)}: must be a name, a function, or a list of them")
         offered = [given] if isinstance(given, str) or callable(given) else list(given)
         if not offered:
             raise ConfigError("assignor is an empty list; name at least one, e.g. 'naive'")

@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from allocator.errors import ConfigError
@@ -112,6 +112,8 @@ class Number:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError
         if value < self.low or value > self.high or (self.above and value == self.low):
+            if self.unit == "seconds" and self.low < value / 1000 <= self.high:
+                raise ValueError(f"{value:g} milliseconds are {value / 1000:g} seconds")
             raise ValueError
         return float(value)
 
@@ -247,7 +249,7 @@ class Reader:
             return None if field.default is REQUIRED else field.default
 
     def _unknown_key(self, name: str, key: str, fields: Mapping[str, Any]) -> None:
-        near = difflib.get_close_matches(key, fields, 1)
+        near = _near(key, fields)
         elsewhere = [f"{other}.{key}" for other, section in self.sections.items() if key in _names(section)]
         hint = f"{name}.{near[0]}" if near else elsewhere[0] if elsewhere else ""
         self.faults.add(
@@ -260,7 +262,7 @@ class Reader:
         for name, value in document.items():
             if name in self.sections:
                 continue
-            near = difflib.get_close_matches(name, self.sections, 1)
+            near = _near(name, self.sections)
             owners = [f"{other}.{name}" for other, section in self.sections.items() if name in _names(section)]
             what = f"[{name}] is not a section" if isinstance(value, Mapping) else f"{name} stands in no section"
             hint = f"[{near[0]}]" if near else owners[0] if owners else ""
@@ -272,9 +274,7 @@ class Reader:
     def _unknown_variables(self, environ: Mapping[str, str]) -> None:
         known = [self._variable(name, key) for name, section in self.sections.items() for key in _names(section)]
         for variable in sorted(environ):
-            if variable in known or not variable.startswith(
-                tuple(f"{self.prefix}_{s.upper()}_" for s in self.sections)
-            ):
+            if variable in known or not variable.startswith(f"{self.prefix}_"):
                 continue
             # only what looks like a slip: others use the prefix too (container platforms announce services so)
             near = difflib.get_close_matches(variable, known, 1, cutoff=0.85)
@@ -289,8 +289,14 @@ def _names(section: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(section)]
 
 
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    """The one of `names` that is most like `name`, if any is; upper case and hyphens are slips as well."""
+    spelt = {each.lower(): each for each in names}
+    return [spelt[each] for each in difflib.get_close_matches(name.lower().replace("-", "_"), spelt, 1)]
+
+
 def _did_you_mean(value: Any, choices: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(value), choices, 1)
+    near = _near(str(value), choices)
     return f"did you mean {json.dumps(near[0])}?" if near else ""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allocator.consumer.config import Config, load
+from allocator.consumer.config import SECTIONS, Config, load
 from allocator.errors import ConfigError
 
 GOOD = """
@@ -164,12 +166,75 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
         ('[log]\nlevel = "INFO"', 'log.level = "INFO": must be "debug" or "info" or "warning" or "error"'),
         ('[commit]\nlevel = "info"', "commit.level is not a setting; did you mean log.level?"),
         ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
+        (
+            '[log]\nlevel = "DEBUG"',
+            'log.level = "DEBUG": must be "debug" or "info" or "warning" or "error"; did you mean',
+        ),
         ("[consume]\nzzz = 1", "consume.zzz is not a setting; [consume] has auto_offset_reset, isolation_level, "),
     ],
 )
 def test_a_fault_names_the_setting_its_value_and_what_is_allowed(files: Files, addition: str, fault: str) -> None:
     (line,) = files.faults(f"{GOOD}\n{addition}\n")
     assert line.startswith(f"FILE: {fault}")
+
+
+# of every kind and unit, empty, out of range, not a number, a path that is not there, a directory
+WRONG = [
+    '""',
+    '"x y"',
+    "-1",
+    "1e300",
+    "nan",
+    "inf",
+    '"5s"',
+    "[]",
+    '[""]',
+    "[1]",
+    '["a", "a"]',
+    "{}",
+    "1979-05-27",
+    '"/no"',
+]
+WRONG += ['"/"', '"\\u0000"', "9223372036854775807", "true", "[[]]"]
+
+
+def with_setting(section: str, key: str, value: str) -> str:
+    """GOOD with this one setting, whether or not it has it already."""
+    text = re.sub(rf"(?m)^{key} = .*\n", "", GOOD)
+    text = text if f"[{section}]" in text else f"{text}\n[{section}]\n"
+    return text.replace(f"[{section}]\n", f"[{section}]\n{key} = {value}\n")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_whatever_a_setting_is_given_it_is_taken_or_refused_by_name(files: Files, section: str) -> None:
+    names = [field.name for field in dataclasses.fields(SECTIONS[section])]
+    refused = 0
+    for key, value in itertools.product(names, WRONG):
+        try:
+            files.load(with_setting(section, key, value))
+        except ConfigError as error:
+            refused += 1
+            _, *lines = str(error).splitlines()
+            assert any(f"{section}.{key}" in line for line in lines), (key, value, lines)
+            assert all(len(line) < 500 for line in lines), (key, value)
+    assert refused > len(WRONG) * len(names) / 2
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_mistyped_name_is_answered_with_the_right_one(files: Files, section: str) -> None:
+    assert f"did you mean [{section}]?" in files.faults(f"{GOOD}\n[{section.upper()}]\n")[0]
+    for field in dataclasses.fields(SECTIONS[section]):
+        for wrong in (field.name.upper(), field.name.replace("_", "-"), field.name[:-1]):
+            if wrong not in (field.name, "c"):  # of "ca"
+                (line,) = files.faults(with_setting(section, wrong, "1"))
+                assert f"did you mean {section}.{field.name}?" in line
+        variable = f"ALLOCATOR_{section}_{field.name}".upper()
+        for wrong in (
+            variable[:-1],
+            f"{variable}S",
+            variable.replace(f"R_{section[:2]}".upper(), f"R_{section[1::-1]}".upper()),
+        ):
+            assert f"did you mean {variable}?" in files.faults(GOOD, **{wrong: "1"})[0], wrong
 
 
 def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> None:

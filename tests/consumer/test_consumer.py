@@ -326,7 +326,7 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
         ({"group": "a/b"}, "group name 'a/b' cannot be a znode"),
         ({"assignor": "navie"}, "naive"),
         ({"assignor": []}, "at least one"),
-        ({"weight": 0}, "weight must be positive"),
+        ({"weight": 0}, "weight = 0: must be a number"),
         ({"auto_commit_interval_s": 0}, "auto_commit_interval_s"),
         ({"auto_offset_reset": "erliest"}, "earliest"),
         ({"zookeeper_options": {"use_sll": True}}, "use_ssl"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allocator.fetch.batch import Batch
     from allocator.subscription.listener import RebalanceListener
     from allocator.subscription.loss import RecordsLost
-    from allocator.types import OffsetAndMetadata, Record, TopicPartition
+    from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ _HOME = {
     "GroupClosed": "allocator.errors",
     "GroupedConsumer": "allocator.consumer.grouped",
     "OffsetAndMetadata": "allocator.types",
+    "OffsetAndTimestamp": "allocator.types",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "RecordsLost": "allocator.subscription.loss",
@@ -57,6 +58,7 @@ __all__ = [
     "GroupClosed",
     "GroupedConsumer",
     "OffsetAndMetadata",
+    "OffsetAndTimestamp",
     "RebalanceListener",
     "Record",
     "RecordsLost",

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Union
+from typing import Any
 
+from allocator.consumer.arguments import Offset, as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.consumer.engine import Engine
 from allocator.consumer.joining import Assignors, Joining
 from allocator.consumer.metrics import lags, reference_metrics
 from allocator.consumer.reading import Reading
 from allocator.coordinator.offsets import OnCommit
-from allocator.errors import Closed
+from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
-from allocator.subscription.listener import Listens
-from allocator.subscription.loss import RecordsLost
-from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from allocator.subscription.listener import Listens, check_listener
+from allocator.subscription.loss import RecordsLost, as_written
+from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from allocator.wire.list_offsets import EARLIEST, LATEST, Found, list_offsets
 
 __all__ = ["Consumer"]
-
-Offset = Union[int, OffsetAndMetadata]
 
 
 class Consumer:
@@ -38,6 +38,11 @@ class Consumer:
                     handle(record.value)
 
     One task may read at a time; `commit`, `seek`, `pause` and the like may be called from any task of the same loop.
+    Topics and partitions are taken one by one or in any collection; a partition may be another client's
+    TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
+
+    Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
+
     A partition that is to move waits until the batch in the reader's hands is done: a handler that takes long delays
     the rebalance of the partitions it works on, and of no others.
 
@@ -82,7 +87,7 @@ class Consumer:
         zookeeper: str | None = None,
         membership: str = "zookeeper",
         pattern: str | None = None,
-        partitions: Sequence[TopicPartition] = (),
+        partitions: Iterable[TopicPartition] = (),
         assignor: Assignors | None = None,
         client_id: str | None = None,
         session_timeout_s: float = 10.0,
@@ -118,9 +123,9 @@ class Consumer:
                 membership=membership,
                 group=group,
                 client_id=self.client_id,
-                topics=topics,
+                topics=as_topics(topics),
                 pattern=pattern,
-                partitions=partitions,
+                partitions=as_partitions(partitions),
                 assignor=assignor,
                 weight=weight,
                 rack=rack,
@@ -152,6 +157,7 @@ class Consumer:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
         )
+        self._isolation_level = isolation_level
         self._reading = Reading(self._engine)
         self._started = False
         self._closed = False
@@ -188,6 +194,10 @@ class Consumer:
         self._closed = True
         self._reading.close()
         await self._engine.close(commit=commit)
+
+    async def stop(self) -> None:
+        """As `close`, under aiokafka's name."""
+        await self.close()
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -229,8 +239,9 @@ class Consumer:
         return await self._begun().many(timeout_s, max_records)
 
     def _begun(self) -> Reading:
-        if not self._started:
-            raise Closed("the consumer is not started; use `async with`, or call start() first")
+        self._must_be_started()
+        if not self._engine.ever_chosen:
+            raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
 
     # -- offsets -------------------------------------------------------------------------------------------------
@@ -244,7 +255,7 @@ class Consumer:
         if offsets is None:
             await self._engine.commit_progress(in_hand=True)
             return
-        await self._engine.commit(_with_metadata(offsets))
+        await self._engine.commit(as_offsets(offsets))
 
     def commit_soon(
         self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
@@ -256,14 +267,20 @@ class Consumer:
         """
         if offsets is None:
             offsets = self._engine.progress.uncommitted(in_hand=True)
-        self._engine.commit_soon(_with_metadata(offsets), callback)
+        self._engine.commit_soon(as_offsets(offsets), callback)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """What the group has committed, asked of the coordinator; None if nothing. Need not be owned."""
-        return (await self._engine.offsets.fetch([partition])).get(partition)
+        """What the group has committed, asked of the coordinator; None if nothing. Need not be owned.
+
+        Its metadata is what the user committed, "" if that was nothing; its leader epoch is -1 if it is not known.
+        """
+        partition = as_partition(partition)
+        found = (await self._engine.offsets.fetch([partition])).get(partition)
+        return None if found is None else as_written(found)
 
     async def position(self, partition: TopicPartition) -> int:
         """The next offset to be delivered; waits until it is known. Raises NotOwned."""
+        partition = as_partition(partition)
         while True:
             self._engine.must_own([partition])
             position = self._engine.state.position(partition)
@@ -274,27 +291,74 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: Offset) -> None:
         """Goes on from `offset`, whatever was reached before. Raises NotOwned.
 
-        An OffsetAndMetadata, as `committed` returns it, is compared with the log first: by its leader epoch, and by the
-        topic's id in its metadata.
+        What `committed` returns is compared with the log first: by its leader epoch, and by the id of the topic of
+        which it was committed.
         """
+        partition, position = as_partition(partition), as_offset(offset)
         self._engine.must_own([partition])
-        self._engine.state.seek(partition, offset)
-        self._engine.progress.rewind(partition, offset if isinstance(offset, int) else offset.offset)
+        self._engine.state.seek(partition, position)
+        self._engine.progress.rewind(partition, position.offset)
         self._engine.fetcher.wake()
 
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Delivers nothing of these until `resume`; they stay ours."""
-        self._engine.must_own(partitions)
-        state = self._engine.state
-        for partition in partitions:
-            state.pause(partition)
+    async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Goes on from the oldest record of these partitions, or of all that are ours.
+
+        Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
+        """
+        await self._seek_to(partitions, EARLIEST)
+
+    async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Goes on with the next record that is written to these partitions, or to all that are ours.
+
+        Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
+        """
+        await self._seek_to(partitions, LATEST)
+
+    async def seek_to_committed(
+        self, *partitions: TopicPartition | Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
+        """Goes on from the committed offsets of these partitions, or of all that are ours, and returns them.
+
+        A partition of which nothing is committed stays where it is; its value is None. Raises NotOwned, also when none
+        is ours, IllegalState without a group, and NoOffsetsError.
+        """
+        chosen = self._owned(partitions)
+        found = await self._engine.offsets.fetch(chosen)
+        for partition, offset in found.items():
+            self.seek(partition, as_written(offset))
+        return {partition: found[partition].offset if partition in found else None for partition in chosen}
+
+    async def _seek_to(self, partitions: Iterable[Any], where: int) -> None:
+        found = await self._list_offsets(dict.fromkeys(self._owned(partitions), where))
+        for partition, there in found.items():
+            if there is not None:
+                self.seek(partition, there.offset)
+
+    def _owned(self, partitions: Iterable[Any]) -> tuple[TopicPartition, ...]:
+        """These, or all that are ours. Raises NotOwned."""
+        chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
+        if not chosen:
+            raise NotOwned(
+                f"{self.group}: no partition is assigned to this member at present; a listener's "
+                "on_partitions_assigned is the place to seek what the group assigns"
+            )
+        self._engine.must_own(chosen)
+        return chosen
+
+    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Delivers nothing of these until `resume`; they stay ours. Raises NotOwned."""
+        chosen = as_partitions(partitions)
+        self._engine.must_own(chosen)
+        for partition in chosen:
+            self._engine.state.pause(partition)
             self._reading.put_back(partition)
         self._engine.fetcher.wake()
 
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Ends a pause."""
-        self._engine.must_own(partitions)
-        for partition in partitions:
+    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+        """Ends a pause. Raises NotOwned."""
+        chosen = as_partitions(partitions)
+        self._engine.must_own(chosen)
+        for partition in chosen:
             self._engine.state.resume(partition)
         self._engine.fetcher.wake()
 
@@ -313,13 +377,112 @@ class Consumer:
         """Returns once `may_act` is true; at once if it is."""
         await self._engine.until_may_act()
 
-    def subscribe(self, *topics: str, pattern: str | None = None) -> None:
-        """Reads these topics from now on, instead of what was subscribed (or chosen by hand) before.
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *more: str,
+        pattern: str | None = None,
+        listener: Listens | None = None,
+    ) -> None:
+        """Reads these topics from now on, instead of what was subscribed before. May be called before `start`.
 
         Partitions of topics that are not subscribed any more are released in good order with the rebalance that this
-        causes. Raises ConfigError, and leaves everything as it was.
+        causes. `listener` takes the place of the one before, which stays if none is given.
+
+        Raises ConfigError, or IllegalState after `assign`, and leaves everything as it was.
         """
-        self._engine.subscribe(topics, pattern)
+        wanted = as_topics((topics, *more) if more else (topics,))
+        if not wanted and pattern is None:
+            raise ConfigError("subscribe needs topics or a pattern; unsubscribe() ends a subscription")
+        check_listener(listener)
+        self._engine.subscribe(wanted, pattern)
+        if listener is not None:
+            self._engine.state.rebalance_listener = listener
+
+    def unsubscribe(self) -> None:
+        """Reads nothing from now on: topics, pattern and assigned partitions are given up, in good order.
+
+        Nothing is delivered any more, and what is done is committed as in a rebalance. The consumer stays in its
+        group, without partitions, so that it can `subscribe` again.
+        """
+        self._engine.subscribe((), None)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads these partitions from now on, and no others; with membership "fixed" only.
+
+        They are assigned when this returns, so `seek` may follow at once; before `start`, they are once that returns.
+        Those that were assigned before and are not named any more can be committed until the batch in hand is done.
+        Without any it is as `unsubscribe`.
+
+        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
+        has not, and leaves everything as it was.
+        """
+        self._engine.assign(as_partitions(partitions))
+
+    def subscription(self) -> frozenset[str]:
+        """The topics that are subscribed; of a pattern, those that match and are known. None by `assign`."""
+        return self._engine.subscription()
+
+    # -- what the cluster has ------------------------------------------------------------------------------------
+
+    async def topics(self) -> set[str]:
+        """Every topic that this user may see, without Kafka's own. Raises BrokerError."""
+        self._must_be_started()
+        return set(await self._engine.client.list_topics())
+
+    async def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """The numbers of a topic's partitions, asked of the brokers; None if there is none such.
+
+        The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
+        """
+        self._must_be_started()
+        await self._engine.client.refresh([topic])
+        found = self._engine.client.partitions(topic)
+        return None if found is None else set(found)
+
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset of the oldest record of each. They need not be ours, and no position changes.
+
+        Raises TopicNotFound, and BrokerError when a leader does not answer within 30 s.
+        """
+        return await self._ends(partitions, EARLIEST)
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset of the next record of each; with "read_committed", of the first that is not decided.
+
+        They need not be ours, and no position changes. Raises as `beginning_offsets`.
+        """
+        return await self._ends(partitions, LATEST)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Of each, the first record at or after its time, in milliseconds since the epoch; None: there is none.
+
+        They need not be ours, and no position changes. Brokers before 0.10.1 know only the times of log segments: the
+        offset is then the start of a segment at or before that record, with timestamp -1.
+
+        Raises ConfigError (a ValueError) for a time below 0, else as `beginning_offsets`.
+        """
+        at = {as_partition(partition): time for partition, time in timestamps.items()}
+        for (topic, number), time in at.items():
+            if not isinstance(time, int) or isinstance(time, bool) or time < 0:
+                raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
+        return await self._list_offsets(at)
+
+    async def _ends(self, partitions: Iterable[Any], where: int) -> dict[TopicPartition, int]:
+        found = await self._list_offsets(dict.fromkeys(as_partitions(partitions), where))
+        return {partition: there.offset for partition, there in found.items() if there is not None}
+
+    async def _list_offsets(self, at: Mapping[TopicPartition, int]) -> Found:
+        self._must_be_started()
+        return await list_offsets(self._engine.client, at, isolation_level=self._isolation_level)
+
+    def _must_be_started(self) -> None:
+        if not self._started:
+            raise Closed("the consumer is not started; use `async with`, or call start() first")
 
     # -- what is so ----------------------------------------------------------------------------------------------
 
@@ -329,6 +492,7 @@ class Consumer:
 
     def high_watermark(self, partition: TopicPartition) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first."""
+        partition = as_partition(partition)
         self._engine.must_own([partition])
         return self._engine.state.high_watermark(partition)
 
@@ -347,6 +511,7 @@ class Consumer:
 
     def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
         """Of the topic that the position belongs to; None if it is not known (yet), or the brokers are below 2.8."""
+        partition = as_partition(partition)
         self._engine.must_own([partition])
         found: uuid.UUID | None = self._engine.state.topic_id(partition)
         return found
@@ -365,7 +530,3 @@ class Consumer:
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
         return self._engine.membership.member_id
-
-
-def _with_metadata(offsets: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {p: OffsetAndMetadata(o, "", -1) if isinstance(o, int) else o for p, o in offsets.items()}

@@ -25,11 +25,15 @@ from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
+from allocator.membership.base import Membership
+from allocator.membership.fixed import FixedMembership
 from allocator.membership.kafka import KafkaMembership
 from allocator.membership.kafka_next import KafkaNextMembership
+from allocator.membership.patterns import topic_pattern
 from allocator.membership.session import SessionMembership
-from allocator.subscription.listener import Listens
-from allocator.subscription.loss import RecordsLost, stamped
+from allocator.subscription.errors import OutOfTurn
+from allocator.subscription.listener import Listens, check_listener
+from allocator.subscription.loss import RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
@@ -81,8 +85,8 @@ class Engine:
         self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
         self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
-        topics = list(joining.topics) or list(dict.fromkeys(p.topic for p in joining.partitions))
-        self.state.subscribe(topics, joining.pattern, listener)
+        check_listener(listener)
+        self.state.rebalance_listener = listener
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
@@ -104,24 +108,32 @@ class Engine:
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
         )
-        coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
-        load = partial(lag, self.client, self.committed, auto_offset_reset)
+        self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
+        self._load = partial(lag, self.client, self.committed, auto_offset_reset)
         self._offsets = None
         if self.group is not None:
-            self._offsets = StoredOffsets(self.client, self.group, joining.storage, coordinator=coordinator)
-        self.membership = joining.make(self.client, self._ownership, coordinator, load, self._offsets)
-        if self._offsets is not None and isinstance(self.membership, (KafkaMembership, KafkaNextMembership)):
-            self._offsets.committer = self.membership
+            self._offsets = StoredOffsets(self.client, self.group, joining.storage, coordinator=self._coordinator)
+        self.membership = self._make_membership()
         self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
         self.closing = False
         """`close` was called: what cannot be committed now never will be."""
+        self.ever_chosen = False
+        """Topics were subscribed, or partitions assigned, at least once."""
+        self._started = False
+        self._note_choice()
         self._broken: BaseException | None = None
         self._under_way: dict[asyncio.Future[None], Parts] = {}  # commits, and what they are of
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
+
+    def _make_membership(self) -> Membership:
+        made = self._joining.make(self.client, self._ownership, self._coordinator, self._load, self._offsets)
+        if self._offsets is not None and isinstance(made, (KafkaMembership, KafkaNextMembership)):
+            self._offsets.committer = made
+        return made
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
         """After a lost ZooKeeper session, join only if `admitted` says so by what it reads in the next one."""
@@ -131,7 +143,8 @@ class Engine:
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
         self._one_commit = asyncio.Lock()
-        joining, topics = self._joining, self.state.group_subscription()
+        self._started = True
+        joining, topics = self._joining, self._topics()
         self.client.measures.spans = spans_of(self.group, joining.client_id)
         try:
             self._exits.push_async_callback(self.client.close)
@@ -203,7 +216,7 @@ class Engine:
     @property
     def may_deliver(self) -> bool:
         """Whether records may be given to the user at this instant."""
-        return not self._ownership.closed_gate and self.membership.may_act()
+        return self._joining.chosen and not self._ownership.closed_gate and self.membership.may_act()
 
     @property
     def ended(self) -> BaseException | None:
@@ -229,11 +242,82 @@ class Engine:
         self.polled()
 
     def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
-        """Replaces the subscription. Raises ConfigError and changes nothing."""
+        """Replaces the subscription; with neither topics nor a pattern, ends it, and the choice by hand too.
+
+        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        """
         joining = dataclasses.replace(self._joining, topics=topics, pattern=pattern, partitions=())
         joining.check()
+        if joining.chosen and self._joining.partitions:
+            raise OutOfTurn(
+                "partitions are assigned by hand, and topics can't be subscribed beside them; unsubscribe() first"
+            )
         self._joining = joining
-        self.membership.subscribe(topics, pattern)
+        if self._started:
+            self._note_choice()
+            if pattern is not None:
+                self.client.follow_all()
+            self.membership.subscribe(topics, pattern)
+        else:
+            self._choose_anew()
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Reads these and no others; they are assigned when this returns, if the consumer is started.
+
+        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
+        has not; then nothing has changed.
+        """
+        if not partitions:
+            self.subscribe((), None)
+            return
+        if self._joining.membership != "fixed":
+            raise OutOfTurn(
+                f"the group assigns the partitions with membership={self._joining.membership!r}; to assign them by "
+                'hand, make the consumer with membership="fixed"'
+            )
+        if self._joining.topics or self._joining.pattern:
+            raise OutOfTurn("topics are subscribed, and partitions can't be assigned beside them; unsubscribe() first")
+        joining = dataclasses.replace(self._joining, partitions=partitions)
+        joining.check()
+        if self._started:
+            assert isinstance(self.membership, FixedMembership)
+            gained = self.membership.assign(partitions)
+            self._joining = joining
+            self._note_choice()
+            if gained:
+                self._ownership.assign(gained)
+        else:
+            self._joining = joining
+            self._choose_anew()
+
+    def _choose_anew(self) -> None:
+        """Before the start the membership, which has touched nothing yet, is replaced."""
+        self.state.unsubscribe()
+        self._note_choice()
+        self.membership = self._make_membership()
+
+    def _note_choice(self) -> None:
+        """The state has to know of a first choice before anything of it is assigned."""
+        joining = self._joining
+        if joining.chosen:
+            self.ever_chosen = True
+            if not self.state.partitions_auto_assigned():
+                self.state.subscribe(self._topics(), joining.pattern, self.state.rebalance_listener)
+
+    def _topics(self) -> list[str]:
+        """The topics that are named, by their partitions too."""
+        return list(dict.fromkeys([*self._joining.topics, *(topic for topic, _ in self._joining.partitions)]))
+
+    def subscription(self) -> frozenset[str]:
+        """The topics that are subscribed; with a pattern, those of which metadata is known."""
+        joining = self._joining
+        if joining.pattern is None:
+            return frozenset(joining.topics)
+        if joining.membership == "zookeeper":
+            matches: Callable[[str], Any] = topic_pattern(joining.pattern).matches
+        else:
+            matches = re.compile(joining.pattern).match
+        return frozenset(filter(matches, self.client.topics()))
 
     def take(self, topic: str | None = None) -> Batch | None:
         """The next batch if there is one that may be delivered; raises what the user has to know."""
@@ -347,7 +431,7 @@ class Engine:
         """As `commit`, without waiting: it has its place in the order when this returns, and `close` waits for it."""
         group = self.offsets
         if offsets:
-            task = group.commit_async(self._to_send(offsets), partial(self._decided, callback))
+            task = group.commit_async(self._to_send(offsets), lambda _, error: self._decided(callback, offsets, error))
             self._under_way[task] = frozenset(offsets)
             task.add_done_callback(self._under_way.pop)
 
@@ -371,13 +455,16 @@ class Engine:
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
         return {
-            p: OffsetAndMetadata(o.offset, o.metadata or self.stamped(stamp, p), o.leader_epoch)
+            p: OffsetAndMetadata(o.offset, o.metadata or self.stamped(stamp, p, topic_of_offset(o)), o.leader_epoch)
             for p, o in offsets.items()
         }
 
-    def stamped(self, text: str, partition: TopicPartition) -> str:
-        """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic."""
-        return stamped(text, self.state.topic_id(partition) or self.client.topic_id(partition.topic))
+    def stamped(self, text: str, partition: TopicPartition, topic_id: Any = None) -> str:
+        """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic.
+
+        `topic_id`: of the topic that the offset is known to belong to.
+        """
+        return stamped(text, topic_id or self.state.topic_id(partition) or self.client.topic_id(partition.topic))
 
     async def _auto_commit(self, interval_s: float) -> None:
         wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False

@@ -87,6 +87,11 @@ class Joining:
     settle_s: float = 3.0
 
     @property
+    def chosen(self) -> bool:
+        """Whether anything is subscribed or chosen by hand."""
+        return bool(self.topics or self.pattern or self.partitions)
+
+    @property
     def storage(self) -> str:
         """Where the group's offsets are: `offsets`, or where members of that kind keep them."""
         return self.offsets or PLACES[self.membership][0]
@@ -103,10 +108,13 @@ class Joining:
         if self.membership not in MEMBERSHIPS:
             faults.append(f"membership is {self.membership!r}, not one of {', '.join(MEMBERSHIPS)}")
         chosen = [name for name in ("topics", "pattern", "partitions") if getattr(self, name)]
-        if not chosen:
-            faults.append("a consumer needs topics or a pattern to subscribe to")
-        elif len(chosen) > 1:
+        if len(chosen) > 1:
             faults.append(f"{' and '.join(chosen)} exclude each other; give one of them")
+        if self.membership == "kiel" and not self.chosen:
+            faults.append(
+                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
+                "nobody would read those; name topics, or close the consumer"
+            )
         if self.partitions and self.membership != "fixed":
             faults.append(f'partitions are chosen by hand only with membership="fixed", not {self.membership!r}')
         if self.group is None and self.membership != "fixed":
@@ -121,7 +129,7 @@ class Joining:
             )
         attempts: list[Callable[[], Any]] = [
             lambda: check_pattern(self.pattern, self.membership),
-            lambda: checked(self.topics),
+            lambda: checked([*self.topics, *(topic for topic, _ in self.partitions)]),
         ]
         if self.membership == "kafka":
             if self.group_protocol not in PROTOCOLS:

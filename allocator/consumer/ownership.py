@@ -86,6 +86,20 @@ class Ownership:
         """Whether nothing may be delivered at this moment."""
         return self._suspended or self._opening > 0
 
+    def assign(self, partitions: Parts) -> None:
+        """As `assigned`, for partitions that the user chose by hand: they are assigned when this returns.
+
+        Nothing of them is delivered before the listener was told. One that is being revoked since an earlier choice is
+        given up on the spot, and begins anew: what is in the user's hands of it comes again.
+        """
+        assert self._tasks is not None
+        again = partitions & self._state.assigned_partitions()
+        if again:
+            self._stop(again)
+            self._drop(again)
+        self._own(partitions)
+        self._tasks.start(self._tell_assigned(partitions), "assigned")
+
     # -- called by the membership --------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Parts) -> None:
@@ -143,6 +157,11 @@ class Ownership:
     # ------------------------------------------------------------------------------------------------------------
 
     async def _assigned(self, partitions: Parts) -> None:
+        self._own(partitions)
+        await self._tell_assigned(partitions)
+
+    def _own(self, partitions: Parts) -> None:
+        """To be followed by `_tell_assigned`."""
         assert self._tasks is not None
         before = self._state.assigned_partitions()
         self._measures.partitions_assigned += len(partitions)
@@ -150,6 +169,8 @@ class Ownership:
         # begun before the listener is called: it may ask for positions
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
+
+    async def _tell_assigned(self, partitions: Parts) -> None:
         try:
             await tell(self._state.rebalance_listener, RebalanceEvent.ASSIGNED, partitions)
         finally:
@@ -164,6 +185,7 @@ class Ownership:
                 break
             except asyncio.TimeoutError:
                 log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
+        partitions &= self._draining  # the user may have assigned some of them again meanwhile
         if self._auto_commit:
             try:
                 await self._commit(partitions)
@@ -172,6 +194,7 @@ class Ownership:
         await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
+        partitions &= self._draining
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
 

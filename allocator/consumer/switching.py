@@ -15,7 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
-from allocator.consumer.consumer import Consumer, Offset
+from allocator.consumer.arguments import Offset
+from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
 from allocator.foreign import shown

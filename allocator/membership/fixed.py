@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
@@ -21,6 +22,8 @@ from allocator.types import TopicPartition
 __all__ = ["FixedMembership"]
 
 log = logging.getLogger(__name__)
+
+NO_TOPICS: frozenset[str] = frozenset()
 
 
 class FixedMembership:
@@ -52,6 +55,8 @@ class FixedMembership:
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
         self._held: Parts = NONE
+        self._leaving: Parts = NONE
+        """Not ours any more, but the owner has not let go of them yet."""
         self._active = False
         self._task: asyncio.Task[None] | None = None
 
@@ -67,9 +72,33 @@ class FixedMembership:
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces what was chosen, partitions by hand included."""
-        self._topics, self._pattern = frozenset(topics), compiled(pattern)
-        self._partitions = frozenset()
+        self._choose(frozenset(topics), compiled(pattern), NONE)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> Parts:
+        """Replaces what was chosen by these partitions.
+
+        Returns those that are held from this moment on; the owner is not told of them, the caller tells it. The owner
+        may not have let go of some of them yet since the choice before. Raises ConfigError for a partition that its
+        topic has not, and changes nothing.
+        """
+        wanted = frozenset(partitions)
+        self._check(wanted)
+        self._choose(NO_TOPICS, None, wanted)
+        if not self._active:
+            return NONE
+        gained = self._wanted() - self._held
+        if gained:
+            self.generation += 1
+            self._held |= gained
+            self._leaving -= gained
+        return gained
+
+    def _choose(self, topics: frozenset[str], pattern: re.Pattern[str] | None, partitions: Parts) -> None:
+        self._topics, self._pattern, self._partitions = topics, pattern, partitions
         if self._active:
+            gone = self._held - self._wanted()
+            self._held -= gone
+            self._leaving |= gone
             self._follow()
             self._changed.set()
 
@@ -78,10 +107,10 @@ class FixedMembership:
         if self._task is not None:
             raise RuntimeError("join() was called already")
         self._changed, self._stop = asyncio.Event(), asyncio.Event()
-        self._check_partitions()
+        self._check(self._partitions)
         self._follow()
         self._active = True
-        await self._take(self._wanted())
+        await self._take()
         self._changed.set()  # whatever has changed since nobody listened
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
 
@@ -110,30 +139,35 @@ class FixedMembership:
             self._owner.failed(error)
         finally:
             remove()
-            if self._held:
-                held, self._held = self._held, NONE
+            held, self._held, self._leaving = self._held | self._leaving, NONE, NONE
+            if held:
                 await self._owner.lost(held)
 
     async def _keep_up(self) -> None:
         while not self._stop.is_set():
             await self._changed.wait()
             self._changed.clear()
-            await self._take(self._wanted())
-        await self._take(NONE)
+            await self._take()
+        await self._take()
 
-    async def _take(self, wanted: Parts) -> None:
-        gone, gained = self._held - wanted, wanted - self._held
-        if gone or gained:
-            self.generation += 1
+    async def _take(self) -> None:
+        self._leaving |= self._held - self._wanted()
+        self._held -= self._leaving
+        gone = self._leaving
         if gone:
-            self._held -= gone
+            self.generation += 1
             await self._owner.revoked(gone)
+            self._leaving -= gone
+        gained = self._wanted() - self._held - self._leaving  # what is wanted may have changed meanwhile
         if gained:
+            self.generation += 1
             log.info("%d partitions are read from now on", len(gained))
             self._held |= gained
             await self._owner.assigned(gained)
 
     def _wanted(self) -> Parts:
+        if self._stop.is_set():
+            return NONE
         if self._partitions:
             return self._partitions
         found = set()
@@ -151,8 +185,8 @@ class FixedMembership:
         known = self._client.topics() | {p.topic for p in self._held}
         return frozenset(topic for topic in known if self._pattern.match(topic))
 
-    def _check_partitions(self) -> None:
-        for topic, number in sorted(self._partitions):
+    def _check(self, partitions: Parts) -> None:
+        for topic, number in sorted(partitions):
             known = self._client.partitions(topic)
             if known is not None and number not in known:
                 raise ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")

@@ -7,12 +7,22 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["RecordsLost", "as_committed", "as_read", "stamped", "topic_of"]
+__all__ = [
+    "Committed",
+    "RecordsLost",
+    "as_committed",
+    "as_read",
+    "as_written",
+    "stamped",
+    "topic_of",
+    "topic_of_offset",
+]
 
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
+_MEMBER_STAMP: Final = re.compile(r"generation \d+ member .*", re.DOTALL)
 _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 
@@ -55,6 +65,28 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
     """The topic id in the metadata of a commit; None if there is none."""
     found = _STAMP.search(metadata or "")
     return None if found is None else uuid.UUID(found[1])
+
+
+class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
+    """A committed offset whose metadata is what the user wrote; the topic's id stands beside it, not in it."""
+
+    topic_id: Optional[uuid.UUID] = None
+
+    def __repr__(self) -> str:
+        return repr(OffsetAndMetadata(*self))
+
+
+def as_written(committed: OffsetAndMetadata) -> Committed:
+    """Without what members add to metadata, or write where the user gave none."""
+    metadata = _STAMP.sub("", committed.metadata or "")
+    found = Committed(committed.offset, "" if _MEMBER_STAMP.fullmatch(metadata) else metadata, committed.leader_epoch)
+    found.topic_id = topic_of(committed.metadata)
+    return found
+
+
+def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
+    """The id of the topic that an offset belongs to; None if nothing says so."""
+    return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)
 
 
 def as_committed(metadata: str, cluster: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from allocator.errors import ConfigError
 from allocator.subscription.errors import OutOfTurn
 from allocator.subscription.kinds import MOVES, FetchState
-from allocator.subscription.loss import topic_of
+from allocator.subscription.loss import topic_of_offset
 from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
 from allocator.types import OffsetAndMetadata
 
@@ -134,7 +134,7 @@ class TopicPartitionState:
         # what was compared with a leader's log was another position
         self._current_leader_epoch = -1
         self._doubted_epoch = None
-        self.topic_id = topic_of(position.metadata)
+        self.topic_id = topic_of_offset(position)
         self.clear_preferred_read_replica()
         self._void()
 

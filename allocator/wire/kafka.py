@@ -20,7 +20,7 @@ from allocator.types import TopicPartition
 from allocator.wire.kafka_channel import Channel
 from allocator.wire.kafka_errors import broker_error, describe, unreachable
 from allocator.wire.kafka_manager import Directory, parse_addresses
-from allocator.wire.kafka_metadata import Broker, Metadata
+from allocator.wire.kafka_metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata
 from allocator.wire.kafka_refresh import Refresher
 from allocator.wire.kafka_security import check_security, hide_credentials, tls_context, warn_of_clear_text
 
@@ -260,6 +260,17 @@ class KafkaClient:
             return
         await self._refresher.refresh(topics)
 
+    async def list_topics(self) -> frozenset[str]:
+        """Every topic that this user may see, without Kafka's own; what is followed stays the same.
+
+        Raises `BrokerError`.
+        """
+        response = await self.send_any(_metadata_request(MetadataRequest.ALL_TOPICS))
+        found = self._metadata.updated(response, complete=True)
+        # a topic whose leaders are being elected exists; a broker before 0.10 says so of its own as well
+        new = {topic for topic, code in found.errors.items() if code == LEADER_NOT_AVAILABLE} - INTERNAL_TOPICS
+        return frozenset(new | {name for name, topic in found.topics.items() if not topic.internal})
+
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after each answer that changed something. Returns a function that ends this."""
         self._listeners.append(callback)
@@ -313,13 +324,7 @@ class KafkaClient:
             names = MetadataRequest.ALL_TOPICS
         else:
             names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
-        request = MetadataRequest(
-            topics=names,
-            allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
-        )
-        response = await self._live().ask(key, request, deadline)
+        response = await self._live().ask(key, _metadata_request(names), deadline)
         if not response.brokers and self._metadata.brokers:
             raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
         self._apply(self._metadata.updated(response, complete=names is None))
@@ -413,3 +418,12 @@ def _without(where: str, cause: str) -> str:
     """A cause without the address that it begins with."""
     host = where.rpartition(":")[0]
     return re.sub(rf"^{re.escape(host)}(:\d+)?: ", "", cause)
+
+
+def _metadata_request(topics: Any) -> Any:
+    return MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from kafka.protocol.consumer import ListOffsetsRequest
-from kafka.structs import OffsetAndTimestamp
 
 from allocator.errors import BrokerError, BrokersUnavailable, TopicNotFound
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndTimestamp, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiokafka
 import pytest
 
-from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition
+from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.consumer.switching import SwitchingConsumer
 from allocator.errors import (
     AllocatorError,
@@ -100,13 +100,15 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
         await consumer.commit()
         for number, values in by_partition.items():
             assert values == list(range(number, 1000, 4))
-        committed = await consumer.committed(TopicPartition(setting.topic, 0))
-        assert committed is not None
-        assert committed.offset == 250
+        partition = TopicPartition(setting.topic, 0)
+        assert await consumer.committed(partition) == OffsetAndMetadata(
+            250, "", consumer._engine.fetcher.leader_epoch(partition, 250)
+        )
         who = f"generation {consumer.generation} member {consumer.member_id}"
-        topic_id = consumer.topic_id(TopicPartition(setting.topic, 0))
+        topic_id = consumer.topic_id(partition)
         assert topic_id is not None
-        assert committed.metadata == f"{who} topic {topic_id}"
+        stands = (await consumer._engine.offsets.fetch([partition]))[partition]
+        assert stands.metadata == f"{who} topic {topic_id}"
     async with setting.consumer() as again:
         assert await again.getbatch(0.5) is None
         await owns(again, 4)

@@ -145,6 +145,12 @@ async def test_the_next_generation_protocol_is_one_more_setting(
                 return len(first.assignment()) == 2 and len(second.assignment()) == 2
 
             await wait_until_async(shared, 30, "the second member's share")
+            second.unsubscribe()
+            assert await second.getbatch(0) is None
+            await owns(first, 4)
+            assert second.assignment() == frozenset()
+            second.subscribe([topic])
+            await wait_until_async(shared, 30, "the share of the member that is back")
     with pytest.raises(ConfigError, match="the broker assigns"):
         service.consumer(group_protocol="consumer", assignor=["range"])
     with pytest.raises(ConfigError, match="'next', not one of classic, consumer"):

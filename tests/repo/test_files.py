@@ -43,6 +43,7 @@ def test_the_public_names_are_these() -> None:
         "GroupClosed",
         "GroupedConsumer",
         "OffsetAndMetadata",
+        "OffsetAndTimestamp",
         "RebalanceListener",
         "Record",
         "RecordsLost",

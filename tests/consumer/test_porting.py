@@ -1,0 +1,408 @@
+"""What code that was written for kafka-python and aiokafka calls, on real servers.
+
+The cases are those that both clients' own tests of their consumers care about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiokafka
+import aiokafka.structs
+import pytest
+from kafka.errors import IllegalStateError
+
+from allocator import Consumer, OffsetAndMetadata, TopicPartition
+from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, TopicNotFound
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.wire import list_offsets
+
+START = 1_700_000_000_000  # of the records' timestamps, in milliseconds
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class Service:
+    """A topic of two partitions with the values 0 to 19, the even ones in partition 0."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.cluster, self.topic, self.group = cluster, topic, group
+        self.zero, self.one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    def consumer(self, *topics: Any, membership: Any = "fixed", **options: Any) -> Consumer:
+        settings: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
+            "group": self.group,
+            "session_timeout_s": 6.0,
+            "heartbeat_interval_s": 0.3,
+            "max_wait_s": 0.1,
+        }
+        return Consumer(*topics, membership=membership, **{**settings, **options})
+
+    def fill(self, first: int, end: int) -> None:
+        self.cluster.produce(self.topic, [(None, b"%d" % n, n % 2) for n in range(first, end)])
+
+    async def produce(self, first: int, end: int) -> None:
+        await in_thread(lambda: self.fill(first, end))
+
+
+@pytest.fixture
+def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Service:
+    made = Service(kafka_cluster, topic_factory(2), group)
+    made.fill(0, 20)
+    return made
+
+
+async def values(consumer: Consumer, count: int, timeout_s: float = 30.0) -> list[int]:
+    found: list[int] = []
+    end = time.monotonic() + timeout_s
+    while len(found) < count and time.monotonic() < end:
+        for records in (await consumer.getmany(0.2)).values():
+            found += [int(record.value) for record in records]
+    return found
+
+
+# -- partitions by hand --------------------------------------------------------------------------------------------
+
+
+async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> None:
+    async with service.consumer(group=None) as consumer:
+        assert consumer.assignment() == frozenset()
+        consumer.assign([service.zero])
+        assert consumer.assignment() == {service.zero}
+        consumer.seek(service.zero, 7)
+        assert await values(consumer, 3) == [14, 16, 18]
+        assert await consumer.position(service.zero) == consumer.high_watermark(service.zero) == 10
+        assert consumer.subscription() == frozenset()
+        # another assignment replaces the first at once; a partition that stays goes on where it was
+        await service.produce(20, 24)
+        consumer.assign({service.zero, service.one})
+        assert consumer.assignment() == {service.zero, service.one}
+        await consumer.seek_to_end(service.one)
+        assert await values(consumer, 2) == [20, 22]
+        consumer.assign({service.one})
+        assert consumer.assignment() == {service.one}
+        with pytest.raises(ConfigError, match=f"{service.topic}:9 does not exist; the topic has 2"):
+            consumer.assign([TopicPartition(service.topic, 9)])
+        assert consumer.assignment() == {service.one}
+        await service.produce(24, 26)
+        assert await values(consumer, 1) == [25]
+
+
+async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_anew(service: Service) -> None:
+    async with service.consumer() as consumer:
+        for turn in range(2):
+            consumer.assign([service.zero])
+            assert await consumer.getone(30) is not None
+            consumer.assign([service.one])
+            if turn:
+                await wait_until_async(lambda: consumer._engine._ownership._draining, 20, "the revocation to begin")
+            consumer.assign([service.zero, service.one])
+            assert consumer.assignment() == {service.zero, service.one}
+            # what was in hand is not done and comes again
+            assert sorted(await values(consumer, 20)) == list(range(20))
+            consumer.unsubscribe()
+            consumer.assign([service.zero, service.one])
+            consumer.seek(service.zero, 8)
+            consumer.seek(service.one, 9)
+            assert sorted(await values(consumer, 3)) == [16, 18, 19]
+            await consumer.seek_to_beginning()
+            await consumer.commit({service.zero: 0, service.one: 0})
+            consumer.unsubscribe()
+            await wait_until_async(lambda: released(consumer), 20, "everything to be released")
+
+
+async def released(consumer: Consumer) -> bool:
+    await consumer.getone(0)  # done with what it was given
+    return not consumer._engine.state.assigned_partitions()
+
+
+async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where_it_was(service: Service) -> None:
+    first = service.consumer()
+    first.assign([("no-such-topic", 0)])
+    first.assign([aiokafka.TopicPartition(service.topic, 0)])
+    assert first.assignment() == frozenset()
+    async with first:
+        assert first.assignment() == {service.zero}
+        assert len(await values(first, 10)) == 10
+        await first.commit()
+    again = service.consumer(partitions={service.zero})
+    async with again:
+        await service.produce(20, 22)
+        assert await values(again, 1) == [20]
+
+
+async def test_by_hand_and_by_subscription_exclude_each_other(service: Service) -> None:
+    async with service.consumer() as consumer:
+        with pytest.raises(IllegalState, match="nothing is subscribed or assigned"):
+            await consumer.getone(0)
+        consumer.assign([service.zero])
+        with pytest.raises(IllegalStateError, match=r"assigned by hand.*unsubscribe\(\) first"):
+            consumer.subscribe(service.topic)
+        assert consumer.assignment() == {service.zero}
+        consumer.unsubscribe()
+        assert consumer.assignment() == frozenset()
+        assert await consumer.getone(0) is None
+        consumer.subscribe([service.topic])
+        with pytest.raises(IllegalStateError, match=r"topics are subscribed.*unsubscribe\(\) first"):
+            consumer.assign([service.zero])
+        assert sorted(await values(consumer, 20)) == list(range(20))
+        consumer.assign([])
+        assert consumer.assignment() == consumer.subscription() == frozenset()
+        consumer.assign([service.one])
+        assert consumer.assignment() == {service.one}
+    for_group = service.consumer(membership="zookeeper")
+    with pytest.raises(IllegalStateError, match='make the consumer with membership="fixed"'):
+        for_group.assign([service.zero])
+    with pytest.raises(ConfigError, match="subscribe needs topics or a pattern"):
+        for_group.subscribe()
+    with pytest.raises(ConfigError, match="topics and pattern exclude each other"):
+        for_group.subscribe(["t"], pattern="t")
+    with pytest.raises(TypeError, match="no on_partitions_assigned"):
+        for_group.subscribe(["t"], listener=object())  # type: ignore[arg-type]
+    assert for_group.subscription() == frozenset()
+    for call in (for_group.topics(), for_group.partitions_for_topic("t"), for_group.end_offsets([("t", 0)])):
+        with pytest.raises(Closed, match="not started"):
+            await call
+
+
+# -- positions ------------------------------------------------------------------------------------------------------
+
+
+async def test_seeks_to_the_ends_and_to_what_is_committed(service: Service) -> None:
+    async with service.consumer(auto_commit_interval_s=None) as consumer:
+        consumer.assign([service.zero, service.one])
+        await consumer.seek_to_end()
+        assert [await consumer.position(each) for each in (service.zero, service.one)] == [10, 10]
+        assert await consumer.getmany(0) == {}
+        await consumer.seek_to_beginning(service.one)
+        assert await values(consumer, 10) == list(range(1, 20, 2))
+        await consumer.commit({service.one: 4, service.zero: 0})
+        assert await consumer.seek_to_committed() == {service.zero: 0, service.one: 4}
+        assert sorted(await values(consumer, 16)) == [*range(0, 9, 2), 9, *range(10, 20)]
+        # a record in hand, and the rest of its batch, are replaced by the seek
+        await consumer.seek_to_beginning({service.zero})
+        first = await consumer.getone(30)
+        assert first is not None
+        assert first.offset == 0
+        await consumer.seek_to_end([service.zero])
+        assert await consumer.getone(0) is None
+        consumer.assign([service.zero])
+        with pytest.raises(NotOwned, match="does not own"):
+            await consumer.seek_to_end(TopicPartition("other", 0))
+        assert consumer.metrics()["assigned-partitions"] == 1
+        consumer.unsubscribe()
+        with pytest.raises(NotOwned, match="no partition is assigned"):
+            await consumer.seek_to_beginning()
+    async with service.consumer(group=None) as alone:
+        alone.assign([service.zero])
+        alone.seek(service.zero, 3)
+        with pytest.raises(IllegalState, match="has no group"):
+            await alone.seek_to_committed()
+    async with service.consumer(group=f"{service.group}-new") as new:
+        new.assign([service.zero])
+        new.seek(service.zero, 3)
+        assert await new.seek_to_committed(service.zero) == {service.zero: None}
+        assert await new.position(service.zero) == 3
+
+
+async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: Service) -> None:
+    """The way to begin at one end whatever is committed, for which both clients' users ask again and again."""
+
+    class FromTheEnd(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+        async def on_partitions_assigned(self, assigned: Any) -> None:
+            await consumer.seek_to_end(*assigned)
+            sought.set()
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            pass
+
+    sought = asyncio.Event()
+    consumer = service.consumer(membership="zookeeper")
+    consumer.subscribe(topics=[service.topic], listener=FromTheEnd())
+    async with consumer:
+        with pytest.raises(NotOwned, match="on_partitions_assigned"):
+            await service.consumer(service.topic).seek_to_end()
+        await asyncio.wait_for(sought.wait(), 30)
+        await service.produce(20, 24)
+        assert sorted(await values(consumer, 4)) == [20, 21, 22, 23]
+
+
+async def test_where_partitions_begin_and_end_and_stood_at_a_time(
+    service: Service, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_offsets, "MISSING_PATIENCE_S", 0.2)
+    timed = await in_thread(lambda: topic_factory(2))
+    zero, one = TopicPartition(timed, 0), TopicPartition(timed, 1)
+    records = [(None, b"%d" % n, 0, START + 100 * n) for n in range(3)]
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=service.cluster.bootstrap)
+    await producer.start()
+    for key, value, partition, at in records:
+        await producer.send_and_wait(timed, value, key, partition, at)
+    await producer.stop()
+    async with service.consumer(service.topic) as consumer:  # none of these partitions is its own
+        assert await consumer.beginning_offsets([zero, one]) == {zero: 0, one: 0}
+        assert await consumer.end_offsets({zero, one}) == {zero: 3, one: 0}
+        assert await consumer.end_offsets([]) == {}
+        found = await consumer.offsets_for_times({zero: START + 101, aiokafka.TopicPartition(timed, 1): 0})
+        assert found[one] is None
+        there = found[zero]
+        assert there is not None
+        assert there[:2] == (2, START + 200)
+        assert await consumer.offsets_for_times({zero: START + 201}) == {zero: None}
+        assert await consumer.offsets_for_times({}) == {}
+        for wrong in (-1, 1.5, True):
+            with pytest.raises(ValueError, match=f"{timed}:0: a time is in milliseconds since the epoch, not {wrong}"):
+                await consumer.offsets_for_times({zero: wrong})  # type: ignore[dict-item]
+        with pytest.raises(TopicNotFound, match="'no-such-topic'"):
+            await consumer.beginning_offsets([("no-such-topic", 0)])
+
+
+async def test_the_cluster_tells_of_topics_that_are_not_subscribed(service: Service, group: str) -> None:
+    other = f"{service.topic}-other"
+    await in_thread(lambda: service.cluster.create_topic(other, partitions=3))
+    async with service.consumer(service.topic) as consumer:
+        topics = await consumer.topics()
+        assert {service.topic, other} <= topics
+        assert not any(topic.startswith("__") for topic in topics)
+        assert await consumer.partitions_for_topic(other) == {0, 1, 2}
+        assert await consumer.partitions_for_topic(f"{other}-missing") is None
+        assert f"{other}-missing" not in await consumer.topics()
+        assert consumer.subscription() == {service.topic}
+        assert {each.topic for each in consumer.assignment()} == {service.topic}
+        consumer.subscribe(pattern=service.topic)
+        await wait_until_async(lambda: len(consumer.assignment()) == 5, 20, "the partitions of both topics")
+        assert consumer.subscription() == {service.topic, other}
+
+
+# -- subscriptions --------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_of_kiels_cannot_be_without_topics(service: Service) -> None:
+    """Kiel's members would assign partitions to it, and nobody would read them."""
+    with pytest.raises(ConfigError, match="nobody would read those"):
+        service.consumer(membership="kiel")
+    consumer = service.consumer(service.topic, membership="kiel")
+    with pytest.raises(ConfigError, match="name topics, or close the consumer"):
+        consumer.unsubscribe()
+    assert consumer.subscription() == {service.topic}
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka", "fixed", "consumers", "pykafka"])
+async def test_a_member_that_unsubscribes_gives_all_to_the_others_and_may_come_back(
+    service: Service, membership: str
+) -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            heard.append(("assigned", len(assigned)))
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            heard.append(("revoked", len(revoked)))
+
+    options: dict[str, Any] = {"membership": membership}
+    consumer, other = service.consumer(**options), service.consumer(service.topic, **options)
+    consumer.subscribe({service.topic}, listener=Listener())
+    assert consumer.subscription() == {service.topic}
+    async with consumer:
+        assert sorted(await values(consumer, 20)) == list(range(20))
+        assert heard == [("assigned", 2)]
+        consumer.unsubscribe()
+        assert consumer.subscription() == frozenset()
+        await service.produce(20, 40)
+        assert await consumer.getone(0) is None
+        await wait_until_async(lambda: not consumer.assignment(), 30, "no partition")
+        await wait_until_async(lambda: heard[1:] == [("revoked", 2)], 30, "the listener to hear of it")
+        async with other:
+            # what the first one had read is committed
+            assert sorted(await values(other, 20)) == list(range(20, 40))
+            assert await consumer.getone(0.1) is None
+            await other.commit()
+            await other.stop()
+        consumer.subscribe([service.topic])  # the listener stays
+        await service.produce(40, 60)
+        assert sorted(await values(consumer, 20)) == list(range(40, 60))
+        assert heard[2:] == [("assigned", 2)]
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+async def test_a_member_without_topics_ends_at_any_moment(service: Service, membership: str) -> None:
+    consumer = service.consumer(membership=membership)
+    async with consumer:
+        consumer.subscribe(service.topic, f"{service.topic}-2")
+        assert consumer.subscription() == {service.topic, f"{service.topic}-2"}
+        await asyncio.sleep(0)
+        consumer.unsubscribe()
+    await consumer.stop()
+    with pytest.raises(Closed):
+        await consumer.getone(0)
+    async with service.consumer(membership=membership) as idle:
+        assert idle.assignment() == frozenset()
+
+
+async def test_pauses_take_collections(service: Service) -> None:
+    async with service.consumer(service.topic) as consumer:
+        consumer.pause(consumer.assignment())
+        assert consumer.paused() == consumer.assignment() == {service.zero, service.one}
+        assert await consumer.getone(0.3) is None
+        consumer.resume([(service.topic, 1)])
+        assert consumer.paused() == {service.zero}
+        assert await values(consumer, 10) == list(range(1, 20, 2))
+        consumer.resume(service.zero, service.one)
+        assert len(await values(consumer, 10)) == 10
+
+
+# -- committed metadata ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka", "fixed"])
+async def test_committed_metadata_is_what_the_user_wrote(service: Service, membership: str) -> None:
+    async with service.consumer(service.topic, membership=membership, auto_commit_interval_s=None) as consumer:
+        assert len(await values(consumer, 20)) == 20
+        assert await consumer.committed(service.zero) is None
+        theirs = aiokafka.TopicPartition(service.topic, 0)
+        for given, expected in [
+            (7, (7, "")),
+            (OffsetAndMetadata(6, "", -1), (6, "")),
+            (aiokafka.structs.OffsetAndMetadata(5, "by hand"), (5, "by hand")),
+            ((4, None), (4, "")),
+        ]:
+            await consumer.commit({theirs: given})
+            committed = await consumer.committed(theirs)
+            assert committed is not None
+            assert committed[:2] == expected
+            assert repr(committed).startswith("OffsetAndMetadata(")
+        told: list[Any] = []
+        consumer.commit_soon({theirs: 3}, lambda offsets, error: told.append((offsets, error)))
+        await wait_until_async(lambda: told, 20, "the callback")
+        assert told == [({service.zero: (3, "", -1)}, None)]
+        # what is read after the last commit, without offsets
+        await consumer.commit()
+        committed = await consumer.committed(service.one)
+        assert committed is not None
+        assert committed[:2] == (10, "")
+
+
+async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service: Service) -> None:
+    """By the id in the coordinator a later member knows a topic that was deleted and created again."""
+    async with service.consumer(service.topic) as consumer:
+        assert len(await values(consumer, 20)) == 20
+        await consumer.commit()
+        raw = (await consumer._engine.offsets.fetch([service.zero]))[service.zero]
+        topic_id = consumer.topic_id(service.zero)
+        assert topic_id is not None
+        assert raw.metadata.endswith(f" topic {topic_id}")
+        # which is known of what `committed` returned, too
+        committed = await consumer.committed(service.zero)
+        assert committed is not None
+        consumer.seek(service.zero, committed)
+        assert consumer.topic_id(service.zero) == topic_id
+        await consumer.commit({service.zero: committed})
+        assert (await consumer._engine.offsets.fetch([service.zero]))[service.zero].metadata == raw.metadata

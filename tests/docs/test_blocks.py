@@ -45,7 +45,7 @@ RUN_HERE = [
 @pytest.fixture
 def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
     """Where the servers are that pages name; a topic `orders` with 100 records is there, unless the page makes it."""
-    if "create_topics" not in (ROOT / page).read_text():
+    if "create_topics(" not in (ROOT / page).read_text():
         kafka_cluster.create_topic(TOPIC, 4)
         kafka_cluster.produce(TOPIC, [(b"customer-%d" % (n % 7), b"order %d" % n, n % 4) for n in range(100)])
     chroot = f"/docs-{uuid4().hex[:8]}"

@@ -1,0 +1,120 @@
+"""The tables of the porting pages, compared with the classes they speak of.
+
+What the methods do is tested in tests/consumer/test_porting.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, NamedTuple
+
+import aiokafka
+import kafka
+import pytest
+from repository import ROOT
+
+from allocator import Consumer
+from allocator.wire.kafka_security import KEYS
+
+CODE = re.compile(r"`([^`]+)`")
+TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "consumer").glob("test_*.py")))
+
+
+class Page(NamedTuple):
+    path: str
+    theirs: type[Any]
+    settings: set[str]
+
+
+PAGES = [
+    Page("docs/howto/kafka-python.md", kafka.KafkaConsumer, set(kafka.KafkaConsumer.DEFAULT_CONFIG)),
+    Page(
+        "docs/howto/aiokafka.md",
+        aiokafka.AIOKafkaConsumer,
+        set(inspect.signature(aiokafka.AIOKafkaConsumer).parameters) - {"topics"},
+    ),
+]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
+
+
+def rows(page: Page, section: str) -> list[tuple[str, str, str]]:
+    text = (ROOT / page.path).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [(theirs, ours, "".join(rest)) for theirs, ours, *rest in cells[1:]]
+
+
+def called(text: str) -> set[str]:
+    """The methods that a cell calls: `await seek(partition)` -> seek."""
+    return {found for code in CODE.findall(text) for found in re.findall(r"(?<!\w)(?<!\.)([a-z]\w*)\(", code)}
+
+
+@each_page
+def test_every_method_of_theirs_has_a_row(page: Page) -> None:
+    public = {name for name, _ in inspect.getmembers(page.theirs, inspect.isroutine) if not name.startswith("_")}
+    assert {name for theirs, _, _ in rows(page, "Methods") for name in called(theirs)} == public
+
+
+@each_page
+def test_what_takes_their_place_exists_is_awaited_as_it_says_and_is_tried(page: Page) -> None:
+    for theirs, ours, _ in rows(page, "Methods"):
+        assert called(ours) or "async for" in ours or "Consumer(" in ours or "errors" in ours or ours == "none", theirs
+        for code in CODE.findall(ours):
+            for name in called(f"`{code}`"):
+                method = getattr(Consumer, name)
+                if "`Consumer(...)`" not in ours:  # a row that names methods in passing
+                    assert inspect.iscoroutinefunction(method) == code.startswith("await "), code
+                assert re.search(rf"\.{name}\(", TESTS), f"no test of consumers calls {name}"
+                known = inspect.signature(method).parameters
+                arguments = re.findall(r"[*\w]+", code[code.index("(") :])
+                assert {word.lstrip("*") for word in arguments} <= known.keys(), (code, list(known))
+
+
+@each_page
+def test_names_that_stay_have_no_other_name_here(page: Page) -> None:
+    for theirs, ours, differs in rows(page, "Methods"):
+        for name in called(theirs):
+            if hasattr(Consumer, name):
+                assert name in called(ours), f"{name} is there, and the page says {ours}"
+            elif called(ours):
+                assert called(ours) == {"start"} or "another name" in differs or name in ("poll", "last_stable_offset")
+
+
+@each_page
+def test_every_setting_of_theirs_has_a_row_and_what_takes_its_place_exists(page: Page) -> None:
+    ours_known = set(inspect.signature(Consumer).parameters)
+    told: list[str] = []
+    for theirs, ours, _ in rows(page, "Settings"):
+        names = CODE.findall(theirs)
+        told += names
+        for name in CODE.findall(ours):
+            if "(" in name:
+                method, argument = re.fullmatch(r"(\w+)\((\w+)=?\)", name).groups()  # type: ignore[union-attr]
+                assert argument in inspect.signature(getattr(Consumer, method)).parameters
+            else:
+                assert name in ours_known, name
+        if ours == "`security`":
+            assert set(names) <= set(KEYS), names
+        else:
+            assert not set(names) & set(KEYS), names
+            assert ours == "none" or len(names) == 1, theirs
+    assert sorted(told) == sorted(page.settings)
+
+
+@each_page
+def test_the_defaults_that_differ_are_told(page: Page) -> None:
+    """A default that changes without a word is the worst of all differences."""
+    if page.theirs is kafka.KafkaConsumer:
+        defaults = dict(kafka.KafkaConsumer.DEFAULT_CONFIG)
+    else:
+        defaults = {name: each.default for name, each in inspect.signature(page.theirs).parameters.items()}
+    known = inspect.signature(Consumer).parameters
+    for theirs, ours, differs in rows(page, "Settings"):
+        (name, *others), taken = CODE.findall(theirs), CODE.findall(ours)
+        if others or not taken or "(" in taken[0] or known[taken[0]].default is inspect.Parameter.empty:
+            continue
+        here, there = known[taken[0]].default, defaults[name]
+        if name.endswith("_ms") and isinstance(there, (int, float)) and here is not None:
+            here *= 1000
+        if here != there and name not in ("client_id", "client_rack", "enable_auto_commit", "rebalance_timeout_ms"):
+            assert "default" in differs or name == "partition_assignment_strategy", (name, there, here)

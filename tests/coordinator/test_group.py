@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -583,19 +584,18 @@ async def test_a_commit_that_meets_a_join_under_way_belongs_to_the_next_generati
 # -- phases and settings ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", Phase)
-@pytest.mark.parametrize("to", Phase)
-async def test_every_move_is_legal_or_refused(start: Phase, to: Phase) -> None:
+async def test_every_move_is_legal_or_refused() -> None:
     async with GroupBroker() as broker:
         group = Member(broker).group
-        group.phase = start
-        if to in MOVES[start]:
-            group._move(to, "a test")
-            assert group.phase is to
-        else:
-            with pytest.raises(RuntimeError, match=f"{start.name} -> {to.name}"):
+        for start, to in itertools.product(Phase, Phase):
+            group.phase = start
+            if to in MOVES[start]:
                 group._move(to, "a test")
-            assert group.phase is start
+                assert group.phase is to
+            else:
+                with pytest.raises(RuntimeError, match=f"{start.name} -> {to.name}"):
+                    group._move(to, "a test")
+                assert group.phase is start
 
 
 @pytest.mark.parametrize(

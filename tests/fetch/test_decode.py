@@ -219,10 +219,13 @@ def test_timestamps_at_their_limits(decoder: Any, base: int) -> None:
     assert [row[1] for row in rows(decoder, data)] == [base]
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 11, 12, 13, 62, 63, 64, 8190, 8191, 8192, 1 << 20])
 @pytest.mark.parametrize("key", [b"", b"k", b"k" * 12, b"k" * 13, None])
-def test_keys_and_values_of_every_size_class(decoder: Any, size: int, key: bytes | None) -> None:
-    value = bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+def test_keys_and_values_of_every_size_class(decoder: Any, key: bytes | None) -> None:
+    for size in (0, 1, 7, 8, 11, 12, 13, 62, 63, 64, 8190, 8191, 8192, 1 << 20):
+        check_size_class(decoder, key, bytes(range(256)) * (size // 256) + bytes(range(size % 256)))
+
+
+def check_size_class(decoder: Any, key: bytes | None, value: bytes) -> None:
     for data in (batch([R(0, value, key), R(1, key, value)], 0), messages([R(0, value, key), R(1, key, value)], 1)):
         assert [row[3:5] for row in rows(decoder, data)] == [(key, value), (value, key)]
         # the value is the last thing in memory

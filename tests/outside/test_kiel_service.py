@@ -1,0 +1,52 @@
+"""One service, run with kiel 0.9.3 and with ours: its users see the same. kiel is the witness, not our memory of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from old_groups import kiel_python
+
+from allocator.testing import LocalCluster
+from allocator.testing.topics import zookeeper_client
+
+SERVICE = Path(__file__).parent / "members" / "kiel_service.py"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+
+def committed(cluster: LocalCluster, group: str, topics: dict[str, int]) -> None:
+    """Offset 0 where kiel looks: it asks for ever when there is none."""
+    with zookeeper_client(cluster.zookeeper) as zk:
+        for topic, count in topics.items():
+            for number in range(count):
+                zk.create(f"/consumers/{group}/offsets/{topic}/{number}", b"0", makepath=True)
+
+
+def steps(python: str, whose: str, cluster: LocalCluster, group: str, topic: str, pair: str) -> dict[str, Any]:
+    """What the service told, by step."""
+    committed(cluster, group, {topic: 1, pair: 2})
+    command = [python, str(SERVICE), whose, cluster.bootstrap, cluster.zookeeper, group, topic, pair]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{whose}:\n{done.stdout}\n{done.stderr[-3000:]}"
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", "1.1.1"])
+def test_a_service_sees_the_same_with_either(
+    version: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    python = kiel_python()  # skips before a server is started
+    cluster = cluster_factory(version)
+    topic, pair = topic_factory(1, cluster=cluster), topic_factory(2, cluster=cluster)
+    cluster.produce(topic, [(None, value, 0) for value in (b"1", None, b"{", b"4")])
+    cluster.produce(pair, [(None, b"10", 0), (None, b"11", 1)])
+    ours = steps(sys.executable, "allocator", cluster, f"{group}-ours", topic, pair)
+    kiels = steps(python, "kiel", cluster, f"{group}-kiel", topic, pair)
+    assert ours == kiels
+    assert len(ours) == 19

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from allocator.consumer.kiel_offsets import OffsetsByTopic
-from allocator.errors import AllocatorError, Closed, CorruptRecordError, InconsistentAssignor
+from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.subscription.state import SubscriptionState
@@ -37,6 +37,10 @@ class BaseConsumer:
     def __init__(
         self, deserializer: Callable[[bytes], Any] | None, max_wait_time: int, min_bytes: int, max_bytes: int
     ) -> None:
+        if deserializer is not None and not callable(deserializer):
+            raise ConfigError(f"deserializer is {deserializer!r}; give a function of the value's bytes")
+        if isinstance(max_wait_time, bool) or not isinstance(max_wait_time, (int, float)) or not max_wait_time >= 0:
+            raise ConfigError(f"max_wait_time is {max_wait_time!r}; give a number of milliseconds")
         self.name = f"{socket.gethostname()}:{id(self)}"
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
         self.max_wait_time = max_wait_time
@@ -144,12 +148,14 @@ class BaseConsumer:
 
         Empty when there are none, when the topic is unknown, or when an error was logged; None once the consumer is
         closing. A value that the deserializer does not take is logged and left out, a record without a value too.
+        Raises IllegalState before `connect`.
         """
         if self.closing:
             # not a task: when the loop is stopped next, as `close` does, Python warns that it never began
             over: asyncio.Future[list[Any] | None] = (self._loop or asyncio.get_running_loop()).create_future()
             over.set_result(None)
             return over
+        self._must_be_connected()
         return asyncio.ensure_future(self._consume(topic, start))
 
     async def _read(self, topic: str) -> tuple[list[Any], dict[TopicPartition, int]]:
@@ -228,6 +234,10 @@ class BaseConsumer:
             if position is not None and now - since >= RETRY_S:
                 self._state.seek(partition, position)
                 self._fetcher.wake()
+
+    def _must_be_connected(self) -> None:
+        if self._loop is None:
+            raise IllegalState(f"{self._label}: this consumer is not connected; wait for connect() first")
 
     # -- the log -------------------------------------------------------------------------------------------------
 

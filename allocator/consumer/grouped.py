@@ -345,10 +345,12 @@ class GroupedConsumer(BaseConsumer):
 
     def determine_coordinator(self) -> asyncio.Future[Any]:
         """Finds the coordinator anew; raises NoOffsetsError when it is refused."""
+        self._must_be_connected()
         return asyncio.ensure_future(self._engine.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
         """Goes back to what the group has committed for our partitions of a topic; `start` is unused."""
+        self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic))
 
     async def _determine_offsets(self, topic: str) -> None:
@@ -372,6 +374,7 @@ class GroupedConsumer(BaseConsumer):
 
         A text that is too long for the broker is left out, with a warning.
         """
+        self._must_be_connected()
         engine, topics = self._engine, frozenset(self.topics_to_commit)
         wanted: dict[TopicPartition, int] = {}
         if self._reads is not None:  # else nothing waits for it

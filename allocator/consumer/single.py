@@ -102,6 +102,7 @@ class SingleConsumer(BaseConsumer):
 
     def determine_offsets(self, topic: str, start: Start = None) -> asyncio.Future[bool]:
         """Goes to `start` in all partitions of a topic. Raises NoOffsetsError when no broker tells where that is."""
+        self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic, start))
 
     async def _determine_offsets(self, topic: str, start: Start) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 
-from allocator import GroupedConsumer, TopicPartition
+from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assign.kiel import naive_allocator
 from allocator.consumer import base_consumer
-from allocator.errors import ConfigError, CorruptRecordError, NotOwned, TopicAuthorizationFailed
+from allocator.errors import ConfigError, CorruptRecordError, IllegalState, NotOwned, TopicAuthorizationFailed
 from allocator.fetch.batch import Batch
 from allocator.membership.describe import describe
 from allocator.membership.report import GroupReport
@@ -287,6 +287,22 @@ async def test_functions_whose_signature_leaves_it_open_get_two_arguments(scene:
     topic = topic_factory(2)
     consumer = await scene.consumer(partition_allocator=lambda *a: naive_allocator(*a))
     assert consumer.allocation[topic] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [GroupedConsumer, SingleConsumer])
+async def test_what_cannot_work_is_refused_with_its_name(kind: Any) -> None:
+    where = ("group", ["127.0.0.1:1"]) if kind is GroupedConsumer else ()
+    for name, value in (("deserializer", 5), ("max_wait_time", "soon"), ("max_wait_time", -1)):
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+            kind(["127.0.0.1:1"], *where, **{name: value})
+    consumer = kind(["127.0.0.1:1"], *where)
+    calls = [lambda: consumer.consume("t"), lambda: consumer.determine_offsets("t")]
+    if kind is GroupedConsumer:
+        calls += [consumer.commit_offsets, consumer.determine_coordinator]
+    for call in calls:
+        with pytest.raises(IllegalState, match=r"wait for connect\(\) first"):
+            await call()
+    await consumer.close()
 
 
 @closing

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from allocator.consumer.consumer import Consumer
     from allocator.consumer.consumer_group import ConsumerGroup
-    from allocator.consumer.generation import Generation
+    from allocator.consumer.generation import Generation, PartitionStart
     from allocator.consumer.group_config import ConsumerGroupConfig
     from allocator.consumer.grouped import GroupedConsumer
     from allocator.consumer.single import SingleConsumer
+    from allocator.consumer.switching import SwitchingConsumer
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
     from allocator.subscription.listener import RebalanceListener
@@ -38,10 +39,12 @@ _HOME = {
     "GroupedConsumer": "allocator.consumer.grouped",
     "OffsetAndMetadata": "allocator.types",
     "OffsetAndTimestamp": "allocator.types",
+    "PartitionStart": "allocator.consumer.generation",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "RecordsLost": "allocator.subscription.loss",
     "SingleConsumer": "allocator.consumer.single",
+    "SwitchingConsumer": "allocator.consumer.switching",
     "TopicPartition": "allocator.types",
 }
 
@@ -59,10 +62,12 @@ __all__ = [
     "GroupedConsumer",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "PartitionStart",
     "RebalanceListener",
     "Record",
     "RecordsLost",
     "SingleConsumer",
+    "SwitchingConsumer",
     "TopicPartition",
     "__version__",
 ]

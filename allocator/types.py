@@ -1,4 +1,4 @@
-"""The nouns that every room shares.
+"""The nouns that every room shares, and the types of what users pass.
 
 `TopicPartition`, `OffsetAndMetadata` and `OffsetAndTimestamp` are kafka-python's own, so that values pass freely
 between both libraries.
@@ -6,13 +6,77 @@ between both libraries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union
 
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
+from allocator.errors import AllocatorError
 from allocator.record import Record
 
-__all__ = ["Assignment", "OffsetAndMetadata", "OffsetAndTimestamp", "Record", "TopicPartition"]
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = [
+    "Assignment",
+    "Assignors",
+    "ColumnDeserializer",
+    "Deserializer",
+    "GroupProtocol",
+    "IsolationLevel",
+    "Listener",
+    "MembershipName",
+    "Offset",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "OffsetReset",
+    "OffsetStorage",
+    "OnCommit",
+    "Record",
+    "TopicPartition",
+]
 
 Assignment = Mapping[str, frozenset[TopicPartition]]
 """Member id -> the partitions it is given."""
+
+MembershipName = Literal["zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka"]
+"""The setting `membership`: what assigns partitions to the members of a group."""
+
+GroupProtocol = Literal["classic", "consumer"]
+"""The setting `group_protocol` of membership "kafka"."""
+
+OffsetStorage = Literal["kafka", "zookeeper", "both"]
+"""The setting `offsets`: where the committed offsets of a group are."""
+
+OffsetReset = Literal["earliest", "latest", "none"]
+"""The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+"""The setting `isolation_level`."""
+
+Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
+"""The setting `assignor`: a name, "package.module:function", a callable, or several in order of preference."""
+
+Deserializer = Optional[Callable[[bytes], Any]]
+"""Makes a key or a value of its bytes; it is not called for None."""
+
+ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
+"""The same for a whole column of keys or values."""
+
+Offset = Union[int, OffsetAndMetadata]
+"""The next record to read."""
+
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
+"""Called with the offsets of a commit once it is decided, and with None or why it failed."""
+
+
+class Listener(Protocol):
+    """What a listener must have at least. kafka-python's and aiokafka's listeners have it.
+
+    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart; with an
+    `on_records_lost`, of records that the log does not have any more.
+    """
+
+    def on_partitions_assigned(self, partitions: Any, /) -> Any: ...
+
+    def on_partitions_revoked(self, partitions: Any, /) -> Any: ...

@@ -13,13 +13,14 @@ from allocator.assign.choose import choose
 from allocator.assign.cooperative_sticky import first_step
 from allocator.assign.kiel import naive_allocator
 from allocator.assign.naive import naive
-from allocator.assign.registry import known_names, resolve
+from allocator.assign.registry import AssignorSpec, known_names, resolve
 from allocator.assign.space import Share
 from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass, wants
 from allocator.assign.validate import compute, left_out, validate
 
 __all__ = [
     "Assignor",
+    "AssignorSpec",
     "GroupView",
     "Member",
     "Share",

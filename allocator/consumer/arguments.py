@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Union
+from typing import Any
 
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Offset", "as_offset", "as_offsets", "as_partition", "as_partitions", "as_topics"]
-
-Offset = Union[int, OffsetAndMetadata]
+__all__ = ["as_offset", "as_offsets", "as_partition", "as_partitions", "as_topics"]
 
 
 def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Optional
 
 from allocator.consumer.kiel_offsets import OffsetsByTopic
@@ -134,7 +134,7 @@ class BaseConsumer:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
-    def offsets(self) -> OffsetsByTopic:
+    def offsets(self) -> MutableMapping[str, MutableMapping[int, int]]:
         """The next offset of each partition, by topic. Setting `offsets[topic][partition]` reads on from there."""
         return OffsetsByTopic(self._positions, self._seek)
 

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from allocator.consumer.arguments import Offset, as_offset, as_offsets, as_partition, as_partitions, as_topics
+from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.consumer.engine import Engine
-from allocator.consumer.joining import Assignors, Joining
+from allocator.consumer.joining import Joining
 from allocator.consumer.metrics import lags, reference_metrics
 from allocator.consumer.reading import Reading
-from allocator.coordinator.offsets import OnCommit
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
-from allocator.subscription.listener import Listens, check_listener
+from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, as_written
-from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from allocator.types import (
+    Assignors,
+    Deserializer,
+    GroupProtocol,
+    IsolationLevel,
+    Listener,
+    MembershipName,
+    Offset,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    OffsetReset,
+    OffsetStorage,
+    OnCommit,
+    Record,
+    TopicPartition,
+)
 from allocator.wire.list_offsets import EARLIEST, LATEST, Found, list_offsets
 
 __all__ = ["Consumer"]
@@ -85,7 +99,7 @@ class Consumer:
         brokers: str | Sequence[str],
         group: str | None,
         zookeeper: str | None = None,
-        membership: str = "zookeeper",
+        membership: MembershipName = "zookeeper",
         pattern: str | None = None,
         partitions: Iterable[TopicPartition] = (),
         assignor: Assignors | None = None,
@@ -94,26 +108,26 @@ class Consumer:
         root: str = "/allocator",
         zookeeper_options: Mapping[str, Any] | None = None,
         security: Mapping[str, Any] | None = None,
-        auto_offset_reset: str | int = "earliest",
+        auto_offset_reset: OffsetReset | int = "earliest",
         auto_commit_interval_s: float | None = 5.0,
-        key_deserializer: Callable[[bytes], Any] | None = None,
-        value_deserializer: Callable[[bytes], Any] | None = None,
+        key_deserializer: Deserializer = None,
+        value_deserializer: Deserializer = None,
         max_wait_s: float = 0.5,
         min_bytes: int = 1,
         max_bytes: int = 52_428_800,
         max_partition_bytes: int = 1_048_576,
         prefetch_bytes: int = 33_554_432,
-        isolation_level: str = "read_uncommitted",
+        isolation_level: IsolationLevel = "read_uncommitted",
         weight: float = 1.0,
         rack: str | None = None,
-        listener: Listens | None = None,
+        listener: Listener | None = None,
         connect_timeout_s: float = 30.0,
-        group_protocol: str = "classic",
+        group_protocol: GroupProtocol = "classic",
         rebalance_timeout_s: float = 60.0,
         heartbeat_interval_s: float = 3.0,
         max_poll_interval_s: float | None = None,
         instance_id: str | None = None,
-        offsets: str | None = None,
+        offsets: OffsetStorage | None = None,
         settle_s: float = 3.0,
     ) -> None:
         self.group = group
@@ -384,7 +398,7 @@ class Consumer:
         topics: str | Iterable[str] = (),
         *more: str,
         pattern: str | None = None,
-        listener: Listens | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Reads these topics from now on, instead of what was subscribed before. May be called before `start`.
 

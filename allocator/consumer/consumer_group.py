@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from allocator.consumer.generation import Generation, PartitionStart
-from allocator.consumer.group_config import ConsumerGroupConfig
+from allocator.consumer.group_config import ConsumerGroupConfig, client_of
 from allocator.consumer.group_members import GroupMember, member_of
 from allocator.consumer.idle_offsets import KeptOffsets
 from allocator.consumer.standing import Round, Standing
@@ -146,7 +146,7 @@ class ConsumerGroup:
     async def _take_part(self) -> None:
         """Connects, joins, and serves generations. Raises what ended it; by then the member has left."""
         self._standing = standing = Standing()
-        client = self.config.make_client()
+        client = client_of(self.config)
         try:
             await standing.unless_stopped(client.connect(self.config.connect_timeout_s))
             client.follow(self.config.topics)

@@ -19,7 +19,7 @@ from allocator.consumer.lag import lag
 from allocator.consumer.ownership import Ownership
 from allocator.consumer.progress import Progress
 from allocator.coordinator.find import Coordinator
-from allocator.coordinator.offsets import GroupOffsets, OnCommit
+from allocator.coordinator.offsets import GroupOffsets
 from allocator.coordinator.old_offsets import fetch_old_offsets
 from allocator.coordinator.storage import StoredOffsets
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
@@ -32,12 +32,12 @@ from allocator.membership.kafka_next import KafkaNextMembership
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.session import SessionMembership
 from allocator.subscription.errors import OutOfTurn
-from allocator.subscription.listener import Listens, check_listener
+from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
 
@@ -65,10 +65,10 @@ class Engine:
         joining: Joining,
         *,
         brokers: str | Sequence[str],
-        listener: Listens | None,
+        listener: Listener | None,
         auto_commit_interval_s: float | None,
         commit_on_revoke: bool,
-        auto_offset_reset: str | int,
+        auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
         **fetch: Any,

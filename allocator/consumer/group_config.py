@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from allocator.assign import Assignor, resolve
 from allocator.consumer.keywords import argument_faults
@@ -17,11 +17,12 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.membership.znodes import Paths
 from allocator.subscription.topics import check_topic
 from allocator.tracing import spans_of
+from allocator.types import Assignors
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import EARLIEST, LATEST
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["ConsumerGroupConfig"]
+__all__ = ["ConsumerGroupConfig", "client_of", "group_settings_of"]
 
 START_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
 MAX_S = (2**31 - 2) / 1000  # what the protocol can say: 32-bit milliseconds
@@ -41,14 +42,14 @@ class ConsumerGroupConfig:
     to move a service.
     """
 
-    group: str = ""
-    brokers: str | Sequence[str] = ()
-    topics: Sequence[str] = ()
-    membership: str = "zookeeper"
+    group: str
+    brokers: str | Sequence[str]
+    topics: Sequence[str]
+    membership: Literal["zookeeper", "kafka"] = "zookeeper"
     """"zookeeper", or "kafka": Kafka's own group protocol (brokers from 0.9), shared with members of other clients."""
     zookeeper: str | None = None
     """"host:port,host:port/chroot", for membership "zookeeper"."""
-    assignor: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = ("range", "roundrobin")
+    assignor: Assignors = ("range", "roundrobin")
     """Allocator functions in order of preference; the first that all members offer is taken."""
     heartbeat_interval_s: float = 3.0
     """At most half the session timeout, better a third: one lost heartbeat must not cost the membership. ZooKeeper's
@@ -66,7 +67,7 @@ class ConsumerGroupConfig:
     partition_watch_interval_s: float = 5.0
     retention_s: float | None = None
     """How long the broker keeps the commits; None: as long as it is configured to."""
-    start_offset: str = "earliest"
+    start_offset: Literal["earliest", "latest"] = "earliest"
     """Where a partition begins of which the group has committed nothing: "earliest" or "latest"."""
     timeout_s: float = 5.0
     """For one request. Less: a slow coordinator counts as lost. More: a dead one is left later."""
@@ -78,7 +79,7 @@ class ConsumerGroupConfig:
     """TLS and SASL to Kafka, under kafka-python's names."""
     root: str = "/allocator"
     zookeeper_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    client: Callable[[ConsumerGroupConfig], KafkaClient] | None = None
+    client: Callable[[ConsumerGroupConfig], Any] | None = None
     """Makes the client, not connected, that speaks to the brokers, for tests that have them fail."""
 
     def __post_init__(self) -> None:
@@ -98,16 +99,6 @@ class ConsumerGroupConfig:
 
     # -- what is made of it ---------------------------------------------------------------------------------------
 
-    def make_client(self) -> KafkaClient:
-        """The client for the brokers, not connected."""
-        if self.client is not None:
-            return self.client(self)
-        # brokers of 0.9 make a JMX name of the client's, which has no colon
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", self.client_id)
-        client = KafkaClient(self.brokers, client_id=name, security=self.security, request_timeout_s=self.timeout_s)
-        client.measures.spans = spans_of(self.group, self.client_id)
-        return client
-
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""
         one = isinstance(self.assignor, str) or callable(self.assignor)
@@ -115,14 +106,6 @@ class ConsumerGroupConfig:
         if not isinstance(offered, Sequence) or not offered:
             raise ConfigError(f"assignor = {offered!r}: name at least one, e.g. 'range'")
         return {found.name: found for found in map(resolve, offered)}
-
-    def group_settings(self) -> GroupSettings:
-        """Those of Kafka's group protocol."""
-        return GroupSettings(
-            session_timeout_s=self.session_timeout_s,
-            heartbeat_interval_s=self.heartbeat_interval_s,
-            rebalance_timeout_s=self.rebalance_timeout_s,
-        )
 
     @property
     def topic_poll_s(self) -> float:
@@ -196,10 +179,31 @@ class ConsumerGroupConfig:
             if not faults.keys & {"zookeeper", "session_timeout_s"}:
                 attempts.append(("zookeeper", lambda: ZooKeeper(self.zookeeper or "", options=self.zookeeper_options)))
         elif not faults.keys & {"session_timeout_s", "heartbeat_interval_s", "rebalance_timeout_s"}:
-            attempts.append(("heartbeat_interval_s", self.group_settings))
+            attempts.append(("heartbeat_interval_s", lambda: group_settings_of(self)))
         for name, attempt in attempts:
             if name not in faults.keys:
                 try:
                     attempt()
                 except (AllocatorError, TypeError) as error:
                     faults.add(name, str(error))
+
+
+def client_of(config: ConsumerGroupConfig) -> KafkaClient:
+    """The client for the brokers, not connected."""
+    if config.client is not None:
+        made: KafkaClient = config.client(config)
+        return made
+    # brokers of 0.9 make a JMX name of the client's, which has no colon
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", config.client_id)
+    client = KafkaClient(config.brokers, client_id=name, security=config.security, request_timeout_s=config.timeout_s)
+    client.measures.spans = spans_of(config.group, config.client_id)
+    return client
+
+
+def group_settings_of(config: ConsumerGroupConfig) -> GroupSettings:
+    """Those of Kafka's group protocol."""
+    return GroupSettings(
+        session_timeout_s=config.session_timeout_s,
+        heartbeat_interval_s=config.heartbeat_interval_s,
+        rebalance_timeout_s=config.rebalance_timeout_s,
+    )

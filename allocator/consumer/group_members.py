@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from allocator.consumer.group_config import ConsumerGroupConfig
+from allocator.consumer.group_config import ConsumerGroupConfig, group_settings_of
 from allocator.consumer.standing import Round, Standing
 from allocator.coordinator.identity import Identity
 from allocator.membership.kafka import KafkaMembership, KafkaSettings
@@ -59,7 +59,7 @@ class KafkaMember(KafkaMembership):
                 topics=frozenset(config.topics),
                 connect_timeout_s=config.connect_timeout_s,
                 topic_poll_s=config.topic_poll_s,
-                group=config.group_settings(),
+                group=group_settings_of(config),
             ),
         )
         self._standing = standing

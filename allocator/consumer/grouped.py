@@ -13,7 +13,7 @@ from typing import Any, Optional
 from allocator.assign.registry import of_kiel
 from allocator.consumer.base_consumer import TURN_S, BaseConsumer
 from allocator.consumer.engine import Engine
-from allocator.consumer.joining import Assignors, Joining
+from allocator.consumer.joining import Joining
 from allocator.consumer.kiel_allocator import KielAllocator
 from allocator.consumer.switching import ClusterChoice, Watcher, path_of
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
@@ -23,7 +23,7 @@ from allocator.membership.patterns import ANY_TOPIC
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
 from allocator.wire.list_offsets import EARLIEST, list_offsets
 from allocator.wire.zookeeper import ZooKeeper
 
@@ -79,7 +79,7 @@ class GroupedConsumer(BaseConsumer):
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
-        membership: str = "zookeeper",
+        membership: MembershipName = "zookeeper",
         settle_s: float = 3.0,
         session_timeout_s: float = 10.0,
         root: str = "/allocator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from typing import Any, Optional, get_args
 
 from allocator.assign import Assignor, naive_allocator, resolve
 from allocator.assign.kiel import KielAssignor, KielFunction
@@ -28,18 +28,18 @@ from allocator.membership.view import Load
 from allocator.membership.znodes import Paths
 from allocator.membership.zookeeper import Settings, ZooKeeperMembership
 from allocator.subscription.topics import checked
-from allocator.types import TopicPartition
+from allocator.types import Assignors, GroupProtocol, MembershipName, OffsetStorage, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import ZooKeeper
 
-__all__ = ["MEMBERSHIPS", "PROTOCOLS", "Assignors", "Joining"]
+__all__ = ["MEMBERSHIPS", "PROTOCOLS", "Joining"]
 
-MEMBERSHIPS = ("zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka")
+MEMBERSHIPS: tuple[MembershipName, ...] = get_args(MembershipName)
 ON_ZOOKEEPER = ("zookeeper", "kiel", "consumers", "pykafka")
-PROTOCOLS = ("classic", "consumer")
+PROTOCOLS = get_args(GroupProtocol)
 # where the offsets of a group may be, first where they are unless another place is asked for: one that its other
 # members read and write
-PLACES = {
+PLACES: dict[str, tuple[OffsetStorage, ...]] = {
     "zookeeper": ("kafka", "both", "zookeeper"),
     "kafka": ("kafka",),
     "fixed": ("kafka", "both", "zookeeper"),
@@ -48,8 +48,6 @@ PLACES = {
     "pykafka": ("kafka", "both"),
 }
 OLD_CONSUMERS = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}
-
-Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Joining:
     service.
     """
 
-    membership: str
+    membership: MembershipName
     group: Optional[str]
     client_id: str
     topics: Sequence[str]
@@ -78,12 +76,12 @@ class Joining:
     zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)  # has credentials
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     # kafka
-    group_protocol: str = "classic"
+    group_protocol: GroupProtocol = "classic"
     heartbeat_interval_s: float = 3.0
     rebalance_timeout_s: float = 60.0
     instance_id: Optional[str] = None
     # groups of older clients
-    offsets: Optional[str] = None
+    offsets: Optional[OffsetStorage] = None
     settle_s: float = 3.0
 
     @property
@@ -92,7 +90,7 @@ class Joining:
         return bool(self.topics or self.pattern or self.partitions)
 
     @property
-    def storage(self) -> str:
+    def storage(self) -> OffsetStorage:
         """Where the group's offsets are: `offsets`, or where members of that kind keep them."""
         return self.offsets or PLACES[self.membership][0]
 

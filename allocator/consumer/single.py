@@ -100,7 +100,9 @@ class SingleConsumer(BaseConsumer):
         """All topics of the cluster, and their partitions."""
         return {topic: sorted(self._client.partitions(topic) or ()) for topic in sorted(self._client.topics())}
 
-    def determine_offsets(self, topic: str, start: Start = None) -> asyncio.Future[bool]:
+    def determine_offsets(
+        self, topic: str, start: int | datetime.datetime | datetime.timedelta | None = None
+    ) -> asyncio.Future[bool]:
         """Goes to `start` in all partitions of a topic. Raises NoOffsetsError when no broker tells where that is."""
         self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic, start))

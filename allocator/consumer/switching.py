@@ -15,7 +15,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
-from allocator.consumer.arguments import Offset
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
@@ -23,7 +22,7 @@ from allocator.foreign import shown
 from allocator.membership.znodes import Paths
 from allocator.subscription.listener import check_listener
 from allocator.tasks import happens
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import Offset, OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka_manager import same_cluster
 from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 

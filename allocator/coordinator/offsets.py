@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Optional
 
 from kafka.protocol.consumer import OffsetFetchRequest
 
@@ -26,16 +25,15 @@ from allocator.coordinator.reactions import FETCH, MEMBER_COMMIT, Reaction, reac
 from allocator.coordinator.retention import ask_retention
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
 from allocator.subscription.loss import as_committed, as_read
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, OnCommit, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.kafka_errors import for_code
 
-__all__ = ["GroupOffsets", "OnCommit"]
+__all__ = ["GroupOffsets"]
 
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
-OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
 
 MOST_PARTITIONS = 500  # of one request; more: reading its answer holds up the loop
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from allocator.coordinator.commits import Call
 from allocator.coordinator.find import Coordinator
-from allocator.coordinator.offsets import GroupOffsets, Offsets, OnCommit
+from allocator.coordinator.offsets import GroupOffsets, Offsets
 from allocator.errors import AllocatorError
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
 from allocator.wire.kafka import KafkaClient
 
 __all__ = ["STORAGES", "StoredOffsets"]
 
-STORAGES = ("kafka", "zookeeper", "both")
+STORAGES = get_args(OffsetStorage)
 
 
 class StoredOffsets(GroupOffsets):
@@ -27,7 +27,7 @@ class StoredOffsets(GroupOffsets):
     so that members which read one place follow those which write the other.
     """
 
-    def __init__(self, client: KafkaClient, group: str, storage: str, *, coordinator: Coordinator) -> None:
+    def __init__(self, client: KafkaClient, group: str, storage: OffsetStorage, *, coordinator: Coordinator) -> None:
         super().__init__(client, group, coordinator=coordinator)
         self.storage = storage
         self._old = GroupOffsets(client, group, coordinator=coordinator, in_zookeeper=True)

@@ -6,12 +6,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Optional, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from allocator.errors import DeserializationError, MissingExtra
 from allocator.fetch import arrow
 from allocator.fetch.decode import Columns, RecordSet
 from allocator.record import Record
+from allocator.types import ColumnDeserializer, Deserializer
 
 if TYPE_CHECKING:
     import pandas
@@ -19,14 +20,11 @@ if TYPE_CHECKING:
 
     from allocator.fetch.columns import Segment
 
-__all__ = ["Batch", "Deserializer"]
+__all__ = ["Batch"]
 
-Deserializer = Optional[Callable[[bytes], Any]]
 # before each record batch: its first offset, and how many bytes follow; and where the number of the format stands
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16
-
-ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 
 
 class Batch(Sequence[Record]):

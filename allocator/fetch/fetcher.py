@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
-from allocator.fetch.batch import Batch, Deserializer
+from allocator.fetch.batch import Batch
 from allocator.fetch.budget import Budget
 from allocator.fetch.feed import Chunk, Failure, Feed, OutOfRange
 from allocator.fetch.leaders import Leaders
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
-from allocator.types import TopicPartition
+from allocator.types import Deserializer, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.wire.kafka import KafkaClient

@@ -33,7 +33,7 @@ from allocator.membership.kiel_znodes import KielPaths, Phase, Seal, add_partiti
 from allocator.membership.owners import OwnersMembership, OwnersSettings
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import NONE, Parts, Rubbish
-from allocator.types import TopicPartition
+from allocator.types import OffsetStorage, TopicPartition
 from allocator.wire.zookeeper import BadVersion, ConnectionLost, NoZnode, Op, SessionState, ZnodeExists, ZooKeeper
 
 __all__ = ["Carrier", "KielMembership", "KielSettings"]
@@ -46,7 +46,7 @@ RETRY_S = 1.0  # after Kafka or ZooKeeper could not do what going over needs
 class Carrier(Protocol):
     """Who knows the offsets of the group. `StoredOffsets` is one."""
 
-    storage: str
+    storage: OffsetStorage
 
     async def carry_over(self, partitions: Iterable[TopicPartition]) -> int: ...
 

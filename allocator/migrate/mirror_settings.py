@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Optional
+from typing import Any, Final, Literal, Optional
 
 from allocator.errors import ConfigError
 from allocator.membership.patterns import check_pattern
@@ -42,7 +42,7 @@ class MirrorSettings:
     topics: Sequence[str] = ()
     pattern: Optional[str] = None
     group: str = "allocator-mirror"
-    membership: str = "zookeeper"
+    membership: Literal["zookeeper", "kafka"] = "zookeeper"
     zookeeper: Optional[str] = None
     create: bool = False
     old_zookeeper: Optional[str] = None

@@ -9,7 +9,7 @@ from typing import Any, Final
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
-from allocator.types import TopicPartition
+from allocator.types import IsolationLevel, TopicPartition
 
 __all__ = ["SpanUnread", "read_spans"]
 
@@ -30,7 +30,7 @@ async def read_spans(
     spans: Mapping[TopicPartition, tuple[int, int]],
     security: Mapping[str, Any] | None = None,
     *,
-    isolation_level: str = "read_uncommitted",
+    isolation_level: IsolationLevel = "read_uncommitted",
 ) -> AsyncGenerator[Batch, None]:
     """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
 

@@ -19,7 +19,7 @@ from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, 
 from allocator.spark.archive_compact import compact
 from allocator.spark.archive_files import Transform, columns_of, now, transformed, write
 from allocator.spark.archive_read import Archive, reach_of
-from allocator.spark.archive_report import ArchiveReport
+from allocator.spark.archive_report import ArchiveReport, note_commit
 from allocator.spark.errors import DataLoss
 from allocator.spark.ranges import share_out
 from allocator.spark.topic import Extent, Topic
@@ -28,7 +28,7 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Archive", "ArchiveReport", "archive", "compact"]
+__all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact"]
 
 Reach = dict[int, tuple[int, int]]
 Progress = Callable[[int, int], None]
@@ -109,7 +109,7 @@ def archive(
                 columns=columns,
             )
             commits.commit(manifest)
-            report.add(manifest)
+            note_commit(report, manifest)
             alive, gaps, new = [*alive, manifest], {}, {}
             done += sum(high - low for low, high in piece.values())
             if progress is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from allocator.spark.archive_commits import ArchiveCorrupt, Commits, Manifest
 from allocator.spark.archive_files import columns_of, now, write
 from allocator.spark.archive_read import Archive, reach_of
-from allocator.spark.archive_report import ArchiveReport
+from allocator.spark.archive_report import ArchiveReport, note_commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ def compact(
             number += 1
             manifest = _compacted(spark, found, commits, group, number)
             commits.commit(manifest)
-            report.add(manifest)
+            note_commit(report, manifest)
             report.replaced += [old.number for old in group]
             report.ranges.update(reach_of(group))
             if progress is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from allocator.spark.archive_commits import Manifest
 
-__all__ = ["ArchiveReport"]
+__all__ = ["ArchiveReport", "note_commit"]
 
 Reach = dict[int, tuple[int, int]]
 
@@ -33,12 +33,6 @@ class ArchiveReport:
     def offsets(self) -> int:
         """At least as many as records: compaction and transactions leave offsets without a record."""
         return sum(high - low for low, high in self.ranges.values())
-
-    def add(self, manifest: Manifest) -> None:
-        self.commits.append(manifest.number)
-        self.records += manifest.records
-        self.files += len(manifest.files)
-        self.size += manifest.size
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,3 +61,11 @@ class ArchiveReport:
             f"{self.topic}: {self.records} records in {self.files} files, {self.size} bytes, "
             f"{len(self.commits)} commits" + (f" instead of {len(self.replaced)}" if self.replaced else "")
         )
+
+
+def note_commit(report: ArchiveReport, manifest: Manifest) -> None:
+    """Counts what a commit has added."""
+    report.commits.append(manifest.number)
+    report.records += manifest.records
+    report.files += len(manifest.files)
+    report.size += manifest.size

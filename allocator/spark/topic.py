@@ -16,7 +16,7 @@ from allocator.spark.ranges import Range
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Extent", "Topic"]
+__all__ = ["Extent", "Range", "Topic"]
 
 # what the ranges that are read stand for
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")

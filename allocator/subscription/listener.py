@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from allocator.subscription.loss import RecordsLost
 from allocator.types import TopicPartition
 
-__all__ = ["Listens", "RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
+__all__ = ["RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
 
 Parts = frozenset[TopicPartition]
 
@@ -23,18 +23,6 @@ class RebalanceEvent(enum.Enum):
     REVOKED = "on_partitions_revoked"
     ASSIGNED = "on_partitions_assigned"
     LOST = "on_partitions_lost"
-
-
-class Listens(Protocol):
-    """What a listener must have at least. kafka-python's and aiokafka's listeners have it.
-
-    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart; with an
-    `on_records_lost`, of records that the log does not have any more.
-    """
-
-    def on_partitions_assigned(self, partitions: Any, /) -> Any: ...
-
-    def on_partitions_revoked(self, partitions: Any, /) -> Any: ...
 
 
 class RebalanceListener:
@@ -49,16 +37,16 @@ class RebalanceListener:
     owner could not be asked.
     """
 
-    def on_partitions_assigned(self, partitions: Parts) -> Any:
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> Any:
         """They are ours. Nothing of them is delivered before this returns; `seek` is welcome here."""
 
-    def on_partitions_revoked(self, partitions: Parts) -> Any:
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Any:
         """They are about to go, in a rebalance or because the consumer closes; nothing more of them is delivered.
 
         Still ours until this returns: finish work on them and commit it.
         """
 
-    def on_partitions_lost(self, partitions: Parts) -> Any:
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> Any:
         """They are gone already: the session expired, or the group shut this member out.
 
         Nothing of them can be committed any more. Called instead of `on_partitions_revoked`, and by default calls it.

@@ -29,13 +29,18 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from .node import Node
-    from .producing import produce
-    from .proxy import FaultProxy
+    from .probe import Metadata, PartitionState
+    from .producing import Produced, produce
+    from .proxy import Direction, FaultProxy
     from .waiting import wait_until, wait_until_async
 
 _HOME = {
     "LocalCluster": "cluster",
+    "Metadata": "probe",
+    "PartitionState": "probe",
     "Node": "node",
+    "Produced": "producing",
+    "Direction": "proxy",
     "ProducedRecord": "batches",
     "FaultProxy": "proxy",
     "produce": "producing",
@@ -53,12 +58,16 @@ _HOME = {
 
 __all__ = [
     "ClusterError",
+    "Direction",
     "FaultProxy",
     "JarsUnavailable",
     "JavaNotFound",
     "LocalCluster",
+    "Metadata",
     "NoContainerEngine",
     "Node",
+    "PartitionState",
+    "Produced",
     "ProducedRecord",
     "ServerStartFailed",
     "TestingError",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig
+from allocator.consumer.group_config import group_settings_of
 from allocator.errors import AllocatorError, ConfigError
 
 GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}
@@ -33,7 +34,7 @@ def test_the_defaults() -> None:
     assert list(config.assignors()) == ["range", "roundrobin"]
     assert config.membership == "zookeeper"
     assert config.client_id.startswith("allocator-")
-    settings = config.group_settings()
+    settings = group_settings_of(config)
     assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (3, 30, 30)
 
 
@@ -52,8 +53,10 @@ def test_all_faults_are_told_at_once() -> None:
 @pytest.mark.parametrize("name", ["brokers", "topics", "group"])
 def test_what_a_group_cannot_do_without(name: str) -> None:
     without = {key: value for key, value in GOOD.items() if key != name}
-    with pytest.raises(ConfigError, match=rf"a fault:\n  ConsumerGroupConfig: {name}") as caught:
+    with pytest.raises(TypeError, match=rf"missing 1 required positional argument: '{name}'"):
         ConsumerGroupConfig(**without)
+    with pytest.raises(ConfigError, match=rf"a fault:\n  ConsumerGroupConfig: {name}") as caught:
+        ConsumerGroupConfig(**without, **{name: ""})
     assert str(caught.value).count("\n") == 1
 
 

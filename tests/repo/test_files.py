@@ -43,10 +43,12 @@ def test_the_public_names_are_these() -> None:
         "GroupedConsumer",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",
+        "PartitionStart",
         "RebalanceListener",
         "Record",
         "RecordsLost",
         "SingleConsumer",
+        "SwitchingConsumer",
         "TopicPartition",
         "__version__",
     ]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections.abc
 import difflib
+import importlib
 import inspect
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
 
 import public_api
 import pytest
+from repository import ROOT
 
 import allocator
 
@@ -42,3 +51,85 @@ def test_public_methods_have_types() -> None:
                 bare = [p.name for p in list(signature.parameters.values())[1:] if p.annotation is p.empty]
                 assert not bare, (thing, method, bare)
                 assert signature.return_annotation is not signature.empty, (thing, method)
+
+
+# of other packages, and of the standard library beside its types
+FOREIGN = {
+    "AbstractContextManager",
+    "DataFrame",
+    "Path",
+    "SparkSession",
+    "asyncio",
+    "datetime",
+    "pandas",
+    "pyarrow",
+    "uuid",
+}
+
+
+def _functions(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.isfunction(thing):
+        yield name, thing
+    elif inspect.isclass(thing):
+        if "__init__" in vars(thing) and name not in public_api.GIVEN:
+            yield name, thing.__init__
+        for member in public_api._members(thing):
+            found = inspect.getattr_static(thing, member, None)
+            found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+            found = found.fget if isinstance(found, property) else found
+            if inspect.isfunction(found):
+                yield f"{name}.{member}", found
+
+
+def _names(function: Any) -> set[str]:
+    signature = inspect.signature(function)
+    texts = [each.annotation for each in signature.parameters.values()] + [signature.return_annotation]
+    trees = [ast.parse(text, mode="eval") for text in texts if isinstance(text, str)]
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def test_signatures_name_public_types_only() -> None:
+    modules = [importlib.import_module(name) for name in public_api.MODULES]
+    known = {name for module in modules for name in module.__all__} | FOREIGN
+    known |= set(dir(builtins)) | set(dir(typing)) | set(dir(collections.abc))
+    internal = {
+        f"{module.__name__}: {where}": names - known
+        for module in modules
+        for public in module.__all__
+        for where, function in _functions(public, getattr(module, public))
+        if (names := _names(function)) - known
+    }
+    assert not internal
+
+
+def test_settings_with_a_few_values_say_which() -> None:
+    """So that an editor completes them and a type checker finds a typo."""
+    for alias in ("MembershipName", "GroupProtocol", "OffsetStorage", "OffsetReset", "IsolationLevel"):
+        assert alias in _names(allocator.Consumer.__init__)
+        assert typing.get_origin(getattr(importlib.import_module("allocator.types"), alias)) is typing.Literal
+
+
+def test_what_the_documents_teach_is_public() -> None:
+    teaching = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    imported = re.compile(r"^ *from (allocator[\w.]*) import ([\w, ]+)", re.MULTILINE)
+    taught = {
+        (module, name.strip(), path.name)
+        for path in teaching
+        for module, names in imported.findall(path.read_text())
+        for name in names.split(",")
+    }
+    assert ("allocator", "SwitchingConsumer", "migration.md") in taught
+    private = {
+        each
+        for each in taught
+        if each[0] not in public_api.MODULES or each[1] not in importlib.import_module(each[0]).__all__
+    }
+    assert not private
+
+
+def test_names_that_documents_write_out_are_public() -> None:
+    written = re.compile(r"`(allocator(?:\.[a-z_]+)+)\.(\w+)")
+    for path in (ROOT / "docs").rglob("*.md"):
+        for module, name in written.findall(path.read_text()):
+            found = f"{module}.{name}"
+            assert found in public_api.MODULES or module in public_api.MODULES, (path.name, found)

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiokafka
 import pytest
+from racked import racked_brokers
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.consumer.switching import SwitchingConsumer
@@ -439,22 +440,22 @@ async def test_zookeeper_killed_and_restarted_under_load(
 async def test_a_broker_of_three_killed_under_load(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    async with own_cluster(cluster_factory, kafka="3.9.1", brokers=3) as cluster:
-        setting = Setting(cluster, topic_factory(6, replication=3, cluster=cluster), group, 6)
-        await setting.produce(3000)
-        async with setting.consumer(auto_commit_interval_s=0.2) as consumer:
-            seen = await read(consumer, 500)
-            victim = await in_thread(lambda: cluster.leader(setting.topic, 0))
-            await in_thread(victim.kill)
-            await setting.produce(3000, first=3000)
-            await read(consumer, 6000, seen, timeout_s=60)
-            assert sorted(set(seen)) == list(range(6000))
-            assert len(seen) == 6000, "records came twice"
-            await consumer.commit()
-            for partition in setting.partitions:
-                committed = await consumer.committed(partition)
-                assert committed is not None
-                assert committed.offset == 1000
+    cluster = await in_thread(lambda: racked_brokers(cluster_factory))
+    setting = Setting(cluster, topic_factory(6, replication=3, cluster=cluster), group, 6)
+    await setting.produce(3000)
+    async with setting.consumer(auto_commit_interval_s=0.2) as consumer:
+        seen = await read(consumer, 500)
+        victim = await in_thread(lambda: cluster.leader(setting.topic, 0))
+        await in_thread(victim.kill)
+        await setting.produce(3000, first=3000)
+        await read(consumer, 6000, seen, timeout_s=60)
+        assert sorted(set(seen)) == list(range(6000))
+        assert len(seen) == 6000, "records came twice"
+        await consumer.commit()
+        for partition in setting.partitions:
+            committed = await consumer.committed(partition)
+            assert committed is not None
+            assert committed.offset == 1000
 
 
 @through_zookeeper

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
+from racked import racked_brokers
 
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
@@ -68,7 +69,7 @@ async def test_commit_and_fetch(kafka: str, cluster_factory: Any, unique_name: A
 async def test_the_coordinator_is_found_again_when_it_dies(
     kafka: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=3)
+    cluster = await asyncio.to_thread(racked_brokers, cluster_factory, kafka)
     topic = unique_name()
     await asyncio.to_thread(cluster.create_topic, topic, 2, 3)
     a = TopicPartition(topic, 0)

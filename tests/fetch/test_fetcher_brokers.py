@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from racked import racked_brokers
 from reading import Connected, collect, offsets, parts, start_at, take, until
 
 from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
@@ -144,7 +145,7 @@ async def test_nothing_of_a_partition_revoked_in_flight_comes_out(
 async def test_a_killed_leader_costs_time_and_no_record(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str
 ) -> None:
-    cluster = cluster_factory(kafka=version, brokers=3)
+    cluster = racked_brokers(cluster_factory, version)
     topic = topic_factory(partitions=6, replication=3, cluster=cluster)
     tps = parts(topic, 6)
     state = start_at(tps)

@@ -11,19 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from racked import racked_brokers
 from reading import Connected, collect, offsets, parts, start_at, take, until
 
 from allocator.errors import LogTruncated
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.fetch_request import FetchRequest
-
-RACKS = {
-    "broker.rack": "rack-{id}",
-    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-    # so that followers learn of the high watermark soon
-    "replica.fetch.wait.max.ms": 100,
-}
 
 
 def long(version: str) -> Any:
@@ -108,7 +102,7 @@ async def test_a_broker_that_restarted_knows_no_session(
 async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
     cluster_factory: Any, topic_factory: Callable[..., str]
 ) -> None:
-    cluster = cluster_factory(kafka="3.9.1", brokers=3, broker_config=RACKS)
+    cluster = racked_brokers(cluster_factory)
     topic = topic_factory(partitions=3, replication=3, cluster=cluster)
     tps = parts(topic, 3)
     leaders = {tp: cluster.leader(topic, tp.partition).id for tp in tps}

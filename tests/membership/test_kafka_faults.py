@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kafka_members import Ours, coordinator_of, shared
 from members import History
+from racked import racked_brokers
 
 from allocator.coordinator.group import Phase
 from allocator.testing import LocalCluster, wait_until_async
@@ -40,7 +41,7 @@ async def reach(members: Sequence[Ours], *wanted: Phase) -> None:
 
 
 async def three_brokers(cluster_factory: Any, kafka: str, topic: str) -> tuple[LocalCluster, dict[str, int]]:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=3)
+    cluster = await asyncio.to_thread(racked_brokers, cluster_factory, kafka)
     await asyncio.to_thread(cluster.create_topic, topic, 6, 3)
     return cluster, {topic: 6}
 

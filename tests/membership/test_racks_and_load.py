@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from members import History, StaticTopics, TestMember
+from racked import racked_brokers
 
 from allocator import Consumer
 from allocator.assign import GroupView, Member
@@ -22,7 +23,7 @@ by_either = pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
 
 @pytest.fixture
 def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
-    return cluster_factory(kafka="3.9.1", brokers=3, broker_config={"broker.rack": "rack-{id}"}, heap="256m")
+    return racked_brokers(cluster_factory)
 
 
 class Group:

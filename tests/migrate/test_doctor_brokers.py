@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from doctor_patient import Patient, in_thread
+from racked import racked_brokers
 
 from allocator.cli import main
 from allocator.migrate import doctor_cluster, doctor_finding, doctor_members, doctor_offsets
@@ -33,7 +34,7 @@ def listed(cluster: LocalCluster, count: int) -> None:
 async def test_a_broker_that_died(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory("3.9.1", brokers=3))
+    cluster = await in_thread(lambda: racked_brokers(cluster_factory))
     twice = await in_thread(lambda: topic_factory(3, replication=2, cluster=cluster))
     once = await in_thread(lambda: topic_factory(3, cluster=cluster))
     patient = Patient(cluster, twice, group, 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
+from racked import racked_brokers
 
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
@@ -162,7 +163,7 @@ async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("kafka", [pytest.param("0.8.2.2", marks=pytest.mark.long), "3.9.1"])
 async def test_leaders_move_when_a_broker_is_killed(kafka: str, cluster_factory: Any, unique_name: Any) -> None:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=3)
+    cluster = await asyncio.to_thread(racked_brokers, cluster_factory, kafka)
     name = unique_name()
     await asyncio.to_thread(cluster.create_topic, name, 6, 3)
     async with KafkaClient(cluster.bootstrap) as client:

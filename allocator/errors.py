@@ -253,10 +253,9 @@ class HandlerFailed(AllocatorError):
         self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
-        super().__init__(
-            f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}; correct it, "
-            "or set a dead-letter topic for records that cannot be handled"
-        )
+        self.what = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}"
+        """The message without its remedy."""
+        super().__init__(f"{self.what}; correct it, or set a dead-letter topic for records that cannot be handled")
         self.topic = topic
         self.partition = partition
         self.offset = offset

@@ -206,7 +206,7 @@ class Lane:
                 continue
             failures = failures + 1 if index == before else 1
             if not isinstance(error, HandlerMisuse) and failures <= self._work.retries.count:
-                await self._back_off(units[index], error, failures)
+                await self._back_off("the handler failed", units[index], error, failures)
             elif await self._give_up(units[index], error, failures):
                 index, failures = index + 1, 0
         if index == len(units):
@@ -265,12 +265,14 @@ class Lane:
     def _may_call(self) -> bool:
         return not self._stopping and self._work.may_act()
 
-    async def _back_off(self, unit: Unit, error: Exception, failures: int) -> None:
+    async def _back_off(self, what: str, unit: Unit, error: Exception, failures: int) -> None:
+        """`what`: what failed so many times."""
         delay_s = self._work.retries.delay_s(failures)
         log.warning(
-            "%s: failed at offset %d (attempt %d of %d), again in %.2f s: %s",
+            "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
             _name(self.partition),
             unit.offset,
+            what,
             failures,
             self._work.retries.count + 1,
             delay_s,
@@ -292,7 +294,8 @@ class Lane:
         )
         if self._work.dead_letters is None or isinstance(error, HandlerMisuse):
             raise failed from error
-        log.error("%s; it goes to the dead letters", failed, extra=_where(self.partition, unit.offset), exc_info=error)
+        where = _where(self.partition, unit.offset)
+        log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
         refusals = 0
         while not self._stopping:
             try:
@@ -301,7 +304,7 @@ class Lane:
                 refusals += 1
                 if refusals > self._work.retries.count or not refused.retriable:
                     raise
-                await self._back_off(unit, refused, refusals)
+                await self._back_off("the dead letter was not written", unit, refused, refusals)
             else:
                 # not before it is acknowledged, or the record would be in neither place
                 self.position = unit.done

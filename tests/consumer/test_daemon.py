@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -355,7 +356,7 @@ async def test_a_dead_letter_that_is_not_acknowledged_is_not_passed_over() -> No
     assert letters.records == []
 
 
-async def test_a_dead_letter_is_sent_again_until_it_is_acknowledged() -> None:
+async def test_a_dead_letter_is_sent_again_until_it_is_acknowledged(caplog: pytest.LogCaptureFixture) -> None:
     cluster, recorder = Cluster(records=10), Recorder()
     recorder.errors[5] = [ValueError("poison")] * 3
     letters = Letters([BrokerError("down", retriable=True)] * 2)
@@ -363,6 +364,14 @@ async def test_a_dead_letter_is_sent_again_until_it_is_acknowledged() -> None:
         await until(lambda: len(recorder.done) == 9)
         await it.stop()
     assert [record.offset for record in letters.records] == [5]
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (given_up,) = [line for line in told if "dead-letter topic" in line]
+    assert given_up.endswith("ValueError('poison'); writing it to the dead-letter topic"), (
+        "there is one: none is to be set"
+    )
+    handler, letter = "the handler failed", "the dead letter was not written"
+    assert [handler in line for line in told if "attempt" in line] == [True, True, False, False]
+    assert [letter in line for line in told if "attempt" in line] == [False, False, True, True]
 
 
 async def test_a_plain_handler_that_returns_an_awaitable_is_refused_at_once() -> None:

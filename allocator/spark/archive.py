@@ -9,13 +9,14 @@ always. A reader that is at work while `compact` runs may miss files that were r
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest
+from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest, check_writable
 from allocator.spark.archive_compact import compact
 from allocator.spark.archive_files import Transform, columns_of, now, transformed, write
 from allocator.spark.archive_read import Archive, reach_of
@@ -55,14 +56,15 @@ def archive(
     allow_gaps: go on where retention deleted what was not archived yet, and note it in the manifest.
     progress: called with offsets done and offsets in all.
     Raises ArchiveMismatch for an archive of another cluster or of a topic made anew, SchemaMismatch for columns that
-    cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, DataLoss, ConfigError, and what
-    reading the topic raises.
+    cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss, ConfigError,
+    and what reading the topic raises.
     """
     began = time.monotonic()
     root = _root(directory)
     if offsets_per_commit < 1:
         raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
     commits = Commits(root / f"topic={topic.name}")
+    check_writable(commits.manifests)
     report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
     extent, alive = topic.extent(), commits.live()
     start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
@@ -128,14 +130,12 @@ def _session() -> SparkSession:
 
 def _root(directory: str | Path) -> Path:
     text = str(directory)
-    if "://" in text:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
         raise ConfigError(
-            f"{text}: an archive stands in a directory that the driver and the executors see as a file system; mount "
-            "it and give the path"
+            f"{text} is a URL: an archive stands in a directory that the driver and the executors see as a file "
+            "system; mount it and give the path"
         )
     root = Path(text).absolute()
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root} is a file; name a directory")
     return root
 
 

@@ -12,6 +12,7 @@ run took the number before. What no manifest names is not part of the archive.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,8 +27,19 @@ from typing import Any, Optional
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.files import write_file
+from allocator.spark.errors import ArchiveFull
 
-__all__ = ["ArchiveBusy", "ArchiveCorrupt", "ArchiveMismatch", "Commits", "DataFile", "Manifest"]
+__all__ = [
+    "ArchiveBusy",
+    "ArchiveCorrupt",
+    "ArchiveMismatch",
+    "Commits",
+    "DataFile",
+    "Manifest",
+    "check_writable",
+    "disk_full",
+    "is_full",
+]
 
 FORMAT = 1
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -177,6 +189,8 @@ class Commits:
             self.manifests.mkdir(parents=True, exist_ok=True)
             lock = os.fdopen(os.open(self.directory / "_lock", _LOCK, 0o666), "w")
         except OSError as error:
+            if is_full(error):
+                raise disk_full(self.directory) from error
             raise ConfigError(
                 f"{self.directory} cannot be written: {error.strerror}; name a directory that can be"
             ) from error
@@ -193,18 +207,28 @@ class Commits:
         return self.directory / f"_new-{uuid.uuid4().hex}"
 
     def commit(self, manifest: Manifest) -> None:
-        """Make it so: everything on disk, then the manifest, then the rename for who reads without manifests."""
+        """Make it so: everything on disk, then the manifest, then the rename for who reads without manifests.
+
+        Raises ArchiveBusy, ArchiveFull; then nothing of the commit is kept.
+        """
         staged = self.directory / manifest.staged
-        for found in manifest.files:
-            _sync(staged / found.name)
-        for directory in {(staged / found.name).parent for found in manifest.files} | {staged, self.directory}:
-            if directory.is_dir():
-                _sync(directory)
         final = self.manifests / f"{manifest.number:08d}.json"
         try:
+            for found in manifest.files:
+                _sync(staged / found.name)
+            for directory in {(staged / found.name).parent for found in manifest.files} | {staged, self.directory}:
+                if directory.is_dir():
+                    _sync(directory)
             write_file(final, manifest.to_bytes(), fresh=True)
         except FileExistsError:
             raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
+        except OSError as error:
+            if final.exists():
+                raise  # the commit stands, so its files must
+            shutil.rmtree(staged, ignore_errors=True)
+            if is_full(error):
+                raise disk_full(self.directory) from error
+            raise
         self._settle(manifest)
 
     def _settle(self, manifest: Manifest) -> None:
@@ -231,6 +255,45 @@ class Commits:
                 shutil.rmtree(path)
         for path in self.manifests.glob(".*"):
             path.unlink()
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk, or the user's share of one, has no space left; `error` may be one of Spark's."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
+    """`scratch`: where Spark sorts what does not fit in memory."""
+    places = [f"{_free(directory)} free in {directory}"]
+    if scratch is not None:
+        places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
+    return ArchiveFull(
+        f"no space left on device: {', '.join(places)}. Nothing of this commit is kept, and earlier commits are whole. "
+        "Free space, or reduce --offsets-per-commit, and run again"
+    )
+
+
+def _free(place: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(place).free / 1e6:.1f} MB"
+    except OSError:
+        return "unknown space"
+
+
+def check_writable(directory: Path) -> None:
+    """Raises ConfigError if an archive cannot be written there; makes nothing."""
+    there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        what = "a link to nothing" if there.is_symlink() and not there.exists() else "a file"
+        raise ConfigError(f"{directory} cannot be a directory: {there} is {what}; name another directory")
+    effective = os.access in os.supports_effective_ids
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=effective):
+        why = "is on a read-only file system" if os.statvfs(there).f_flag & os.ST_RDONLY else "may not be written"
+        raise ConfigError(
+            f"{directory} cannot be written: {there} {why} by this user; name another directory, or change its rights"
+        )
 
 
 def _check_ranges(alive: list[Manifest], where: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allocator.spark.archive_commits import ArchiveCorrupt, DataFile, Manifest
+from allocator.spark.archive_commits import ArchiveCorrupt, DataFile, Manifest, disk_full, is_full
 from allocator.spark.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -66,12 +68,20 @@ def _shown(kind: Any) -> str:
 
 
 def write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt."""
+    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
     # in the order in which the files are written: without it Spark sorts by partition alone, and mixes offsets
     rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
     writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    writer.partitionBy("partition").parquet(str(staged))
-    return tuple(_measured(staged, ranges))
+    try:
+        writer.partitionBy("partition").parquet(str(staged))
+        return tuple(_measured(staged, ranges))
+    except Exception as error:
+        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
+        full = is_full(error) and disk_full(staged.parent, scratch)
+        shutil.rmtree(staged, ignore_errors=True)
+        if full:
+            raise full from error
+        raise
 
 
 def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allocator.errors import AllocatorError
 
 __all__ = [
+    "ArchiveFull",
     "CheckpointMismatch",
     "DataLoss",
     "GroupInUse",
@@ -39,6 +40,10 @@ class SchemaMismatch(AllocatorError, ValueError):
 
 class WriteFailed(AllocatorError):
     """Records were not acknowledged."""
+
+
+class ArchiveFull(AllocatorError):
+    """The disk of an archive, or the one on which Spark sorts, has no space left."""
 
 
 class JavaMissing(AllocatorError):

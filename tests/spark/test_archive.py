@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest
 from allocator.spark.archive_compact import _groups
 from allocator.spark.audit import audit
-from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic
 from allocator.testing import LocalCluster, produce, wait_until
 
@@ -218,6 +220,67 @@ def test_a_directory_that_cannot_be_is_told_before_anything_is_read(tmp_path: Pa
     (tmp_path / "topic=a/_commits").mkdir(parents=True)
     with pytest.raises(ConfigError, match="it holds a"):
         Archive(tmp_path, "b")
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("file/below", "file is a file"),
+        ("link", "link is a link to nothing"),
+        ("s3a:/bucket/there", "is a URL"),
+        ("hdfs:/there", "is a URL"),
+        ("taken", "topic=made is a file"),
+    ],
+)
+def test_a_dry_run_refuses_a_directory_that_cannot_be(tmp_path: Path, place: str, told: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/topic=made").write_text("")
+    with pytest.raises(ConfigError, match=told):
+        archive(Made([1]), place if ":" in place else tmp_path / place, dry_run=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "taken"]
+
+
+def test_a_dry_run_refuses_a_directory_that_the_user_may_not_write() -> None:
+    before = os.geteuid()
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o555)
+        try:
+            if before == 0:  # whom no rights stop
+                os.seteuid(65534)
+            with pytest.raises(ConfigError, match=f"{place} may not be written by this user"):
+                archive(Made([1]), f"{place}/there", dry_run=True)
+        finally:
+            os.seteuid(before)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    if os.geteuid() != 0 or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]):
+        pytest.skip("only root may mount")
+    yield tmp_path
+    subprocess.check_call(["umount", "-l", str(tmp_path)])
+
+
+def test_a_full_disk_is_one_line_and_leaves_whole_commits(spark: SparkSession, small: Path) -> None:
+    archive(Made([100]), small, spark=spark)
+    filler = small / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(os.urandom(4096))
+            file.flush()
+    with pytest.raises(
+        ArchiveFull, match=r"no space left on device: .* MB free in .* Nothing of this commit is kept"
+    ) as caught:
+        archive(Made([30_000]), small, spark=spark)
+    assert "\n" not in str(caught.value)
+    filler.unlink()
+    assert Archive(small).records == 100
+    assert [path.name for path in (small / "topic=made").iterdir() if path.name.startswith("_new")] == []
+    archive(Made([200]), small, spark=spark)
+    assert Archive(small).records == 200
 
 
 # -- killed ------------------------------------------------------------------------------------------------------

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import weakref
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Optional
 
 from allocator.errors import AllocatorError
 
-__all__ = ["SparkFailed", "plain"]
+__all__ = ["SparkFailed", "in_one_line", "plain"]
 
-# one of ours, as the traceback within Spark's text ends: up to an empty line, or a line of Java's stack
+# one of ours, with a traceback before it or without: up to an empty line, or a line of Java's stack
 _OURS = re.compile(
-    r"^(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
+    r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
 )
 # the last line of a Python traceback
 _THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
 
 
+HIDE = "SPARK_HIDE_TRACEBACK"  # read by pyspark's workers, which end after they have told an error
+
+
 class SparkFailed(AllocatorError):
     """A job failed for a reason that is not this library's."""
+
+
+@contextlib.contextmanager
+def in_one_line() -> Iterator[None]:
+    """Has Spark show an error of ours that leaves the block without the stack of this library."""
+    try:
+        yield
+    except AllocatorError as error:
+        if HIDE not in os.environ:
+            os.environ[HIDE] = "1"
+            # outside of pyspark's workers, where nothing ends, other errors must keep their stacks
+            weakref.finalize(error, os.environ.pop, HIDE, None)
+        raise
 
 
 def plain(error: BaseException) -> Optional[AllocatorError]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from allocator.spark.failures import in_one_line
 from allocator.spark.link import Link
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.plan import plan_batch
@@ -45,6 +46,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
     those are made. What is wrong with the options is raised all at once, as a ConfigError within Spark's own error.
     """
 
+    @in_one_line()
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # raises what is wrong before anything is touched; what depends on the use, reader and writer check
@@ -57,21 +59,25 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
     def schema(self) -> str:
         return schema_text(self._include_headers)
 
+    @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:
         options = read_options(self.options, READ)
         return BatchReader(options, columns_of(schema, options))
 
+    @in_one_line()
     def streamReader(self, schema: Any) -> Any:
         from allocator.spark.stream import StreamReader
 
         options = read_options(self.options, STREAM)
         return StreamReader(options, columns_of(schema, options))
 
+    @in_one_line()
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink import BatchWriter
 
         return BatchWriter(read_options(self.options, WRITE), schema, overwrite)
 
+    @in_one_line()
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink import StreamWriter
 
@@ -82,6 +88,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
 class _PushingDataSource(AllocatorDataSource):
     """The same, where the session lets filters be pushed."""
 
+    @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:
         options = read_options(self.options, READ)
         return _PushingReader(options, columns_of(schema, options))
@@ -101,6 +108,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
         self.columns = columns
         self.narrow: Narrow | None = None
 
+    @in_one_line()
     def partitions(self) -> list[InputPartition]:
         options = self.options
 

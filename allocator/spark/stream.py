@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss
+from allocator.spark.failures import in_one_line
 from allocator.spark.group import commit, refuse_members
 from allocator.spark.link import Link
 from allocator.spark.member import Member
@@ -128,6 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    @in_one_line()
     def _run(self, work: Any) -> Any:
         if self._link is None:
             self._link = Link(self.options)

@@ -83,18 +83,12 @@ def _find(
     from allocator.consumer.config import load
 
     if config is None:
-        if zookeeper is None:
+        if zookeeper is None and brokers is None:
             raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
         return Access(zookeeper, root or "/allocator", None, brokers, None, timeout_s), None
     settings = load(config)
-    hosts = zookeeper or settings.zookeeper.hosts
-    if hosts is None:
-        raise ConfigError(
-            f"{config} has no [zookeeper] hosts: its group is one by {settings.group.membership!r} membership, whose "
-            "members are not in ZooKeeper"
-        )
     access = Access(
-        hosts,
+        zookeeper or settings.zookeeper.hosts,
         root or settings.zookeeper.root,
         settings.zookeeper.options() or None,
         brokers or ",".join(settings.kafka.brokers),
@@ -146,7 +140,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 @click.argument("name", metavar="[GROUP]", required=False)
 @with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
-    """Members, owners, positions, lag and problems of one group."""
+    """Members, owners, positions, lag and problems of one group; --brokers alone for one of Kafka's own."""
     from allocator.cli.read import read_group
 
     report = asyncio.run(read_group(access, _chosen(name, default_group)))

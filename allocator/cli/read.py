@@ -14,6 +14,7 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.membership.describe import GroupState, describe, list_groups
 from allocator.membership.report import read_logs, subscribed
+from allocator.migrate import doctor_requests as requests
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import list_offsets
@@ -34,7 +35,7 @@ class NoSuchGroup(AllocatorError):
 class Access:
     """Where the clusters are, and how to be let in."""
 
-    zookeeper: str
+    zookeeper: Optional[str] = None
     root: str = "/allocator"
     zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     brokers: Optional[str] = None
@@ -46,6 +47,8 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def ensemble(self) -> AsyncIterator[ZooKeeper]:
+        if self.zookeeper is None:
+            raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
         zk = ZooKeeper(self.zookeeper, session_timeout_s=self.timeout_s, options=self.zookeeper_options)
         await zk.connect(self.timeout_s, make_chroot=False)
         try:
@@ -78,19 +81,23 @@ async def read_all(access: Access) -> list[GroupReport]:
 async def read_group(access: Access, group: str) -> GroupReport:
     """One group, with offsets if the brokers are given; when these do not answer, that is one of its problems.
 
+    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has.
     Raises NoSuchGroup when nothing is known of it.
     """
-    async with access.ensemble() as zk:
-        state = await describe(zk, group, access.root)
-        try:
-            other = elsewhere(await read_choice(zk, path_of(access.root, group)), access.brokers)
-        except ConfigError as error:
-            other = str(error)
-        known = await list_groups(zk, access.root)
+    state, other, known = None, None, list[str]()
+    if access.zookeeper is not None or access.brokers is None:
+        async with access.ensemble() as zk:
+            state = await describe(zk, group, access.root)
+            try:
+                other = elsewhere(await read_choice(zk, path_of(access.root, group)), access.brokers)
+            except ConfigError as error:
+                other = str(error)
+            known = await list_groups(zk, access.root)
     logs, existing = Logs(), frozenset[TopicPartition]()
     if access.brokers is not None:
         try:
             async with access.cluster() as client:
+                state = await _with_kafkas(state, client, group)
                 existing = subscribed(state, client)
                 offsets = GroupOffsets(client, group, timeout_s=access.timeout_s)
                 committed = await offsets.fetch(None)
@@ -104,32 +111,50 @@ async def read_group(access: Access, group: str) -> GroupReport:
         logs = replace(logs, problems=(*logs.problems, other))
     if state is None:
         if not logs.committed:
+            if access.zookeeper is None:
+                raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
             raise NoSuchGroup(
                 f"ZooKeeper has no group {group!r} under {access.root}"
-                + (", and Kafka no offsets of it" if access.brokers is not None else "")
+                + (", and Kafka neither members nor offsets of it" if access.brokers is not None else "")
                 + (f"; there are {', '.join(known)}" if known else "; there is none")
             )
         state = GroupState(group, {}, {}, None)
     return GroupReport(state, logs, existing)
 
 
+async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
+    """`state`, or what Kafka's coordinator has if ZooKeeper has no members."""
+    if state is None or not state.members:
+        found = await requests.group(client, group)
+        if found is not None and (found.alive or state is None):
+            return found.as_state(group)
+    return state
+
+
+async def _members_of(access: Access, client: KafkaClient, group: str) -> GroupState | None:
+    if access.zookeeper is None:
+        return await _with_kafkas(None, client, group)
+    async with access.ensemble() as zk:
+        return await _with_kafkas(await describe(zk, group, access.root), client, group)
+
+
 async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
     """The offsets that the group would get. `topics` empty: all that it has committed or was assigned."""
-    async with access.ensemble() as zk, access.cluster() as client:
-        state = await describe(zk, group, access.root)
+    async with access.cluster() as client:
+        state = await _members_of(access, client, group)
         return await _plan(client, access, group, state, target, topics)
 
 
 async def execute_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
     """Commits them. Raises MembersAlive, having changed nothing, while the group has members."""
-    async with access.ensemble() as zk, access.cluster() as client:
-        plan = await _plan(client, access, group, await describe(zk, group, access.root), target, topics)
+    async with access.cluster() as client:
+        plan = await _plan(client, access, group, await _members_of(access, client, group), target, topics)
         # asked again after what took its time, so that only an instant is left for a member to come
-        _refuse_members(await describe(zk, group, access.root), group)
+        _refuse_members(await _members_of(access, client, group), group)
         await GroupOffsets(client, group, timeout_s=access.timeout_s).commit(
             {p: OffsetAndMetadata(offset, "reset by allocator group offsets", -1) for p, offset in plan.after.items()}
         )
-        joined = await describe(zk, group, access.root)
+        joined = await _members_of(access, client, group)
         if joined is not None and joined.members:
             raise MembersAlive(
                 f"the offsets of {group!r} were reset, but {_members(joined)} joined meanwhile and may have started "
@@ -161,7 +186,7 @@ async def _plan(
         when = int(target.partition(":")[2])
         answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
         times = {p: None if answer is None else answer.offset for p, answer in answers.items()}
-    return ResetPlan.make(group, target, logs, times, tuple(state.members) if state is not None else ())
+    return ResetPlan.make(group, target, logs, times, tuple(map(state.name_of, state.members)) if state else ())
 
 
 def _refuse_members(state: GroupState | None, group: str) -> None:
@@ -173,4 +198,4 @@ def _refuse_members(state: GroupState | None, group: str) -> None:
 
 
 def _members(state: GroupState) -> str:
-    return ", ".join(f"{info.name} on {info.host}" for info in state.members.values())
+    return ", ".join(map(state.name_of, state.members))

@@ -27,16 +27,16 @@ __all__ = [
 
 
 def members_table(report: GroupReport) -> Listing:
-    table = Listing("member", "client id", "host", "partitions", "weight", "rack", "subscribes to", right={3, 4})
+    table = Listing("member", "host", "pid", "partitions", "weight", "rack", "subscribes to", right={2, 3, 4})
     for entry in report.to_json()["members"]:
         leads = " (leads)" if entry["id"] == report.state.leader else ""
         subscription = entry["pattern"] or ", ".join(entry["topics"])
         table.add(
-            entry["id"] + leads,
-            entry["client_id"],
+            entry["name"] + leads,
             entry["host"],
+            entry["pid"],
             entry["partitions"],
-            f"{entry['weight']:g}",
+            None if entry["weight"] is None else f"{entry['weight']:g}",
             entry["rack"],
             subscription,
         )
@@ -47,8 +47,14 @@ def offsets_table(report: GroupReport) -> Listing:
     table = Listing("topic", "partition", "owner", "committed", "log end", "lag", right={1, 3, 4, 5})
     for partition in report.partitions:
         entry = report.partition_to_json(partition)
-        owner = f"{entry['client_id']} {entry['owner']}" if entry["client_id"] else entry["owner"]
-        table.add(partition.topic, partition.partition, owner, entry["committed"], entry["log_end"], entry["lag"])
+        table.add(
+            partition.topic,
+            partition.partition,
+            entry["owner_name"],
+            entry["committed"],
+            entry["log_end"],
+            entry["lag"],
+        )
     return table
 
 

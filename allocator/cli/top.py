@@ -225,7 +225,7 @@ def _members(group: Seen, room: int, width: int) -> Table:
         claim = state.claims.get(member)
         held = claim.held if claim is not None else frozenset()
         leads = " (leads)" if member == state.leader else ""
-        name, host = Text(plain(info.name) + leads), Text(plain(info.host))
+        name, host = Text(plain(state.name_of(member)) + leads), Text(plain(info.host))
         rows.append((name, host, Text(str(len(held))), _figure(logs.lag_of(held).total)))
     if len(state.members) > room:
         rows.append((Text(f"and {len(state.members) - room} more", style="dim"), Text(), Text(), Text()))
@@ -238,9 +238,8 @@ def _partitions(group: Seen, room: int, width: int) -> Table:
     lags = [(lag, partition) for partition in report.partitions if (lag := report.logs.lag(partition))]
     for lag, partition in sorted(lags, key=lambda each: (-each[0], each[1]))[:room]:
         owner = report.state.owners.get(partition)
-        info = report.state.members.get(owner or "")
         name = f"{partition.topic}:{partition.partition}"
-        rows.append((Text(name), Text(plain(info.name) if info else "-"), _figure(lag)))
+        rows.append((Text(name), Text("-" if owner is None else plain(report.state.name_of(owner))), _figure(lag)))
     return _table(("partition with the most lag", "owner", "lag"), rows, width, ("owner",))
 
 

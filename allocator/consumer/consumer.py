@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -16,6 +15,7 @@ from allocator.consumer.reading import Reading
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
+from allocator.membership.names import default_client_id
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, as_written
 from allocator.types import (
@@ -131,7 +131,7 @@ class Consumer:
         settle_s: float = 3.0,
     ) -> None:
         self.group = group
-        self.client_id = client_id or f"allocator-{socket.gethostname()}"
+        self.client_id = client_id or default_client_id()
         self._engine = Engine(
             Joining(
                 membership=membership,

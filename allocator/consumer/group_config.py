@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -14,6 +13,7 @@ from allocator.consumer.keywords import argument_faults
 from allocator.consumer.settings import Faults
 from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
+from allocator.membership.names import default_client_id
 from allocator.membership.znodes import Paths
 from allocator.subscription.topics import check_topic
 from allocator.tracing import spans_of
@@ -74,7 +74,7 @@ class ConsumerGroupConfig:
     connect_timeout_s: float = 30.0
     """To reach any broker, the coordinator, ZooKeeper. What goes on for longer is a failure."""
     client_id: str = ""
-    """What brokers and the other members call this process; "allocator-<host>" if empty."""
+    """What brokers and the other members call this process; "allocator-<host>-<pid>-<id>" if empty."""
     security: Mapping[str, Any] | None = field(default=None, repr=False)
     """TLS and SASL to Kafka, under kafka-python's names."""
     root: str = "/allocator"
@@ -88,7 +88,7 @@ class ConsumerGroupConfig:
             if isinstance(value, (list, set, frozenset)):
                 object.__setattr__(self, name, tuple(value))
         if self.client_id == "":
-            object.__setattr__(self, "client_id", f"allocator-{socket.gethostname()}")
+            object.__setattr__(self, "client_id", default_client_id())
         faults = Faults("ConsumerGroupConfig")
         for fault in argument_faults({name: getattr(self, name) for name in _TYPED}):
             faults.add(fault.partition(" ")[0].rstrip(":"), fault)

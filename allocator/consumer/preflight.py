@@ -120,7 +120,7 @@ def _members(config: Config, state: GroupState | None) -> Check:
         return Check(what, True, f"its members are of the layout {config.group.membership!r}")
     if state is None or not state.members:
         return Check(what, True, "no other members; this one owns all partitions")
-    names = _few(f"{info.name} on {info.host}" for info in state.members.values())
+    names = _few(map(state.name_of, state.members))
     found = f"{len(state.members)} other members: {names}"
     ours = set(config.group.assignor or ("naive",))
     common = ours.intersection(*(info.strategies for info in state.members.values() if info.strategies))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from allocator.foreign import plain
+from allocator.membership.names import member_name
 from allocator.membership.store import Store
 from allocator.membership.znodes import (
     GROUP_NAME,
@@ -23,7 +24,16 @@ from allocator.membership.znodes import (
 from allocator.types import TopicPartition
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
 
-__all__ = ["GroupState", "describe", "list_groups"]
+__all__ = ["Coordinated", "GroupState", "describe", "list_groups"]
+
+
+@dataclass(frozen=True)
+class Coordinated:
+    """What Kafka's coordinator says of a group by Kafka's own protocol."""
+
+    state: str
+    """In the coordinator's words: "Stable", "PreparingRebalance", ..."""
+    assignor: str
 
 
 @dataclass(frozen=True)
@@ -37,14 +47,27 @@ class GroupState:
     document: Document | None
     problems: tuple[str, ...] = field(default=())
     """What is wrong with the znodes, or what the leader reports."""
+    coordinated: Coordinated | None = None
+    """None: the group stands in ZooKeeper. Else there is no document, and nobody is told who leads."""
 
     @property
     def leader(self) -> str | None:
-        return next(iter(self.members), None)
+        return next(iter(self.members), None) if self.coordinated is None else None
+
+    @property
+    def strategy(self) -> str | None:
+        """The allocator function that was used last, as far as it is known."""
+        if self.coordinated is not None:
+            return self.coordinated.assignor or None
+        return None if self.document is None else self.document.strategy
 
     @property
     def generation(self) -> int:
         return 0 if self.document is None else self.document.generation
+
+    def name_of(self, member: str) -> str:
+        """How people are shown a member."""
+        return member_name(member, self.members.get(member))
 
     @cached_property
     def owners(self) -> dict[TopicPartition, str]:
@@ -106,6 +129,9 @@ async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> Group
     if document is not None:
         if document.problem:
             problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
-        problems += [f"member {plain(m)} gets no partitions: {plain(why)}" for m, why in document.refused.items()]
+        for member, why in document.refused.items():
+            problems.append(
+                f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
+            )
     ordered = {name: members[name] for name in in_join_order(members)}
     return GroupState(group, ordered, claims, document, tuple(problems))

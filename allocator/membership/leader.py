@@ -13,6 +13,7 @@ from allocator.assign import Assignor, Member, choose, compute, left_out
 from allocator.errors import AllocatorError
 from allocator.foreign import plain, shown
 from allocator.membership.base import Topics
+from allocator.membership.names import member_name
 from allocator.membership.patterns import topic_pattern
 from allocator.membership.plan import adopt, advance
 from allocator.membership.store import Store
@@ -238,7 +239,8 @@ class Leader:
         strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
         for member, reason in refused.items():
             if member not in document.refused:
-                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, member, plain(reason))
+                called = plain(member_name(member, members[member]))
+                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, called, plain(reason))
         assignor = self._assignors.get(strategy)
         if assignor is None:
             raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")

@@ -116,6 +116,8 @@ class GroupReport:
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
+        if self.state.coordinated is not None:
+            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
         document = self.state.document
         moving = document is not None and (document.waiting or document.promised)
         return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"
@@ -151,12 +153,11 @@ class GroupReport:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        document = self.state.document
         return {
             "group": self.state.group,
             "state": self.phase,
-            "generation": self.state.generation,
-            "strategy": document.strategy if document is not None else None,
+            "generation": None if self.state.document is None else self.state.generation,
+            "strategy": self.state.strategy,
             "leader": self.state.leader,
             "members": [self._member(member) for member in self.state.members],
             "partitions": [self.partition_to_json(partition) for partition in self.partitions],
@@ -171,9 +172,11 @@ class GroupReport:
         info, claim = self.state.members[member], self.state.claims.get(member)
         return {
             "id": member,
+            "name": self.state.name_of(member),
             "client_id": info.name,
             "host": info.host,
-            "weight": info.weight,
+            "pid": info.pid,
+            "weight": info.weight if self.state.coordinated is None else None,
             "rack": info.rack,
             "topics": sorted(info.topics),
             "pattern": info.pattern,
@@ -188,6 +191,7 @@ class GroupReport:
         return {
             **_plain(partition),
             "owner": owner,
+            "owner_name": None if owner is None else self.state.name_of(owner),
             "client_id": None if info is None else info.name,
             "committed": None if committed is None else committed.offset,
             "metadata": None if committed is None else committed.metadata,
@@ -197,10 +201,11 @@ class GroupReport:
         }
 
     def headline(self) -> str:
-        document = self.state.document
-        strategy = f", strategy {document.strategy}" if document is not None and document.strategy else ""
+        strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""
+        generation = "" if self.state.document is None else f", generation {self.state.generation}"
+        by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
         return (
-            f"{self.state.group}: {self.phase}, generation {self.state.generation}, {len(self.state.members)} members, "
+            f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
             f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}"
         )
 

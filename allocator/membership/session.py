@@ -97,6 +97,11 @@ class SessionMembership:
     # -- the surface ---------------------------------------------------------------------------------------------
 
     @property
+    def shown(self) -> str:
+        """How people are shown this member; empty before it joined."""
+        return self.member_id
+
+    @property
     def held(self) -> Parts:
         return self._held
 
@@ -173,13 +178,13 @@ class SessionMembership:
                 try:
                     await self._session(joined)
                 except _Silence as error:
-                    log.warning("%s: %s left: %s", self._group, self.member_id, error)
+                    log.warning("%s: %s left: %s", self._group, self.shown, error)
                     await self._until_polled()
                 except (MembershipLost, ConnectionLost) as error:
-                    log.warning("%s: %s lost its session: %s", self._group, self.member_id, error)
+                    log.warning("%s: %s lost its session: %s", self._group, self.shown, error)
                 except NoZnode as error:
                     # somebody deleted what was made a moment ago; who gives up waiting for that is `join`
-                    log.warning("%s: %s cannot join yet: %s", self._group, self.member_id or "a member", error)
+                    log.warning("%s: %s cannot join yet: %s", self._group, self.shown or "a member", error)
                     await asyncio.sleep(RETRY_S)
                 except ZooKeeperError as error:
                     if not joined.done():
@@ -189,7 +194,7 @@ class SessionMembership:
                     self._owner.failed(error)
                     await asyncio.sleep(1.0)
         except Exception as error:
-            log.exception("%s: membership of %s ended", self._group, self.member_id)
+            log.exception("%s: membership of %s ended", self._group, self.shown)
             self.ended = error
             if not joined.done():
                 joined.set_exception(error)
@@ -243,9 +248,10 @@ class SessionMembership:
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on though our znode was deleted, and then so does our claim
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._delete_ours(), 2.0)
+                await within(self._delete_ours(released=not lost), 2.0)
 
-    async def _delete_ours(self) -> None:
+    async def _delete_ours(self, released: bool) -> None:
+        """`released`: whether the member had let go of all partitions by itself."""
         await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
 
     def _state_changed(self, state: SessionState) -> None:
@@ -284,12 +290,12 @@ class SessionMembership:
             scope.start(self._drain(partitions), "drain")
 
     async def _drain(self, partitions: Parts) -> None:
-        log.info("%s: %s releases %d partitions", self._group, self.member_id, len(partitions))
+        log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
         try:
             await self._owner.revoked(partitions)
         except Exception:
             # whatever was not committed is processed again by the next owner; keeping it would stop the group
-            log.exception("%s: releasing partitions of %s failed", self._group, self.member_id)
+            log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
         await self._drained(partitions)
         self._draining -= partitions
         self._changed.set()

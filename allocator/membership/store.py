@@ -64,15 +64,23 @@ class Store:
             return None
         return MemberInfo.decode(path, data)
 
-    async def claim(self, member: str, watch: Watch | None = None, *, budget: Budget | None = None) -> Claim | None:
+    async def claim(
+        self,
+        member: str,
+        watch: Watch | None = None,
+        *,
+        budget: Budget | None = None,
+        deleted: Watch | None = None,
+    ) -> Claim | None:
         """A member's claim; None when there is none. Raises Rubbish.
 
-        `budget` is for all claims that are kept together.
+        `budget` is for all claims that are kept together. `deleted` is called before `watch` if the claim, as it was
+        read, was deleted without another change.
         """
         path = self.paths.claim(member)
         while True:
             try:
-                data, _ = await self.zk.get(path, watch)
+                data, _ = await self.zk.get(path, watch, deleted=deleted)
             except NoZnode:
                 # a watch is left only where the znode exists, so ask for its creation instead
                 if watch is None or await self.zk.exists(path, watch) is None:

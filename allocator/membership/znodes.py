@@ -127,6 +127,10 @@ class MemberInfo:
     weight: float = 1.0
     rack: str | None = None
     strategies: tuple[str, ...] = ("naive",)
+    pid: int | None = None
+    """None of members of versions that did not say it, as is `session_timeout_s`."""
+    session_timeout_s: float | None = None
+    """After so long without a word from the member, ZooKeeper takes it for dead."""
 
     def encode(self) -> bytes:
         """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
@@ -142,6 +146,8 @@ class MemberInfo:
                 "weight": self.weight,
                 "rack": self.rack,
                 "strategies": list(self.strategies),
+                "pid": self.pid,
+                "session_timeout_s": self.session_timeout_s,
             },
             separators=(",", ":"),
         ).encode()
@@ -158,7 +164,7 @@ class MemberInfo:
             raise Rubbish(path, f"{len(data)} bytes")
         doc = _object(path, data)
         pattern, rack = doc.get("pattern"), doc.get("rack")
-        weight = doc.get("weight", 1.0)
+        weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
         if pattern is not None:
             try:
                 topic_pattern(_text(path, "pattern", pattern))
@@ -166,6 +172,8 @@ class MemberInfo:
                 raise Rubbish(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
             raise Rubbish(path, f"weight {shown(weight)}")
+        if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
+            raise Rubbish(path, f"session_timeout_s {shown(session_s)}")
         return cls(
             name=_text(path, "name", doc.get("name")),
             host=_text(path, "host", doc.get("host")),
@@ -174,6 +182,8 @@ class MemberInfo:
             weight=float(weight),
             rack=None if rack is None else _text(path, "rack", rack),
             strategies=tuple(_texts(path, "strategies", doc.get("strategies"))),
+            pid=None if pid is None else _number(path, "pid", pid),
+            session_timeout_s=session_s,
         )
 
 

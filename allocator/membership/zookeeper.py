@@ -30,6 +30,7 @@ from allocator.measures import Measures
 from allocator.membership.base import Owner, Topics
 from allocator.membership.keeper import MembershipLost
 from allocator.membership.leader import Leader, LeaderSettings
+from allocator.membership.names import member_name
 from allocator.membership.session import SessionMembership
 from allocator.membership.store import Store
 from allocator.membership.view import Load
@@ -43,6 +44,7 @@ from allocator.wire.zookeeper import (
     Op,
     ZnodeExists,
     ZooKeeper,
+    ZooKeeperError,
 )
 
 __all__ = ["Settings", "ZooKeeperMembership"]
@@ -102,6 +104,7 @@ class ZooKeeperMembership(SessionMembership):
             weight=settings.weight,
             rack=settings.rack,
             strategies=tuple(self._assignors),
+            pid=os.getpid(),
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._tried = False  # to register
@@ -115,6 +118,10 @@ class ZooKeeperMembership(SessionMembership):
     def leading(self) -> bool:
         """Whether this member computes the assignments at present."""
         return self._leader is not None
+
+    @property
+    def shown(self) -> str:
+        return member_name(self.member_id, self._info)
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription: the member releases what it holds in good order, and joins again as a new one."""
@@ -136,6 +143,14 @@ class ZooKeeperMembership(SessionMembership):
     def _znodes(self) -> Iterable[str]:
         return self._paths.claim(self.member_id), self._paths.member(self.member_id)
 
+    async def _delete_ours(self, released: bool) -> None:
+        if released and self._claim.held:
+            # without this, observers cannot tell a member that left from one that crashed
+            empty = Claim(self._claim.revision, NONE, self._claim.generation)
+            with contextlib.suppress(ZooKeeperError):
+                await self._zk.set(self._paths.claim(self.member_id), empty.encode())
+        await super()._delete_ours(released)
+
     async def _take_part(self, scope: Scope) -> None:
         scope.start(self._elect(), "election")
         await self._follow(scope)
@@ -145,6 +160,7 @@ class ZooKeeperMembership(SessionMembership):
         if self._tried:
             await self._clear()
         self._tried = True
+        self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
         path = await self._zk.create(
             f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
         )
@@ -154,7 +170,7 @@ class ZooKeeperMembership(SessionMembership):
             await self._zk.create(self._paths.claim(self.member_id), self._claim.encode(), ephemeral=True)
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
-        log.info("%s: joined as %s (%s, pid %d)", self._paths.group, self.member_id, self._info.name, os.getpid())
+        log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
 
     async def _clear(self) -> None:
         """Delete what an earlier turn of this very session left because a reply was lost: nobody acts for such a
@@ -268,7 +284,7 @@ class ZooKeeperMembership(SessionMembership):
         log.info(
             "%s: %s gains %d partitions, holds %d (generation %d)",
             self._paths.group,
-            self.member_id,
+            self.shown,
             len(gained),
             len(self._held),
             document.generation,

@@ -157,7 +157,7 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             names(unowned),
             "Their records are processed by nobody; the lag of these partitions grows until somebody owns them.",
             "See what else is found of this group (a stuck member, an assignment that was refused); the leader's log "
-            f"says why. The leader is {after.report.state.leader}.",
+            f"says why. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
             f"allocator group describe {group}",
         )
     doubly = _claimed_twice(after.report.state)
@@ -169,7 +169,7 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             "doubly-claimed",
             Severity.CRITICAL,
             f"{len(doubly)} partitions are claimed by several members: "
-            + ", ".join(sorted({member for holders in doubly.values() for member in holders})),
+            + ", ".join(map(after.report.state.name_of, sorted({m for holders in doubly.values() for m in holders}))),
             names(doubly),
             "Each of those members processes their records. No version of this library does this: a claim was written "
             "by other means, or ZooKeeper was restored from a backup under living members.",
@@ -197,7 +197,7 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
                 Severity.CRITICAL,
                 f"{_called(state, member)} was told {age_s:.0f} s ago to let go of {len(entry.partitions)} partitions, "
                 f"and still holds them (its claim is at revision {_revision(state, member)}, this was {entry.since})",
-                (member, *names(entry.partitions)),
+                (state.name_of(member), *names(entry.partitions)),
                 "A member lets go when what is in its handler is done. Until then whoever is to have these partitions "
                 "waits, and so does the rest of the rebalance.",
                 "Look at what its handler does (a call without a timeout?), or restart that process: its session ends, "
@@ -213,7 +213,7 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
                 Severity.CRITICAL,
                 f"{_called(state, member)} was given {len(unclaimed)} partitions {age_s:.0f} s ago and has not begun "
                 f"(its claim is at revision {_revision(state, member)}, the assignment at {state.document.revision})",
-                (member, *names(unclaimed)),
+                (state.name_of(member), *names(unclaimed)),
                 "Nobody processes them, and the leader will not give them to another while this member stands.",
                 "Look at its log, or restart that process.",
             )
@@ -226,7 +226,7 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
                 Severity.CRITICAL,
                 f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, others have; "
                 f"the session timeout is {session_s:g} s",
-                (member,),
+                (state.name_of(member),),
                 "It proves each quarter of its session timeout that it lives, and delivers nothing when it cannot. Its "
                 "event loop is blocked while kazoo's thread keeps the session, so its partitions stand still and do "
                 "not move; or its session timeout is many times the one named here.",
@@ -254,7 +254,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             "assignment-refused",
             Severity.CRITICAL,
             f"the leader keeps the assignment of generation {document.generation}: {document.problem}",
-            (f"{root}/{state.group}/assignment", document.leader),
+            (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
             "The allocator function raised, or its answer was not each partition exactly once. Members that came since "
             "get nothing, and what members that went had is nobody's.",
             "Correct the function, or choose another one; the leader calls it again when something changes.",
@@ -264,7 +264,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             "member-refused",
             Severity.CRITICAL,
             f"{_called(state, member)} gets no partitions: {why}",
-            (member,),
+            (state.name_of(member),),
             "It offers no allocator function that the rest of its group has.",
             "Give all members a function in common, in the same order; during a change let new members offer both.",
         )
@@ -279,7 +279,7 @@ def _differences(look: Look) -> Iterator[Finding]:
             "different-functions",
             Severity.WARNING,
             "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
-            tuple(members),
+            tuple(map(look.state.name_of, members)),
             "The oldest member's order decides among those that all have. When it leaves, another function may be "
             "chosen, and most partitions move.",
             "Finish the deployment, or give all members the same functions in the same order.",
@@ -290,7 +290,7 @@ def _differences(look: Look) -> Iterator[Finding]:
             "different-subscriptions",
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(members),
+            tuple(map(look.state.name_of, members)),
             "That may be meant. If not, some topics have fewer members than the group seems to have.",
             "Compare the members' topics.",
             f"allocator group describe {look.state.group}",
@@ -316,7 +316,7 @@ def _kafka(before: Look, after: Look) -> Iterator[Finding]:
             Severity.WARNING,
             f"Kafka's coordinator says {after.kafka.state}, and said {before.kafka.state if before.kafka else ''} "
             f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s ago",
-            tuple(member.id for member in after.kafka.members),
+            tuple(member.name for member in after.kafka.members),
             "Nobody in the group consumes until every member has joined again; one that does not poll holds it up for "
             "its whole rebalance timeout.",
             "Find the member whose handler takes so long; give it fewer records at once, or more time.",
@@ -327,7 +327,7 @@ def _kafka(before: Look, after: Look) -> Iterator[Finding]:
             "different-subscriptions",
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(member.id for member in after.kafka.members),
+            tuple(member.name for member in after.kafka.members),
             "That may be meant. If not, some topics have fewer members than the group seems to have.",
             "Compare the members' topics.",
         )
@@ -338,17 +338,20 @@ def _shares(look: Look) -> Iterator[Finding]:
     held: dict[str, int] = {}
     weights: Mapping[str, float] = {}
     strategy = ""
+    called: Mapping[str, str] = {}
     if look.state is not None and look.state.members:
         members = look.state.members
         if len({(info.topics, info.pattern) for info in members.values()}) > 1:
             return
         held = {m: len(look.state.claims[m].held) if m in look.state.claims else 0 for m in members}
         weights = {m: info.weight for m, info in members.items()}
+        called = {member: look.state.name_of(member) for member in members}
         strategy = look.state.document.strategy if look.state.document is not None else ""
     elif look.kafka is not None and look.kafka.state == "Stable":
         if len({member.topics for member in look.kafka.members}) > 1:
             return
         held = {member.id: len(member.partitions) for member in look.kafka.members}
+        called = {member.id: member.name for member in look.kafka.members}
         strategy = look.kafka.assignor
     total = sum(held.values())
     if not total:
@@ -359,7 +362,7 @@ def _shares(look: Look) -> Iterator[Finding]:
             "idle-members",
             Severity.INFO,
             f"{len(idle)} of {len(held)} members own nothing: the topics have {total} partitions",
-            tuple(idle),
+            tuple(called[member] for member in idle),
             "They stand by and make nothing faster.",
             "Leave them as a reserve, stop them, or add partitions (which changes where keys go).",
         )
@@ -374,9 +377,9 @@ def _shares(look: Look) -> Iterator[Finding]:
         yield Finding(
             "skewed-assignment",
             Severity.WARNING,
-            f"{worst} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
+            f"{called[worst]} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
             f"(allocator function {strategy or 'unknown'})",
-            tuple(sorted(over)),
+            tuple(sorted(called[member] for member in over)),
             "The group is as slow as its busiest member. With `range` this comes of many topics: each is dealt from "
             "the first member on.",
             'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
@@ -384,8 +387,7 @@ def _shares(look: Look) -> Iterator[Finding]:
 
 
 def _called(state: GroupState, member: str) -> str:
-    info = state.members.get(member)
-    return f"member {member}" if info is None else f"member {info.name} on {info.host} ({member})"
+    return f"member {state.name_of(member)}"
 
 
 def _revision(state: GroupState, member: str) -> str:

@@ -18,6 +18,9 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from allocator.coordinator.consumer_protocol import PROTOCOL_TYPE, Given, Malformed, Subscription
 from allocator.coordinator.find import Coordinator
 from allocator.errors import BrokerError
+from allocator.membership.describe import Coordinated, GroupState
+from allocator.membership.names import member_name
+from allocator.membership.znodes import Claim, MemberInfo
 from allocator.types import TopicPartition
 from allocator.wire.consumer_describe import ConsumerGroupDescribeRequest
 from allocator.wire.kafka import KafkaClient
@@ -66,6 +69,16 @@ class KafkaMember:
     topics: frozenset[str]
     partitions: frozenset[TopicPartition]
 
+    @property
+    def info(self) -> MemberInfo:
+        """What is known of it, as of a member in ZooKeeper."""
+        return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
+
+    @property
+    def name(self) -> str:
+        """How people are shown this member."""
+        return member_name(self.id, self.info)
+
 
 @dataclass(frozen=True)
 class KafkaGroup:
@@ -80,6 +93,16 @@ class KafkaGroup:
     @property
     def alive(self) -> bool:
         return bool(self.members)
+
+    def as_state(self, name: str) -> GroupState:
+        """As of a group in ZooKeeper, as far as the coordinator tells."""
+        return GroupState(
+            name,
+            {member.id: member.info for member in self.members},
+            {member.id: Claim(0, member.partitions) for member in self.members},
+            None,
+            coordinated=Coordinated(self.state, self.assignor),
+        )
 
 
 async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:

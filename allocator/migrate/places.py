@@ -97,17 +97,17 @@ class OpenPlace:
 
     async def members(self) -> list[str]:
         """Everybody who may commit for this group, of whatever kind, as far as these servers tell."""
-        found = []
+        found: list[str] = []
         for ensemble in self._ensembles:
             state = await describe(ensemble, self.place.group, self.place.root)
             if state is not None:
-                found += [f"{info.name} on {info.host}" for info in state.members.values()]
+                found += map(state.name_of, state.members)
             for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
                 found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.place.group))]
         if self.client.broker_version >= (0, 9):
             group = await self._kafka_group()
             if group is not None:
-                found += [f"{member.client_id} on {member.host} (Kafka)" for member in group.members]
+                found += [f"{member.name} (Kafka)" for member in group.members]
         return list(dict.fromkeys(found))
 
     async def _kafka_group(self) -> requests.KafkaGroup | None:

@@ -12,6 +12,8 @@ from allocator.coordinator.find import Coordinator
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import BrokerError, CommitFailed
 from allocator.membership.describe import describe
+from allocator.membership.names import member_name
+from allocator.membership.znodes import MemberInfo
 from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
 from allocator.subscription.loss import stamped
@@ -46,7 +48,7 @@ async def refuse_members(client: KafkaClient, options: Options) -> None:
     finally:
         await zk.close()
     if state is not None and state.members:
-        names = ", ".join(sorted({info.name for info in state.members.values()})[:5])
+        names = ", ".join(list(map(state.name_of, state.members))[:5])
         raise GroupInUse(
             f"group {options.group!r} has {len(state.members)} live members in ZooKeeper ({names}); {REMEDY}, or join "
             "it with membership = zookeeper"
@@ -68,8 +70,8 @@ async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> 
         if monotonic() >= deadline:
             raise BrokerError(f"group {group!r}: its coordinator does not say whether it has members", retriable=True)
     if found.error_code == 0 and found.group_state not in IDLE:
-        hosts = sorted({f"{member.client_id}{member.client_host}" for member in found.members})
-        return f"{found.group_state}: {', '.join(hosts[:5])}" if hosts else str(found.group_state)
+        names = [member_name(m.member_id, MemberInfo(m.client_id, m.client_host.lstrip("/"))) for m in found.members]
+        return f"{found.group_state}: {', '.join(names[:5])}" if names else str(found.group_state)
     version = client.api_version(ListGroupsRequest)
     if version is not None and version >= BY_EPOCH:
         listed = await coordinator.ask(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Coroutine, Mapping
 from functools import partial
@@ -28,6 +27,7 @@ from allocator.coordinator.find import Coordinator
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.membership.base import Membership
+from allocator.membership.names import default_client_id
 from allocator.spark.options import Options
 from allocator.spark.plan import begin_again
 from allocator.subscription.loss import stamped
@@ -215,7 +215,7 @@ class _Inside:
             joining = Joining(
                 membership="zookeeper",
                 group=self._group,
-                client_id=options.client_id or f"spark-{socket.gethostname()}",
+                client_id=options.client_id or default_client_id("spark"),
                 topics=options.topics or (),
                 pattern=options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
                 assignor=options.assignor,

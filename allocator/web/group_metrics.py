@@ -50,13 +50,19 @@ class GroupCollector(Collector):
         )
         times = SummaryMetricFamily(
             "allocator_group_rebalance_seconds",
-            "Rebalances since this server watches, and their length",
+            "Rebalances that this server saw wholly, and their length from the first news on",
+            labels=["group"],
+        )
+        unnoticed = CounterMetricFamily(
+            "allocator_group_unnoticed_seconds",
+            "At most so long partitions stood still before crashes were noticed: the members' session timeouts",
             labels=["group"],
         )
         for name, group in groups:
             count.add_metric([name], group.history.moved)
             times.add_metric([name], count_value=group.history.count, sum_value=group.history.seconds)
-        yield from (count, times)
+            unnoticed.add_metric([name], group.history.unnoticed_s)
+        yield from (count, times, unnoticed)
         yield from self._by_topic(groups)
 
     def _by_topic(self, groups: list[tuple[str, Group]]) -> Iterator[Metric]:

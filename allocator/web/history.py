@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -11,13 +11,23 @@ from allocator.membership.describe import GroupState
 from allocator.membership.report import Logs
 from allocator.types import TopicPartition
 
-__all__ = ["History", "Point", "Rebalance", "Series", "targets"]
+__all__ = ["History", "News", "Point", "Rebalance", "Series", "targets"]
 
 REBALANCES = 100  # kept; more: memory, a few kB each
 POINTS = 720  # kept: an hour, of one every 5 s
 NAMED = 5  # members or topics named in a reason
 
 Owners = Mapping[TopicPartition, str]
+
+
+@dataclass(frozen=True)
+class News:
+    """How what is observed became known."""
+
+    at: Optional[float]
+    """When the first change since the last observation was told, None if changes went unseen before this one."""
+    crashed: frozenset[str] = frozenset()
+    """Members whose session ended while they held partitions."""
 
 
 @dataclass
@@ -31,6 +41,11 @@ class Rebalance:
     ended: Optional[float] = None
     superseded: bool = False
     """The next generation came before all partitions of this one had changed hands."""
+    timed: bool = True
+    """Whether it was seen from its beginning to its end, without which its length is not known."""
+    unnoticed_s: Optional[float] = 0.0
+    """Up to about so long before `began`, partitions of members that crashed stood still already: the session timeout
+    of those members. None: not known."""
     moves: dict[TopicPartition, tuple[Optional[str], Optional[str]]] = field(default_factory=dict)
     """Former and new owner of each partition that moved; None for nobody."""
     total: int = 0
@@ -40,6 +55,11 @@ class Rebalance:
     names: dict[str, str] = field(default_factory=dict)
     """How the members that `moves` names are called."""
 
+    @property
+    def took_s(self) -> Optional[float]:
+        """From the first news of it until the last claim; None while it goes on, and if it was not wholly seen."""
+        return max(0.0, self.ended - self.began) if self.timed and self.ended is not None else None
+
     def to_json(self) -> dict[str, Any]:
         between = Counter(
             (self.names.get(a or "", a) or None, self.names.get(b or "", b) or None) for a, b in self.moves.values()
@@ -48,7 +68,8 @@ class Rebalance:
             "generation": self.generation,
             "began": round(self.began, 3),
             "ended": None if self.ended is None else round(self.ended, 3),
-            "took_s": None if self.ended is None else round(max(0.0, self.ended - self.began), 3),
+            "took_s": None if self.took_s is None else round(self.took_s, 3),
+            "unnoticed_s": self.unnoticed_s,
             "superseded": self.superseded,
             "why": self.why,
             "strategy": self.strategy,
@@ -67,21 +88,25 @@ class History:
 
     A rebalance begins when a member comes or goes, or when a new generation is seen, and ends when what the members
     claim is what the assignment gives. So its length is what a partition that moved may have waited, and no more
-    precise than what ZooKeeper's watches tell.
+    precise than what ZooKeeper's watches tell. ZooKeeper takes a member that crashes for dead after its session
+    timeout; that time comes before the beginning, and is in `Rebalance.unnoticed_s`.
     """
 
     def __init__(self) -> None:
         self.rebalances: deque[Rebalance] = deque(maxlen=REBALANCES)
         self.count = 0
-        """Of all time, as are `moved` and `seconds`."""
+        """Rebalances of all time whose length is known. `moved`, `seconds` and `unnoticed_s` are of all time, too."""
         self.moved = 0
         self.seconds = 0.0
+        self.unnoticed_s = 0.0
+        """Sum of what is known."""
         self._settled: Optional[GroupState] = None
         self._open: Optional[Rebalance] = None
         self._old: Owners = {}
         self._names: dict[str, str] = {}
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
+        self._crashed: set[str] = set()
 
     @property
     def open(self) -> Optional[Rebalance]:
@@ -92,17 +117,25 @@ class History:
     def last(self) -> Optional[Rebalance]:
         return self.rebalances[-1] if self.rebalances else None
 
-    def observe(self, state: GroupState, now: float) -> bool:
-        """Whether something happened."""
-        self._names.update((member, _called(member, state)) for member in state.members)
+    def name_of(self, member: str, state: GroupState) -> str:
+        """How people are shown a member, that of one whose znode is gone included."""
+        return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
+
+    def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
+        """Whether something happened. Without `news`, what changed did so at this moment."""
+        news = news or News(now)
+        self._crashed |= news.crashed
+        self._names.update((member, state.name_of(member)) for member in state.members)
         before = self._settled
         if before is None:
             self._settled = state
             if not settled(state):
-                self._begin(state, now, ["it was under way when watching began"], _holders(state))
+                self._begin(state, now, ["it was under way when watching began"], _holders(state), timed=False)
             return True
         happened = False
         current = self._open
+        if current is not None and news.at is None:
+            current.timed = False
         newer = state.generation > (current.generation if current is not None else before.generation)
         if current is not None and newer and current.generation > before.generation:
             current.ended, current.superseded = now, True
@@ -111,15 +144,16 @@ class History:
             current = None
             happened = True
         if current is None and (newer or set(state.members) != set(before.members)):
-            self._begin(state, now, reasons(before, state), targets(before))
+            why = reasons(before, state, self._crashed)
+            self._begin(state, now if news.at is None else news.at, why, targets(before), timed=news.at is not None)
             current = self._open
             happened = True
         if current is not None:
             happened |= self._follow(current, before, state, now)
         return happened
 
-    def _begin(self, state: GroupState, now: float, why: list[str], old: Owners) -> None:
-        self._open = Rebalance(state.generation, now, why)
+    def _begin(self, state: GroupState, at: float, why: list[str], old: Owners, timed: bool) -> None:
+        self._open = Rebalance(state.generation, at, why, timed=timed)
         self._begun_with = state
         self._old = old
         self._waiting = {}
@@ -130,10 +164,11 @@ class History:
         document = state.document
         if state.generation > current.generation:
             current.generation, self._begun_with = state.generation, state
-            current.why = reasons(before, state)
+            current.why = reasons(before, state, self._crashed)
+        current.unnoticed_s = _unnoticed(before, state, self._crashed)
         if document is not None:
             current.strategy = document.strategy
-            for member in document.waiting:
+            for member in document.waiting if current.timed else ():
                 self._waiting.setdefault(member, now)
         for member in [member for member in self._waiting if document is None or member not in document.waiting]:
             current.waited_for[self._names.get(member, member)] = now - self._waiting.pop(member)
@@ -150,6 +185,7 @@ class History:
             current.ended = now
             self._finish(current)
             self._settled, self._open = state, None
+            self._crashed.intersection_update(state.members)
             standing = {*state.members, *self._old.values(), *new.values()}
             self._names = {member: name for member, name in self._names.items() if member in standing}
             return True
@@ -157,9 +193,11 @@ class History:
 
     def _finish(self, rebalance: Rebalance) -> None:
         self._open = None
-        self.count += 1
         self.moved += len(rebalance.moves)
-        self.seconds += max(0.0, (rebalance.ended or rebalance.began) - rebalance.began)
+        self.unnoticed_s += rebalance.unnoticed_s or 0.0
+        if rebalance.took_s is not None:
+            self.count += 1
+            self.seconds += rebalance.took_s
 
 
 def targets(state: GroupState) -> dict[TopicPartition, str]:
@@ -194,23 +232,33 @@ def settled(state: GroupState) -> bool:
     )
 
 
-def reasons(before: GroupState, after: GroupState) -> list[str]:
+def _unnoticed(before: GroupState, after: GroupState, crashed: Collection[str]) -> Optional[float]:
+    """`Rebalance.unnoticed_s` of a change from `before` to `after`."""
+    timeouts = {m: info.session_timeout_s for m, info in before.members.items() if m not in after.members}
+    if None in timeouts.values():
+        return None  # of a version that leaves without a sign, so that it may have crashed
+    return max((s for member, s in timeouts.items() if s is not None and member in crashed), default=0.0)
+
+
+def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()) -> list[str]:
     """What differs that an assignment depends on, in words."""
     found = []
     joined = [member for member in after.members if member not in before.members]
     left = [member for member in before.members if member not in after.members]
-    # the same name from the same host: one process whose session ended, or a restart
+    # one process whose session ended
     returned = []
     for member in left[:]:
-        info = before.members[member]
-        again = next((m for m in joined if _who(after, m) == (info.name, info.host)), None)
+        again = next((m for m in joined if _process(after, m) == _process(before, member)), None)
         if again is not None:
             returned.append(again)
             joined.remove(again)
             left.remove(member)
-    found += _say("joined", (_called(m, before, after) for m in joined))
-    found += _say("left", (_called(m, before, after) for m in left))
-    found += _say("came back as a new member", (_called(m, before, after) for m in returned))
+    found += _say("joined", map(after.name_of, joined))
+    signs = {member for member, info in before.members.items() if info.session_timeout_s is not None}
+    lost = [member for member in left if member in crashed and member in signs]
+    found += _say("crashed or lost its session", map(before.name_of, lost))
+    found += _say("left", (before.name_of(member) for member in left if member not in lost))
+    found += _say("came back as a new member", map(after.name_of, returned))
     counts, counted = _counts(before), _counts(after)
     if after.members and before.members:
         for topic in sorted({*counts, *counted})[: 2 * NAMED]:
@@ -236,17 +284,9 @@ def _counts(state: GroupState) -> Counter[str]:
     return Counter(partition.topic for partition in targets(state))
 
 
-def _who(state: GroupState, member: str) -> tuple[str, str]:
-    return state.members[member].name, state.members[member].host
-
-
-def _called(member: str, *states: GroupState) -> str:
-    for state in states:
-        if member in state.members:
-            name = state.members[member].name
-            alone = sum(info.name == name for info in state.members.values()) == 1
-            return name if alone and name else f"{name} {member}".strip()
-    return member
+def _process(state: GroupState, member: str) -> tuple[str, str, Optional[int]]:
+    info = state.members[member]
+    return info.name, info.host, info.pid
 
 
 def _say(what: str, names: Iterable[str]) -> list[str]:

@@ -78,6 +78,11 @@ class Site:
     """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def read_only(self) -> bool:
+        """Whether every change is refused."""
+        return self.guard.token is None or not self.actions
+
 
 class Handler(web.RequestHandler):
     """Checks who asks before anything else, and answers errors as JSON."""
@@ -167,7 +172,7 @@ class Page(Handler):
 class Overview(Handler):
     async def get(self) -> None:
         async with self.watching():
-            self.answer(snapshot.overview(self.watcher()))
+            self.answer(snapshot.overview(self.watcher(), self.site.read_only))
 
 
 class Detail(Handler):
@@ -295,7 +300,7 @@ class Events(Handler):
                 await within(self.flush(), self.site.limits.stalled_s)
                 continue
             self._news.clear()
-            parts = {"overview": snapshot.encode(snapshot.overview(watcher))}
+            parts = {"overview": snapshot.encode(snapshot.overview(watcher, self.site.read_only))}
             group = watcher.groups.get(name) if name is not None else None
             if group is not None and group.seen:
                 parts.update((part, snapshot.encoded(group, part)) for part in snapshot.PARTS)

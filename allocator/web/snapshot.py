@@ -16,10 +16,11 @@ FINDINGS = 100  # shown
 SUBSCRIBED = 20  # topics named of a member
 
 
-def overview(watcher: Watcher) -> dict[str, Any]:
-    """All groups, in a line each."""
+def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
+    """All groups, in a line each. `read_only`: whether this server changes nothing."""
     return {
         "ready": watcher.ready,
+        "read_only": read_only,
         "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
         "problems": [f"{what} does not answer: {why}" for what, why in sorted(watcher.problems.items())],
     }
@@ -94,12 +95,18 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     info, claim = state.members.get(member), state.claims.get(member)
     held: Collection[TopicPartition] = claim.held if claim is not None else ()
     document = state.document
-    entry: dict[str, Any] = {"id": member, "partitions": len(held), "lag": logs.lag_of(held).total}
+    entry: dict[str, Any] = {
+        "id": member,
+        "name": group.history.name_of(member, state),
+        "partitions": len(held),
+        "lag": logs.lag_of(held).total,
+    }
     if info is None:
-        return {**entry, "client_id": member, "host": None, "gone": True}
+        return {**entry, "client_id": member, "host": None, "pid": None, "gone": True}
     entry.update(
         client_id=info.name,
         host=info.host,
+        pid=info.pid,
         rack=info.rack,
         weight=info.weight,
         topics=sorted(info.topics)[:SUBSCRIBED],

@@ -15,13 +15,14 @@ from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.membership.describe import GroupState
+from allocator.membership.names import member_name
 from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
 from allocator.membership.store import Store
 from allocator.membership.watched import Watched
 from allocator.membership.znodes import GROUP_NAME, Budget, Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
 from allocator.migrate.doctor import Finding, Severity, look
 from allocator.tasks import Scope, happens
-from allocator.web.history import History, Series
+from allocator.web.history import History, News, Series
 from allocator.web.rounds import Rounds
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.zookeeper import NoZnode, ZooKeeper
@@ -35,6 +36,7 @@ REST = 4  # asking Kafka takes at most one part in so many and one of the time, 
 DOCTOR_S = 30.0  # between two looks of the doctor; more: later findings; less: more requests, O(members) for a look
 DOCTOR_PAUSE_S = 2.0
 RUBBISH = 20  # problems named
+EVENT_S = 2.0  # how long the event of a deletion may come after an answer that lacks the znode
 
 
 class Access(Protocol):
@@ -94,12 +96,12 @@ class Group:
         self.findings, self.examined = findings, of_state
         self.version["findings"] += 1
 
-    def learn(self, state: GroupState, now: float) -> None:
+    def learn(self, state: GroupState, now: float, news: Optional[News] = None) -> None:
         """Caller: the watch on ZooKeeper."""
         self.seen = True
         self.report = GroupReport(state, self.report.logs, self.report.subscribed)
         self.version["state"] += 1
-        if self.history.observe(state, now):
+        if self.history.observe(state, now, news):
             self.version["history"] += 1
 
     def measure(self, logs: Logs, existing: Any, now: float) -> None:
@@ -130,7 +132,8 @@ class GroupWatch:
         self._group = group
         self._tell = changed
         self._changed = asyncio.Event()
-        poke = self._changed.set
+        self._told_at: Optional[float] = None
+        poke = self._poke
         self._names = Watched(self._store.member_names, poke)
         self._claim_names = Watched(self._store.claim_names, poke)
         path = path_of(root, group.name)
@@ -139,11 +142,19 @@ class GroupWatch:
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Claim] = {}
         self._budget = Budget.of_claims()
-        self._awaited: dict[str, Watched[Claim | None]] = {}
+        self._watched: dict[str, _WatchedClaim] = {}
+        self._crashed: set[str] = set()
+
+    def _poke(self) -> None:
+        if self._told_at is None:
+            self._told_at = time.time()
+        self._changed.set()
 
     async def run(self) -> None:
         """Until cancelled, or until the group is gone."""
+        first = True
         while True:
+            told_at, self._told_at = self._told_at, None
             self._changed.clear()
             try:
                 state = await self._read()
@@ -152,7 +163,10 @@ class GroupWatch:
                 if await self._store.zk.exists(self._store.paths.members) is None:
                     return
                 continue
-            self._group.learn(state, time.time())
+            # before the first look, changes went unseen
+            self._group.learn(state, time.time(), News(None if first else told_at, frozenset(self._crashed)))
+            first = False
+            self._crashed.clear()
             self._tell()
             await self._changed.wait()
 
@@ -171,15 +185,19 @@ class GroupWatch:
         # a member whose znode was deleted by hand still holds what its claim says
         claiming = in_join_order({*ours, *await self._claim_names.get()})
         await asyncio.gather(*(self._read_info(name, problems) for name in ours if name not in self._infos))
-        await asyncio.gather(*(self._read_claim(name, document, problems) for name in claiming))
+        await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
+        for name in set(self._claims).difference(claiming):
+            await self._notice_end(name)
         self._infos = {name: self._infos[name] for name in ours if name in self._infos}
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
         self._budget.keep(map(self._store.paths.claim, claiming))
-        self._awaited = {name: self._awaited[name] for name in claiming if name in self._awaited}
+        self._watched = {name: self._watched[name] for name in claiming if name in self._watched}
         if document is not None:
             if document.problem:
                 problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
-            problems += [f"member {plain(m)} gets no partitions: {plain(why)}" for m, why in document.refused.items()]
+            for member, why in document.refused.items():
+                called = member_name(member, self._infos.get(member))
+                problems.append(f"member {plain(called)} gets no partitions: {plain(why)}")
         try:
             choice = await self._choice.get()
             self._group.paused = choice.frozen
@@ -199,24 +217,45 @@ class GroupWatch:
         if info is not None:
             self._infos[name] = info
 
-    async def _read_claim(self, name: str, document: Document | None, problems: list[str]) -> None:
-        """Watches only claims that are still to become what the assignment says."""
-        given = None if document is None else document.owners.get(name, frozenset())
-        known = self._claims.get(name)
-        if known is not None and known.held == given:
-            self._awaited.pop(name, None)
-            return
-        if name not in self._awaited:
-            self._awaited[name] = Watched(partial(self._store.claim, name, budget=self._budget), self._changed.set)
+    async def _read_claim(self, name: str, problems: list[str]) -> None:
+        watched = self._watched.get(name)
+        if watched is None:
+            watched = self._watched[name] = _WatchedClaim(self._store, name, self._budget, self._poke)
         try:
-            claim = await self._awaited[name].get()
+            claim = await watched.get()
         except Rubbish as error:
             problems.append(str(error))
             return
         if claim is not None:
             self._claims[name] = claim
-        else:
-            self._claims.pop(name, None)
+            return
+        if name in self._claims:
+            await self._notice_end(name)
+
+    async def _notice_end(self, name: str) -> None:
+        """A claim that was read is gone."""
+        watched, claim = self._watched[name], self._claims.pop(name)
+        # kazoo tells answers and events in two threads: the list without it may come before the event
+        if claim.held and await happens(watched.fired, EVENT_S) and watched.deleted:
+            self._crashed.add(name)
+
+
+class _WatchedClaim(Watched["Claim | None"]):
+    """A member's claim. One that leaves in good order empties it before it deletes it."""
+
+    def __init__(self, store: Store, member: str, budget: Budget, changed: Callable[[], None]) -> None:
+        self.deleted = False
+        """Whether it was deleted as it was read last."""
+        self.fired = asyncio.Event()
+        self._poke = changed
+        super().__init__(partial(store.claim, member, budget=budget, deleted=self._gone), self._told)
+
+    def _told(self) -> None:
+        self.fired.set()
+        self._poke()
+
+    def _gone(self) -> None:
+        self.deleted = True
 
 
 class Watcher:

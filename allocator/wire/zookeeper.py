@@ -18,7 +18,7 @@ import kazoo.exceptions as kazoo_errors
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.protocol.serialization import Connect
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
 from allocator.clock import boot_clock
@@ -355,9 +355,10 @@ class ZooKeeper:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. `watch` is called once, on the next change or when the connection is lost."""
-        data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch)))
+    async def get(self, path: str, watch: Watch | None = None, *, deleted: Watch | None = None) -> tuple[bytes, Stat]:
+        """Data and stat. `watch` is called once, on the next change or when the connection is lost; `deleted` before
+        it, if that change is the deletion of the znode."""
+        data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch, deleted)))
         return data, _stat(stat)
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
@@ -438,8 +439,16 @@ class ZooKeeper:
             raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected at present")
         return self._client
 
-    def _watch(self, watch: Watch | None) -> Callable[[Any], None] | None:
-        return None if watch is None else lambda event: self._post(watch)
+    def _watch(self, watch: Watch | None, deleted: Watch | None = None) -> Callable[[Any], None] | None:
+        if watch is None:
+            return None
+
+        def fired(event: Any) -> None:
+            if deleted is not None and event.type == EventType.DELETED:
+                self._post(deleted)
+            self._post(watch)
+
+        return fired
 
     async def _call(self, what: str, path: str, start: Callable[[KazooClient, str], Any]) -> Any:
         client = self._live()

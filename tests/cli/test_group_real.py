@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -175,10 +177,11 @@ async def test_a_reset_is_refused_while_members_are_alive(shell: Shell) -> None:
     async with shell.consumer(client_id="billing-1") as consumer:
         await shell.consume(consumer, 30)
         plan = await shell.json("offsets", "reset", shell.group, "--to", "earliest")
-        assert plan["members_alive"] == [consumer.member_id]
+        (alive,) = plan["members_alive"]
+        assert alive == f"billing-1@{socket.gethostname()}:{os.getpid()}#{int(consumer.member_id[-10:])}"
         code, _out, err = await shell.run("offsets", "reset", shell.group, "--to", "earliest", "--execute")
         assert code == 1
-        assert "has members: billing-1 on " in err
+        assert f"has members: {alive};" in err
         refused = await shell.json("offsets", "reset", shell.group, "--to", "earliest", "--execute", code=1)
         assert refused["error"]["type"] == "MembersAlive"
         assert await shell.committed() == {0: 10, 1: 10, 2: 10}
@@ -281,3 +284,52 @@ async def test_the_settings_of_the_daemon_say_where_the_clusters_and_the_group_a
     out, _ = await process.communicate()
     assert process.returncode == 0
     assert json.loads(out)["group"] == shell.group
+
+
+@pytest.mark.parametrize("zookeeper", [True, False])
+async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it(
+    shell: Shell, tmp_path: Path, zookeeper: bool
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[kafka]\nbrokers = "{shell.cluster.bootstrap}"\n'
+        + (f'[zookeeper]\nhosts = "{shell.cluster.zookeeper}"\n' if zookeeper else "")
+        + f'[group]\nname = "{shell.group}"\ntopics = ["{shell.topic}"]\nmembership = "kafka"\n'
+        + '[handler]\ntarget = "a:b"\n'
+    )
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "allocator.cli", "group", *arguments, "-c", str(config),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    consumer = Consumer(
+        shell.topic, brokers=shell.cluster.bootstrap, group=shell.group, membership="kafka", client_id="billing-1"
+    )
+    async with consumer:
+        await shell.consume(consumer, 30)
+        code, out, err = await run("describe", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert (found["state"], found["generation"], found["lag"]) == ("stable", None, 0)
+        (member,) = found["members"]
+        assert (member["client_id"], member["topics"], member["partitions"]) == ("billing-1", [shell.topic], 3)
+        assert (member["weight"], member["pid"]) == (None, None), "the coordinator does not know them"
+        assert member["name"].startswith("billing-1@127.0.0.1#")
+        assert {each["owner"] for each in found["partitions"]} == {member["id"]}
+        code, out, err = await run("describe")
+        assert out.startswith(
+            f"{shell.group}: stable (by Kafka's coordinator), 1 members, 3 of 3 partitions owned, lag 0"
+        )
+        code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
+        assert code == 1
+        assert f"has members: {member['name']};" in err
+    code, out, err = await run("describe", "--json")
+    assert (json.loads(out)["state"], json.loads(out)["members"]) == ("empty", [])
+    code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
+    assert code == 0, err
+    assert await shell.committed() == {0: 0, 1: 0, 2: 0}

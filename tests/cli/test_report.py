@@ -26,7 +26,7 @@ P = [TopicPartition("t", number) for number in range(4)]
 OLD, NEW = "m-0000000000000001-0000000001", "m-0000000000000002-0000000002"
 MEMBERS = {
     OLD: MemberInfo("billing-a", "host-a", frozenset({"t"})),
-    NEW: MemberInfo("billing-[b]", "host-b", pattern="t.*", weight=2.0, rack="r1"),
+    NEW: MemberInfo("billing-[b]", "host-b", pattern="t.*", weight=2.0, rack="r1", pid=4242),
 }
 
 
@@ -57,7 +57,7 @@ def text(table: Any) -> list[str]:
 def test_what_a_member_calls_itself_does_not_steer_the_terminal_of_who_looks() -> None:
     rude = MemberInfo("a\x1b[2Jb\n\x9b1m", "host\x07", frozenset({"t"}))
     _, line = text(members_table(GroupReport(GroupState("g", {OLD: rude}, {}, None))))
-    assert line.startswith(f"{OLD} (leads)  a\\x1b[2Jb\\n\\x9b1m  host\\x07 ")
+    assert line.startswith("a\\x1b[2Jb\\n\\x9b1m@host\\x07#1 (leads)  host\\x07 ")
 
 
 def test_ten_thousand_rows_are_one_text_to_rich_whose_own_tables_take_seconds() -> None:
@@ -93,8 +93,10 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
     assert found["state"] == "rebalancing"
     assert found["members"][1] == {
         "id": NEW,
+        "name": "billing-[b]@host-b:4242#2",
         "client_id": "billing-[b]",
         "host": "host-b",
+        "pid": 4242,
         "weight": 2.0,
         "rack": "r1",
         "topics": [],
@@ -106,6 +108,7 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
         "topic": "t",
         "partition": 0,
         "owner": OLD,
+        "owner_name": "billing-a@host-a#1",
         "client_id": "billing-a",
         "committed": 5,
         "metadata": "by",
@@ -119,11 +122,11 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
 
 def test_tables_show_the_same_and_take_no_name_for_markup() -> None:
     members = text(members_table(REPORT))
-    assert members[0].split() == ["member", "client", "id", "host", "partitions", "weight", "rack", "subscribes", "to"]
-    assert members[1].split() == [OLD, "(leads)", "billing-a", "host-a", "2", "1", "-", "t"]
-    assert "billing-[b]" in members[2]
+    assert members[0].split() == ["member", "host", "pid", "partitions", "weight", "rack", "subscribes", "to"]
+    assert members[1].split() == ["billing-a@host-a#1", "(leads)", "host-a", "-", "2", "1", "-", "t"]
+    assert members[2].startswith("billing-[b]@host-b:4242#2 ")
     offsets = text(offsets_table(REPORT))
-    assert offsets[1].split() == ["t", "0", "billing-a", OLD, "5", "10", "5"]
+    assert offsets[1].split() == ["t", "0", "billing-a@host-a#1", "5", "10", "5"]
     assert offsets[4].split() == ["t", "3", "-", "-", "10", "-"]
     assert REPORT.headline() == (
         "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, "

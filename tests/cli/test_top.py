@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable
 
@@ -54,7 +55,7 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         code, out, err = await run(group, "--once", "--interval", "0.3", *where)
         assert code == 0, err
         assert group in out
-        assert "the-only-one (leads)" in out
+        assert re.search(r"the-only-one@\S+:[0-9]+#0 \(leads\)", out)
         assert f"{topic}:2" in out
 
         code, out, err = await run(group, "--json", "--interval", "0.3", *where)

@@ -118,8 +118,8 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
         def look_again() -> None:
             page.sees("#phase", "stable")
             page.sees("#legend", "2 moved")
-            page.sees("#history", "joined: worker-02")
-            page.sees("#history", "worker-00 → worker-02 2")
+            page.sees("#history", "joined: worker-02@node-2#2")
+            page.sees("#history", "worker-00@node-0#0 → worker-02@node-2#2 2")
             assert page.run("return window.loadedOnce === true")
             assert page.complaints() == []
 
@@ -168,7 +168,7 @@ async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_
             page.sees("#members", "worker-00")
             page.run("document.getElementById('grids').focus()")
             page.press("\ue014")  # right
-            page.sees("#cell", "t 0 · owned by A worker-00 on node-0")
+            page.sees("#cell", "t 0 · owned by A worker-00@node-0#0")
             page.press("\ue014", "\ue014", "\ue014")
             page.sees("#cell", "u 0")
             page.press("\ue010")  # end
@@ -249,6 +249,23 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
 
         await by_person(ask)
         assert await group.store.zk.exists(group.store.paths.assignment) is None
+
+
+async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -> None:
+    page = Page(browser)
+    async with written(zk_chroot, "g", "t") as group, served(zk_chroot, token=None) as it:
+        (a,) = await group.join(0)
+        await group.assign({a: frozenset(parts(t=2))})
+        await group.claim({a: frozenset(parts(t=2))})
+        await it.settled("g", 1)
+
+        def look() -> None:
+            page.open(it.url)
+            page.sees("#phase", "stable")
+            assert page.run("return document.getElementById('act').checkVisibility()") is False
+
+        await by_person(look)
+        assert (await it.json("/api/groups"))["read_only"] is True
 
 
 async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chroot: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from allocator.membership.describe import GroupState
 from allocator.membership.report import Logs
 from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.history import History, Series
+from allocator.web.history import History, News, Series
 
 P = [TopicPartition("t", number) for number in range(6)]
 A, B, C = (f"m-{number:016x}-{number:010d}" for number in range(3))
@@ -64,10 +65,10 @@ def test_a_rebalance_lasts_from_the_news_of_a_member_until_the_last_claim() -> N
     (only,) = [rebalance.to_json() for rebalance in history.rebalances]
     assert history.open is None
     assert (only["generation"], only["began"], only["took_s"]) == (2, 11.0, 2.2)
-    assert only["why"] == ["joined: beta"]
+    assert only["why"] == ["joined: beta@host#1"]
     assert (only["moved"], only["total"]) == (2, 4)
-    assert only["between"] == [{"from": "alpha", "to": "beta", "partitions": 2}]
-    assert only["waited_for"] == [{"member": "alpha", "s": 1.5}]
+    assert only["between"] == [{"from": "alpha@host#0", "to": "beta@host#1", "partitions": 2}]
+    assert only["waited_for"] == [{"member": "alpha@host#0", "s": 1.5}]
     assert (history.count, history.moved, round(history.seconds, 3)) == (1, 2, 2.2)
 
 
@@ -78,8 +79,8 @@ def test_who_left_is_named_though_it_is_gone() -> None:
     history.observe(state(2, {A: of(0, 1)}), 11.1)
     assert history.last is not None
     last = history.last.to_json()
-    assert last["why"] == ["left: beta"]
-    assert last["between"] == [{"from": "beta", "to": "alpha", "partitions": 1}]
+    assert last["why"] == ["left: beta@host#1"]
+    assert last["between"] == [{"from": "beta@host#1", "to": "alpha@host#0", "partitions": 1}]
 
 
 def test_the_same_process_with_a_new_session_came_back() -> None:
@@ -91,7 +92,57 @@ def test_the_same_process_with_a_new_session_came_back() -> None:
     finally:
         NAMES[C] = "gamma"
     assert history.last is not None
-    assert history.last.why == ["came back as a new member: beta"]
+    assert history.last.why == ["came back as a new member: beta@host#2"]
+
+
+def test_two_members_of_one_client_id_and_host_are_told_apart() -> None:
+    history = History()
+    NAMES[B] = "alpha"
+    try:
+        history.observe(state(1, {A: of(0, 1)}), 10.0)
+        history.observe(state(2, {A: of(0), B: of(1)}), 11.0)
+    finally:
+        NAMES[B] = "beta"
+    assert history.last is not None
+    assert history.last.why == ["joined: alpha@host#1"]
+    assert history.last.to_json()["between"] == [{"from": "alpha@host#0", "to": "alpha@host#1", "partitions": 1}]
+
+
+def test_what_changed_unseen_has_no_length() -> None:
+    """ZooKeeper was away from the page: 0 ms would be the length of a look, not of the rebalance."""
+    history = History()
+    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
+    history.observe(state(2, {A: of(0, 1)}), 99.0, News(None))
+    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
+    assert (only["ended"], only["took_s"]) == (99.0, None)
+    assert (history.count, history.seconds) == (0, 0.0)
+
+
+def test_a_rebalance_begins_with_its_first_news_not_with_the_reading_of_it() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
+    history.observe(state(2, {A: of(0, 1)}), 11.5, News(11.0))
+    assert history.rebalances[0].to_json()["took_s"] == 0.5
+
+
+def test_a_crash_is_told_with_the_time_in_which_nobody_could_notice_it() -> None:
+    history = History()
+    before, after = state(1, {A: of(0), B: of(1)}), state(2, {A: of(0, 1)})
+    signs = {member: replace(info, session_timeout_s=10.0) for member, info in before.members.items()}
+    history.observe(replace(before, members=signs), 10.0)
+    history.observe(after, 11.5, News(11.0, frozenset({B})))
+    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
+    assert (only["why"], only["took_s"], only["unnoticed_s"]) == (
+        ["crashed or lost its session: beta@host#1"], 0.5, 10.0
+    )  # fmt: skip
+
+
+def test_of_members_of_older_versions_nobody_knows_whether_they_crashed() -> None:
+    history = History()
+    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
+    history.observe(state(2, {A: of(0, 1)}), 11.5, News(11.0, frozenset({B})))
+    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
+    assert (only["why"], only["unnoticed_s"]) == (["left: beta@host#1"], None)
 
 
 def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
@@ -119,7 +170,7 @@ def test_a_generation_that_the_next_one_overtakes_is_superseded() -> None:
     assert first.superseded
     assert (first.began, first.ended) == (11.0, 12.0)
     assert not second.superseded
-    assert second.why == ["joined: gamma"]
+    assert second.why == ["joined: gamma@host#2"]
     assert second.ended == 13.0
 
 
@@ -140,7 +191,7 @@ def test_a_group_that_everybody_leaves_is_at_rest() -> None:
     history.observe(state(1, {A: of(0, 1)}, members=()), 11.0)
     assert history.open is None
     assert history.last is not None
-    assert history.last.why == ["left: alpha", "nobody is left"]
+    assert history.last.why == ["left: alpha@host#0", "nobody is left"]
 
 
 def logs(committed: int, end: int) -> Logs:

@@ -88,7 +88,7 @@ async def test_a_group_is_shown_as_it_stands_and_as_it_moves(zk_chroot: str) -> 
         await it.settled("g", 2)
         found = await it.json("/api/groups/g")
         assert found["topics"][0]["owners"] == [0, 0, 0, 1, 1, 1]
-        assert found["topics"][0]["moved"] == {"3": "worker-00"}
+        assert found["topics"][0]["moved"] == {"3": "worker-00@node-0#0"}
         assert (found["rebalances"][0]["moved"], found["rebalances"][0]["superseded"]) == (1, False)
 
         overview = await it.json("/api/groups")
@@ -209,7 +209,8 @@ async def test_events_tell_everything_and_then_what_changes(zk_chroot: str) -> N
             await group.join(1)
             # that the group began may have been seen, too
             await wait_until_async(
-                lambda: [each["why"] for each in last("rebalances") or ()][:1] == [["joined: worker-01"]], PATIENCE_S
+                lambda: [each["why"] for each in last("rebalances") or ()][:1] == [["joined: worker-01@node-1#1"]],
+                PATIENCE_S,
             )
             assert len(last("group")["members"]) == 2
         finally:

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
+from members import History, StaticTopics, TestMember, settled
 from served import PATIENCE_S, served
 from written_group import WrittenGroup, parts
 
@@ -13,6 +14,7 @@ from allocator.cli.read import Access
 from allocator.membership.store import Store
 from allocator.migrate.doctor import look
 from allocator.tasks import BackgroundTasks
+from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
@@ -49,9 +51,36 @@ async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
             await it.settled("g", 3)
             assert not armed
             newest = (await it.json("/api/groups/g"))["rebalances"][0]
-            assert (newest["why"], newest["moved"]) == (["left: worker-01"], 2)
+            assert (newest["why"], newest["moved"]) == (["left: worker-01@node-1#1"], 2)
     finally:
         await zk.close()
+
+
+async def test_the_time_until_a_crash_was_noticed_is_told_apart_from_the_rebalance(zk_chroot: str) -> None:
+    hosts, _, chroot = zk_chroot.partition("/")
+    topics, events = StaticTopics({"t": 6}), History()
+    async with FaultProxy(int(hosts.rpartition(":")[2])) as proxy, served(zk_chroot) as it:
+        stays, leaves = (TestMember(zk_chroot, "g", name, topics, events) for name in ("stays", "leaves"))
+        crashes = TestMember(f"{proxy.address}/{chroot}", "g", "crashes", topics, events)
+        async with stays, crashes:
+            async with leaves:
+                await wait_until_async(lambda: settled([stays, leaves, crashes], topics), PATIENCE_S)
+                await it.settled("g", 3)
+            await wait_until_async(lambda: settled([stays, crashes], topics), PATIENCE_S)
+            await it.settled("g", 4)
+            (left, *_) = (await it.json("/api/groups/g"))["rebalances"]
+            assert left["why"][0].startswith("left: leaves@")
+            assert left["unnoticed_s"] == 0
+            proxy.drop()
+            await wait_until_async(lambda: settled([stays], topics), PATIENCE_S)
+            await it.settled("g", 5)
+            (lost, *_) = (await it.json("/api/groups/g"))["rebalances"]
+            assert lost["why"][0].startswith("crashed or lost its session: crashes@")
+            assert lost["unnoticed_s"] == stays.zk.session_timeout_s, "nobody knows when it stopped, only this"
+            assert 0 < lost["took_s"] < lost["unnoticed_s"] + PATIENCE_S
+            metrics = (await it.ask("/metrics")).body.decode()
+            assert f'allocator_group_unnoticed_seconds_total{{group="g"}} {lost["unnoticed_s"]}' in metrics
+            proxy.heal()
 
 
 async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None:

@@ -43,7 +43,7 @@ export const openActions = (group) => {
   };
   dialog.replaceChildren(
     element("h2", { id: "dialog-title" }, `Change ${name}`),
-    element("p", { class: "muted" }, "Nothing is changed without the token that the server was started with; a server without one is read-only."),
+    element("p", { class: "muted" }, "Nothing is changed without the token that the server was started with."),
     field("Token", secret),
     element("h3", {}, "Compute the assignment anew"),
     element("p", { class: "muted" }, "Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without anybody joining."),

@@ -103,7 +103,7 @@ export const timeline = (box, rebalances, since, now) => {
     const wide = Math.max(4, x(each.ended ?? now) - x(each.began));
     const high = Math.max(5, Math.sqrt(each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - 4));
     picture.append(svg("rect", { class: each.ended === null ? "bar open" : "bar", x: Math.min(x(each.began), width - wide), width: wide, y: height - bottom - high, height: high, rx: 1 },
-      svg("title", {}, `generation ${each.generation}, ${clock(each.began)}: ${each.moved} of ${each.total} moved, ${span(each.took_s)}; ${each.why.join("; ")}`)));
+      svg("title", {}, `generation ${each.generation}, ${clock(each.began)}: ${each.moved} of ${each.total} moved, ${each.took_s === null ? "" : `${span(each.took_s)}; `}${each.why.join("; ")}`)));
   }
   picture.append(svg("text", { x: 0, y: height - 2 }, clock(from)), svg("text", { x: width, y: height - 2, "text-anchor": "end" }, "now"));
   box.replaceChildren(picture);

@@ -40,7 +40,8 @@ addEventListener("hashchange", connect);
 
 // -- all groups --------------------------------------------------------------------------------------------------
 
-const showOverview = ({ ready, groups, problems }) => {
+const showOverview = ({ ready, read_only, groups, problems }) => {
+  get("act").hidden = read_only;
   state.current = ready;
   link(problems.length ? "connected, but not everything answers" : "live", problems.length ? "busy" : "good");
   if (state.group) showPhase();
@@ -133,7 +134,7 @@ const showMembers = () => {
       member.refused && "refused", member.releasing && `releases ${member.releasing}`, member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
     ].filter(Boolean).join(", ");
     const button = element("button", { type: "button", "aria-pressed": String(state.only === member.id), title: member.id },
-      swatch, element("span", {}, member.client_id || member.id, ...(notes ? [element("small", {}, notes)] : [])));
+      swatch, element("span", {}, member.name, ...(notes ? [element("small", {}, notes)] : [])));
     const row = element("tr", { class: state.only === member.id ? "on" : undefined, "data-member": member.id }, element("td", {}, button), element("td", {}, member.host ?? "–"),
       element("td", { class: "n" }, String(member.partitions)), element("td", { class: "n" }, number(lagOfMember(member))));
     button.addEventListener("click", () => { state.only = state.only === member.id ? null : member.id; state.held = state.only; showMembers(); drawGrids(); });
@@ -192,7 +193,7 @@ const sample = (cell) => {
 
 const called = (id) => {
   const member = state.group.members.find((each) => each.id === id);
-  return member ? `${looks.of(id).tag} ${member.client_id || id}${member.host ? ` on ${member.host}` : ""}` : id;
+  return member ? `${looks.of(id).tag} ${member.name}` : id;
 };
 const tell = (topic, at) => {
   const cell = state.topics[topic]?.cells[at];
@@ -237,12 +238,13 @@ const ways = (between) => {
   if (all("to")) return `${each("from")} → ${called(between[0].to)}`;
   return some.map((one) => `${called(one.from)} → ${called(one.to)} ${one.partitions}`).join(", ") + more;
 };
+const took = (each) => (each.ended === null ? "goes on" : each.took_s === null ? "not seen" : span(each.took_s));
 const opened = Date.now() / 1000;
 const showHistory = () => {
   const rows = state.history.map((each) => element("tr", {},
     element("td", {}, String(each.generation)),
     element("td", {}, clock(each.began)),
-    element("td", { class: "n" }, each.ended === null ? "goes on" : span(each.took_s), ...(each.superseded ? [element("small", {}, " superseded")] : [])),
+    element("td", { class: "n" }, took(each), ...(each.unnoticed_s === 0 ? [] : [element("small", { title: "ZooKeeper notices a crash once the member's session times out; its partitions stand still until then" }, each.unnoticed_s === null ? " + until a crash was noticed, if it was one" : ` + up to ${span(each.unnoticed_s)} until noticed`)]), ...(each.superseded ? [element("small", {}, " superseded")] : [])),
     element("td", { class: "n" }, `${each.moved} of ${each.total}`),
     element("td", {}, each.why.join("; ") + (each.waited_for.length ? ` (waited for ${each.waited_for.map((one) => `${one.member} ${span(one.s)}`).join(", ")})` : "")),
     element("td", {}, ways(each.between))));

@@ -15,9 +15,13 @@ __all__ = ["NoPosition", "OutOfTurn", "names_of"]
 class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
     """The call does not fit the kind of subscription, or the state of the position, that there is."""
 
+    __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
+
 
 class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
     """Partitions have nowhere to start, and the reset strategy is "none". `partitions` are all of them."""
+
+    __str__ = Exception.__str__
 
     def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
         self.partitions = frozenset(partitions)

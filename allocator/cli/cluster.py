@@ -27,15 +27,27 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--kafka", default="3.9.1", show_default=True, help='Version of Kafka; "none" for ZooKeeper alone.')
-@click.option("--brokers", default=1, show_default=True, type=click.IntRange(min=1), help="How many brokers.")
-@click.option("--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="How many ZooKeepers.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Of the first broker; others follow.  [any free port]")
+@click.option("--kafka", default="3.9.1", show_default=True, help='Kafka version; "none" starts ZooKeeper alone.')
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(min=1), help="Number of brokers.")
 @click.option(
-    "--zookeeper-port", type=click.IntRange(1, 65535), help="Of the first ZooKeeper; others follow.  [any free port]"
+    "--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="Number of ZooKeeper servers."
 )
-@click.option("--directory", type=click.Path(file_okay=False), help="Keep data and logs there; else they are removed.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of server.properties.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the first broker; the others follow (default: free ports)."
+)
+@click.option(
+    "--zookeeper-port",
+    type=click.IntRange(1, 65535),
+    help="Port of the first ZooKeeper; the others follow (default: free ports).",
+)
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False),
+    help="Keep data and logs in this directory (default: a temporary one).",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Setting of server.properties; may be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 def up(
     kafka: str,

@@ -16,9 +16,9 @@ __all__ = ["cutover"]
 
 @click.command()
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
-@click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
-@click.option("--rollback", is_flag=True, help="Have the groups read the old cluster again.")
-@click.option("--status", is_flag=True, help="Only show what is done.")
+@click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], show_default=True, help="Stop after this step.")
+@click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
+@click.option("--status", is_flag=True, help="Only show which steps are done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
 def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) -> None:
     """Take groups to a new cluster as PLAN (TOML) says, while services and producers run.

@@ -46,15 +46,28 @@ class _Where:
 
 @click.command()
 @click.argument("group", required=False)
-@click.option("-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`: most of the below.")
-@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="host:port,host:port/chroot")
-@click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
-@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
-@click.option("--kafka-zookeeper", help="Where Kafka's own znodes stand.  [--zookeeper, with and without chroot]")
-@click.option("--session-timeout", type=Seconds(), help="Of the members.  [10]")
-@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Between looks.")
-@click.option("--patience", default=60.0, show_default=True, type=Seconds(0), help="Then it is stuck.")
-@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="For each answer.")
+@click.option(
+    "-c",
+    "--config",
+    type=click.Path(dir_okay=False),
+    help="Settings file of `allocator run`: gives most of the options below.",
+)
+@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot.")
+@click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator).")
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+@click.option(
+    "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without its chroot)."
+)
+@click.option("--session-timeout", type=Seconds(), help="Session timeout of the members in seconds (default 10).")
+@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Seconds between the two looks.")
+@click.option(
+    "--patience",
+    default=60.0,
+    show_default=True,
+    type=Seconds(0),
+    help="Report a member as stuck after this many seconds.",
+)
+@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     group: Optional[str],

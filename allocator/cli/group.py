@@ -53,12 +53,17 @@ def with_clusters(command: Command) -> Command:
     """The options that say where the clusters are; the command gets `access`, `default_group` and `as_json` of them."""
 
     @click.option(
-        "-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`: all of the below."
+        "-c",
+        "--config",
+        type=click.Path(dir_okay=False),
+        help="Settings file of `allocator run`: gives the options below.",
     )
-    @click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="host:port,host:port/chroot")
-    @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Where groups stand in ZooKeeper.  [/allocator]")
-    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
-    @click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="For each answer.")
+    @click.option(
+        "--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot."
+    )
+    @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator).")
+    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+    @click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each answer.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_access(
@@ -160,8 +165,10 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 
 @group.command("adopt")
 @click.argument("name", metavar="GROUP")
-@click.option("--wait", default=60.0, show_default=True, type=Seconds(0), help="Until it is done.")
-@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@click.option(
+    "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has changed over."
+)
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
     """Give a group of kiel's to our layout, when only our members are left in it. They go over without a restart."""
@@ -231,9 +238,14 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
 
 @offsets.command("reset")
 @click.argument("name", metavar="[GROUP]", required=False)
-@click.option("--to", "to", required=True, help=f"{TARGETS[0].upper()}{TARGETS[1:]}.")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all of the group]")
-@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Reset only this topic; may be repeated (default: all topics of the group).",
+)
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 @with_clusters
 def reset_command(
     name: str | None,

@@ -36,41 +36,66 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.command()
 @click.argument("old")
 @click.argument("new")
-@click.option("--topic", "topics", multiple=True, help="To mirror; may be repeated.")
-@click.option("--pattern", help="Topics whose name begins with a match of this.")
-@click.option("--group", default="allocator-mirror", show_default=True, help="Of all processes of this mirror.")
+@click.option("--topic", "topics", multiple=True, help="Topic to mirror; may be repeated.")
+@click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
+@click.option(
+    "--group",
+    default="allocator-mirror",
+    show_default=True,
+    help="Group name, the same in all processes of this mirror.",
+)
 @click.option(
     "--membership",
     type=click.Choice(["zookeeper", "kafka"]),
     default="zookeeper",
     show_default=True,
-    help="How they share: through ZooKeeper, or as a group of the old Kafka (0.9 and up).",
+    help="How the processes share partitions: through ZooKeeper, or as a group of the old Kafka (0.9 and newer).",
 )
-@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="Where they find each other: host:port/chroot")
+@click.option(
+    "--zookeeper",
+    envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
+    help="ZooKeeper ensemble where the processes find each other: host:port,host:port/chroot.",
+)
 @click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
-@click.option("--old-zookeeper", help="Of the old cluster: before 0.11 only it knows how topics are set.")
-@click.option("--replication", default=3, show_default=True, help="Of topics that are made.")
-@click.option("--throttle", type=click.FloatRange(min=0, min_open=True), help="MB that this process sends in a second.")
+@click.option(
+    "--old-zookeeper", help="ZooKeeper of the old cluster: brokers before 0.11 do not tell the settings of topics."
+)
+@click.option(
+    "--replication",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Replication factor for created topics.",
+)
+@click.option(
+    "--throttle",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Send at most this many MB per second (default: no limit).",
+)
 @click.option(
     "--session-timeout",
     "session_timeout_s",
     default=10.0,
     show_default=True,
     type=Seconds(1, 3600),
-    help="A process that dies is missed for so long.",
+    help="Seconds until other processes take over from one that died.",
 )
-@click.option("--append", is_flag=True, help="Go on behind records that are on the new cluster already.")
-@click.option("--accept-loss", is_flag=True, help="End with 0 though the old cluster deleted records too soon.")
+@click.option("--append", is_flag=True, help="Append to topics of the new cluster that already hold records.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Exit with 0 although the old cluster deleted records before they were mirrored.",
+)
 @click.option(
     "--recreated",
     multiple=True,
     metavar="TOPIC=earliest|continue",
     callback=_recreated,
-    help="Go on with a topic that was deleted and created again; may be repeated. earliest: from its earliest record, "
-    "behind what the new cluster has; continue: at the stored position.",
+    help="Continue with a topic that was deleted and created again; may be repeated. earliest: from its earliest "
+    "record, behind what the new cluster has; continue: at the stored position.",
 )
-@click.option("--once", is_flag=True, help="End when everything that is there now is mirrored.")
-@click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Between lines of status.")
+@click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
+@click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Seconds between status lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool, **settings: Any) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.

@@ -32,25 +32,44 @@ def offsets() -> None:
 @offsets.command("copy")
 @click.argument("source", metavar="FROM-GROUP")
 @click.argument("target", metavar="TO-GROUP")
-@click.option("-c", "--config", type=SETTINGS, help="Settings of `allocator run`: servers to copy from, credentials.")
-@click.option("--to-config", type=SETTINGS, help="Likewise of the cluster to copy to.  [the same]")
-@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Of the cluster to copy from.")
-@click.option("--to-brokers", help="Of the cluster to copy to.  [the same]")
-@click.option("--storage", type=STORAGE, default="kafka", show_default=True, help="Where they are.")
-@click.option("--to-storage", type=STORAGE, default="kafka", show_default=True, help="Where they are to be.")
+@click.option(
+    "-c",
+    "--config",
+    type=SETTINGS,
+    help="Settings file of `allocator run` for the source cluster: servers and credentials.",
+)
+@click.option("--to-config", type=SETTINGS, help="Settings file for the target cluster (default: the source cluster).")
+@click.option(
+    "--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers of the source cluster: host:port,host:port."
+)
+@click.option("--to-brokers", help="Kafka brokers of the target cluster (default: the source cluster).")
+@click.option("--storage", type=STORAGE, default="kafka", show_default=True, help="Where the offsets are.")
+@click.option("--to-storage", type=STORAGE, default="kafka", show_default=True, help="Where to write the offsets.")
 @click.option(
     "--zookeeper",
     "zookeepers",
     multiple=True,
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    help='host:port,host:port/chroot where members may be registered; may be repeated. "none": nowhere.',
+    help='ZooKeeper where members may be registered: host:port,host:port/chroot; may be repeated. "none": nowhere.',
 )
-@click.option("--root", help="Where groups of this library stand there.  [/allocator]")
-@click.option("--by", type=click.Choice(WAYS), default="offset", show_default=True, help="How the place is found.")
-@click.option("--mirror", default="allocator-mirror", show_default=True, help="By map: the group of the mirror.")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
-@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
-@click.option("--restore-file", type=click.Path(dir_okay=False), help="Where to write what stood before.")
+@click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
+@click.option(
+    "--by",
+    type=click.Choice(WAYS),
+    default="offset",
+    show_default=True,
+    help="How to find the position in the target log.",
+)
+@click.option(
+    "--mirror", default="allocator-mirror", show_default=True, help="With --by map: the group name of the mirror."
+)
+@click.option("--topic", "topics", multiple=True, help="Copy only this topic; may be repeated (default: all).")
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@click.option(
+    "--restore-file",
+    type=click.Path(dir_okay=False),
+    help="File for the offsets that stood before (default offsets-TO-GROUP-TIME.json).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy_command(
     source: str,
@@ -102,7 +121,7 @@ def copy_command(
 
 @offsets.command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("-c", "--config", type=SETTINGS, help="Settings of `allocator run`, for the credentials of that cluster.")
+@click.option("-c", "--config", type=SETTINGS, help="Settings file of `allocator run`: credentials for that cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
     """Commit what stood before the copy that wrote FILE."""

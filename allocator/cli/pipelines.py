@@ -41,8 +41,8 @@ Command = Callable[..., Any]
 def _run_options(command: Command) -> Command:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--dry-run", is_flag=True, help="Only say what would be read; needs no Spark, writes nothing."),
-        click.option("--master", help="Spark's master.  [what spark-submit says, else this machine]"),
+        click.option("--dry-run", is_flag=True, help="Only show what would be read; starts no Spark, writes nothing."),
+        click.option("--master", help="Spark master (default: what spark-submit says, else this machine)."),
     ):
         command = option(command)
     return command
@@ -72,10 +72,10 @@ def _topic_options(command: Command) -> Command:
             "options",
             multiple=True,
             metavar="NAME=VALUE",
-            help='An option of format("allocator"): group=billing, starting_offsets=committed, security.*.',
+            help='Option of format("allocator"): group=billing, timeout_s=10, security.*; may be repeated.',
         ),
-        click.option("--topic", "topics", multiple=True, help="May be repeated."),
-        click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port"),
+        click.option("--topic", "topics", multiple=True, help="Topic to read; may be repeated."),
+        click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port."),
     ):
         command = option(command)
     return command
@@ -85,18 +85,22 @@ def _topic_options(command: Command) -> Command:
 @click.argument("directory")
 @_topic_options
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
-@click.option("--value", help="Decode values, likewise; the bytes are kept beside it.")
-@click.option("--transform", help="package.module:function, DataFrame -> DataFrame, called before writing.")
+@click.option("--value", help="Decode values, as --key does; the bytes are kept beside them.")
+@click.option("--transform", help="Function that changes the DataFrame before it is written: package.module:function.")
 @click.option(
     "--offsets-per-commit",
     default=10_000_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="More: fewer, larger files. Less: less to do again after a crash.",
+    help="Offsets per commit. More: fewer, larger files. Less: less to repeat after a crash.",
 )
-@click.option("--allow-gaps", is_flag=True, help="Go on where retention deleted what was not archived, and note it.")
 @click.option(
-    "--compact", "compacting", is_flag=True, help="Then put small files together; without --topic, only that."
+    "--allow-gaps",
+    is_flag=True,
+    help="Continue where retention deleted records that were not archived, and note the gap.",
+)
+@click.option(
+    "--compact", "compacting", is_flag=True, help="Merge small files at the end; without --topic, only merge."
 )
 @_run_options
 @_plainly
@@ -159,9 +163,13 @@ def archive(
 
 @click.command()
 @_topic_options
-@click.option("--hot", default=20, show_default=True, type=click.IntRange(min=0), help="Busiest keys that are told.")
-@click.option("--members", type=click.IntRange(min=1), help="Tell how even the work of so many members would be.")
-@click.option("--html", help="Write a page with plots to this file.")
+@click.option(
+    "--hot", default=20, show_default=True, type=click.IntRange(min=0), help="Number of busiest keys to report."
+)
+@click.option(
+    "--members", type=click.IntRange(min=1), help="Also report how even the work of this many members would be."
+)
+@click.option("--html", help="Write the report with plots to this HTML file.")
 @_run_options
 @_plainly
 def skew(
@@ -197,12 +205,36 @@ def skew(
 @click.command()
 @click.argument("left")
 @click.argument("right")
-@click.option("--by", type=click.Choice(BY), help="Within what order counts.  [offset with an archive, partition, key]")
-@click.option("--ignore", multiple=True, type=click.Choice(FIELDS), help="A field that may differ; may be repeated.")
-@click.option("--samples", default=10, show_default=True, type=click.IntRange(min=0), help="Told of each kind.")
-@click.option("--left-option", "left_options", multiple=True, metavar="NAME=VALUE", help="As -o of `archive`.")
-@click.option("--right-option", "right_options", multiple=True, metavar="NAME=VALUE", help="Likewise.")
-@click.option("--html", help="Write the report as a page to this file.")
+@click.option(
+    "--by",
+    type=click.Choice(BY),
+    help="Compare records by this (default: offset with an archive; else partition, or key).",
+)
+@click.option(
+    "--ignore", multiple=True, type=click.Choice(FIELDS), help="Ignore differences in this field; may be repeated."
+)
+@click.option(
+    "--samples",
+    default=10,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of examples to report of each kind of difference.",
+)
+@click.option(
+    "--left-option",
+    "left_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option for LEFT, as -o of `archive`; may be repeated.",
+)
+@click.option(
+    "--right-option",
+    "right_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option for RIGHT, as -o of `archive`; may be repeated.",
+)
+@click.option("--html", help="Write the report to this HTML file.")
 @_run_options
 @_plainly
 def audit(

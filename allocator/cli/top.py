@@ -49,7 +49,7 @@ class NothingKnown(AllocatorError):
     default=2.0,
     show_default=True,
     type=Seconds(0.2, 3600),
-    help="Between looks at Kafka.",
+    help="Seconds between polls of Kafka.",
 )
 @with_clusters
 def top(

@@ -23,10 +23,18 @@ def traffic() -> None:
 
 @traffic.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("-c", "--config", type=click.Path(dir_okay=False), help="Settings of `allocator run`.")
-@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="host:port,host:port")
-@click.option("--topic", "topics", multiple=True, required=True, help="May be repeated.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(min=1), help="Most of each partition.")
+@click.option(
+    "-c", "--config", type=click.Path(dir_okay=False), help="Settings file of `allocator run`: servers and credentials."
+)
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+@click.option("--topic", "topics", multiple=True, required=True, help="Topic to record; may be repeated.")
+@click.option(
+    "--limit",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Record at most this many records of each partition.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def record(
     file: str, config: Optional[str], brokers: Optional[str], topics: tuple[str, ...], limit: int, as_json: bool

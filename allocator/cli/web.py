@@ -30,18 +30,28 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8180, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-@click.option("--allow-host", "hosts", multiple=True, help="A name under which browsers may call this server.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option(
-    "--token-file", type=click.Path(dir_okay=False), help="Holds the token that allows changes.  [none: read-only]"
+    "--port",
+    default=8180,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Listen on this port; 0 picks a free one.",
+)
+@click.option(
+    "--allow-host", "hosts", multiple=True, help="Host name under which browsers may call this server; may be repeated."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    help="File with the token that allows changes (default: none, read-only).",
 )
 @click.option(
     "--interval",
     default=5.0,
     show_default=True,
     type=Seconds(0.2, 3600),
-    help="Between looks at Kafka.",
+    help="Seconds between polls of Kafka.",
 )
 @with_clusters
 def web(

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import allocator
 from allocator.cli import LAZY, main
+from allocator.cli.group import Seconds
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 # commands whose output is for a shell
@@ -96,6 +97,14 @@ def test_every_command_and_option_says_what_it_is() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, (path, parameter.name)
+                assert re.fullmatch(r"[A-Z].{8,}[.)]", parameter.help, re.DOTALL), (path, parameter.help)
+                # a clause that lacks its verb or its noun says nothing to who does not know the command
+                assert not re.match(r"(Of|For|Until|Then|Likewise|As|Where they|By) ", parameter.help), parameter.help
+                if isinstance(parameter.type, Seconds):
+                    assert "econds" in parameter.help, (path, parameter.help)
+                if isinstance(parameter.type, (click.IntRange, click.FloatRange)):
+                    default = parameter.show_default or "default" in parameter.help or "epeated" in parameter.help
+                    assert default or parameter.name == "members", (path, parameter.name)
 
 
 @pytest.mark.parametrize(

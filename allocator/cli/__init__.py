@@ -221,7 +221,8 @@ async def _tried(settings: Config, show: bool) -> list[Check]:
         found.append(each)
         if show:
             word = {True: "ok", None: "warning", False: "FAILED"}[each.ok]
-            remedy = f": {each.remedy}" if each.remedy and not each.ok else ""
+            stop = "" if each.found.endswith((".", "?")) else "."
+            remedy = f"{stop} {each.remedy[0].upper()}{each.remedy[1:]}" if each.remedy and not each.ok else ""
             click.echo(plain(f"{word:<8} {each.what}: {each.found}{remedy}"))
     return found
 

@@ -414,7 +414,7 @@ class ZooKeeper:
             if isinstance(result, kazoo_errors.KazooException) and not isinstance(
                 result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
             ):
-                raise _translate("multi", op.path, result)
+                raise _translate(self.hosts, "multi", op.path, result)
 
     async def _ensure(self, full: str) -> None:
         for _ in range(ENSURE_TRIES - 1):
@@ -465,7 +465,7 @@ class ZooKeeper:
             if error is None:
                 future.set_result(result.value)
             else:
-                future.set_exception(_translate(what, path, error))
+                future.set_exception(_translate(self.hosts, what, path, error))
 
         # rawlink, not link: the callback runs in kazoo's own thread at once, and only hops to the loop
         result.rawlink(lambda _: self._post(finish))
@@ -559,7 +559,11 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.NoNodeError, NoZnode, "no such znode"),
     (kazoo_errors.NodeExistsError, ZnodeExists, "the znode exists"),
     (kazoo_errors.BadVersionError, BadVersion, "somebody else wrote it first"),
-    (kazoo_errors.NoAuthError, ZooKeeperError, "our credentials do not allow it; check its ACL and ours"),
+    (
+        kazoo_errors.NoAuthError,
+        ZooKeeperError,
+        "its ACL does not allow it. Give the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
+    ),
     (kazoo_errors.AuthFailedError, ZooKeeperError, "our credentials were refused"),
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
     (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
@@ -568,8 +572,8 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
 )
 
 
-def _translate(what: str, path: str, error: BaseException) -> ZooKeeperError:
+def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKeeperError:
     for theirs, ours, why in TRANSLATION:
         if isinstance(error, theirs):
-            return ours(f"{what} {path}: {why}")
-    return ZooKeeperError(f"{what} {path}: {shown(error)}")
+            return ours(f"ZooKeeper {hosts}: {what} {path}: {why}")
+    return ZooKeeperError(f"ZooKeeper {hosts}: {what} {path}: {shown(error)}")

@@ -69,7 +69,7 @@ async def test_each_mistyped_setting_is_a_line_of_its_own(make: Callable[..., Se
     }, done.stdout
     assert done.returncode == 1
     assert "warning  Kafka broker 127.0.0.1:1: no connection: " in done.stdout
-    assert f"did you mean {it.topic}?" in done.stdout
+    assert f"Did you mean {it.topic}?" in done.stdout
     assert "or start once with --create" in done.stdout
     assert not await exists(it.zookeeper), "the chroot was created"
 

@@ -126,6 +126,6 @@ async def test_who_has_the_wrong_credentials_does_not_join(
     async with Consumer(topic, zookeeper_options=DIGEST_OPTIONS, **settings) as one:
         await wait_until_async(lambda: len(one.assignment()) == 2, 30, "its share")
         wrong = {"auth_data": [("digest", "allocator:wrong")]}
-        with pytest.raises(AllocatorError, match=f"/{group}-root.*credentials do not allow it"):
+        with pytest.raises(AllocatorError, match=f"/{group}-root.*its ACL does not allow it"):
             await Consumer(topic, zookeeper_options=wrong, connect_timeout_s=10, **settings).start()
         assert len(one.assignment()) == 2

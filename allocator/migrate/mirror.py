@@ -107,7 +107,7 @@ class Mirror(RebalanceListener):
         self.caught_up = False
         """Whether all of the goal of `run(until_caught_up=True)` is mirrored."""
         self._stopping: asyncio.Event | None = None
-        self._begun = False  # its servers were reached and it joined the group, once
+        self._begun = False  # its servers were reached, once
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[Progress] = []
         self._acked: dict[TopicPartition, int] = {}
@@ -133,9 +133,9 @@ class Mirror(RebalanceListener):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, until_caught_up: bool = False) -> None:
-        """Mirrors. Once it has begun, what may pass by itself is tried again for ever, with a line in the log.
+        """Mirrors. Once its servers were reached, what may pass by itself is tried again for ever, and logged.
 
-        Raises what keeps it from beginning, so that a mistyped address ends it, and what takes somebody to mend it:
+        Raises what keeps it from reaching them, so that a mistyped address ends it, and what takes somebody to mend it:
         ConfigError, TopicsDiffer, NotEmpty and others. After everything else is done, TopicsStopped for topics that are
         stopped, and RecordsGone where records of the old cluster were deleted before they were mirrored, unless
         `settings.accept_loss`.
@@ -196,6 +196,9 @@ class Mirror(RebalanceListener):
         for client in (self._old, self._new):
             stack.push_async_callback(client.close)
             await client.connect(CONNECT_S)
+        if settings.membership == "zookeeper" and not self._begun:
+            await _reach(settings.zookeeper or "", settings.create)
+        self._begun = True
         await refuse_one_cluster(self._old, self._new)
         self._offsets = GroupOffsets(self._old, settings.group)
         stack.push_async_callback(self._offsets.close)
@@ -206,8 +209,6 @@ class Mirror(RebalanceListener):
             ensemble = ZooKeeper(settings.old_zookeeper)
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
-        if settings.membership == "zookeeper" and not settings.create and not self._begun:
-            await _refuse_new_chroot(settings.zookeeper)
         self._ids = TopicIds(self._old, ensemble)
         self._sender = Sender(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._sender.open()
@@ -265,7 +266,6 @@ class Mirror(RebalanceListener):
         self._source.on_metadata(self._doubt)
         if not await self._unless_stopped(consumer.start()):
             return
-        self._begun = True
         try:
             while not self._stopping.is_set():
                 batch = None
@@ -560,16 +560,14 @@ class Mirror(RebalanceListener):
         return pattern is not None and pattern.match(topic) is not None
 
 
-async def _refuse_new_chroot(hosts: str | None) -> None:
-    """Raises ConfigError, having changed nothing, if the ensemble does not have the chroot.
+async def _reach(hosts: str, create: bool) -> None:
+    """Raises what keeps a member from the ensemble; ConfigError, having changed nothing, if it lacks the chroot.
 
-    With a mistyped one this would be a mirror of its own, and every record would be mirrored twice.
+    With a mistyped chroot this would be a mirror of its own, and every record would be mirrored twice.
     """
-    if "/" not in (hosts or ""):
-        return
-    ensemble = ZooKeeper(hosts or "")
+    ensemble = ZooKeeper(hosts)
     try:
-        await ensemble.connect(make_chroot=False)
+        await ensemble.connect(CONNECT_S, make_chroot=create)
     except NoChroot as error:
         raise ConfigError(f"{error} Correct --zookeeper, or start once with --create") from error
     finally:

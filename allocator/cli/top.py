@@ -205,7 +205,8 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         point = group.series.points[-1] if group.series.points else None
         row = (
             Text(plain(name), style="bold" if name == shown else ""),
-            Text(now["phase"], style=STYLES[now["phase"]]),
+            # without ZooKeeper nobody knows whether a group that was stable still is
+            Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
             Text(str(now["generation"])),
             Text(str(now["members"])),
             Text(str(now["partitions"])),

@@ -72,8 +72,12 @@ class GroupCollector(Collector):
             "Records between committed offsets and the ends of the logs, of topics that it reads; absent if unknown",
             labels=labels,
         )
-        committed = GaugeMetricFamily("allocator_group_committed_offsets", "Sum over the partitions", labels=labels)
-        ends = GaugeMetricFamily("allocator_group_end_offsets", "Sum over the partitions", labels=labels)
+        committed = GaugeMetricFamily(
+            "allocator_group_committed_offsets", "Sum over the partitions that have one", labels=labels
+        )
+        ends = GaugeMetricFamily(
+            "allocator_group_end_offsets", "Sum over the partitions; absent if one is unknown", labels=labels
+        )
         for name, group in groups:
             logs = group.report.logs
             by_topic: dict[str, list[TopicPartition]] = {}
@@ -88,6 +92,9 @@ class GroupCollector(Collector):
                 done[partition.topic] += offset.offset
             for partition, end in logs.end.items():
                 written[partition.topic] += end
+            for partition in group.report.partitions:
+                if partition not in logs.end:
+                    written.pop(partition.topic, None)
             for family, sums in ((lag, lags), (committed, done), (ends, written)):
                 for topic, value in sorted(sums.items()):
                     family.add_metric([name, topic], value)

@@ -317,10 +317,16 @@ class Series:
         self.points: deque[Point] = deque(maxlen=POINTS)
         self._logs: Optional[Logs] = None
 
-    def add(self, logs: Logs, lag: Optional[int], now: float) -> None:
-        """What Kafka answered at a time; `lag` is the group's, None if it is not known."""
+    def unknown(self, now: float) -> None:
+        """Kafka does not answer: the last figures are not those of now."""
+        self._logs = None
+        if self.points and self.points[-1] != Point(self.points[-1].at, None):
+            self.points.append(Point(now, None))
+
+    def add(self, logs: Logs, lag: Optional[int], now: float, read: Collection[TopicPartition] = ()) -> None:
+        """What Kafka answered at a time. `lag`: of the group, None if unknown. `read`: what the group reads."""
         if not logs.end and not logs.committed:
-            self._logs = None
+            self.unknown(now)
             return
         point = Point(now, lag)
         before = self._logs
@@ -328,11 +334,12 @@ class Series:
             s = now - self.points[-1].at
             # a topic made anew, or offsets set back, are no negative throughput
             produced = sum(max(0, end - before.end[p]) for p, end in logs.end.items() if p in before.end)
+            whole = all(p in logs.end and p in before.end for p in read)
             both = [(o.offset, before.committed[p].offset) for p, o in logs.committed.items() if p in before.committed]
             point = Point(
                 now,
                 point.lag,
-                produced / s,
+                produced / s if whole else None,
                 sum(max(0, b - a) for b, a in both) / s,
                 sum(b != a for b, a in both) / s,
             )

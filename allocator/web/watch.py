@@ -109,12 +109,13 @@ class Group:
         if existing != self.report.subscribed:
             self.version["state"] += 1
         self.report = GroupReport(self.report.state, logs, existing)
-        self.series.add(logs, self.report.lag.total, now)
+        self.series.add(logs, self.report.lag.total, now, self.report.current)
         self.version["lag"] += 1
 
-    def unmeasured(self) -> None:
+    def unmeasured(self, now: float) -> None:
         """Caller: what asks Kafka, when it does not answer: offsets of a moment ago are not those of now."""
         self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
+        self.series.unknown(now)
         self.version["lag"] += 1
 
 
@@ -359,7 +360,7 @@ class Watcher:
                     self.ready = False
                 elif what == "kafka":
                     for group in self.groups.values():
-                        group.unmeasured()
+                        group.unmeasured(time.time())
                 self._changed()
             await asyncio.sleep(RETRY_S)
 

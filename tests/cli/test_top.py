@@ -92,6 +92,7 @@ async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
 @pytest.mark.parametrize(("width", "heads"), [(120, 9), (80, 7), (40, 3)])
 async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width: int, heads: int) -> None:
     watcher = Watcher(Access("127.0.0.1:1"))
+    watcher.ready = True
     for number in range(50):
         group = watcher.groups.setdefault(f"invoices-of-{number:02}", Group(f"invoices-of-{number:02}"))
         members = {f"m-{n:016x}-{n:010}": MemberInfo(f"worker-{n}", "a-host", frozenset({"t"})) for n in range(20)}
@@ -112,6 +113,20 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
     (own,) = (line for line in lines if line.startswith("invoices-of-25"))
     assert "30 435" in own
     assert "and 42 more" in lines
+
+
+def test_without_zookeeper_nobody_knows_whether_a_group_is_stable() -> None:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    watcher.groups["billing"] = Group("billing")
+    watcher.groups["billing"].learn(GroupState("billing", {}, {}, None), 0.0)
+    console = Console(width=100)
+    shown = []
+    for ready in (True, False):
+        watcher.ready = ready
+        with console.capture() as capture:
+            console.print(frame(watcher))
+        shown += [line.split()[1] for line in capture.get().splitlines() if line.startswith("billing")]
+    assert shown == ["empty", "empty?"]
 
 
 async def in_a_terminal(where: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from allocator.membership.describe import GroupState
 from allocator.membership.report import Logs
 from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.history import History, News, Series
+from allocator.web.history import History, News, Point, Series
 
 P = [TopicPartition("t", number) for number in range(6)]
 A, B, C = (f"m-{number:016x}-{number:010d}" for number in range(3))
@@ -207,6 +207,25 @@ def test_rates_are_what_offsets_grew_by_a_second() -> None:
     assert (first.lag, first.produced, first.consumed) == (50, None, None)
     assert (second.lag, second.produced, second.consumed, second.commits) == (20, 25.0, 40.0, 0.5)
     assert (third.produced, third.consumed, third.commits) == (0.0, 0.0, 0.0)
+
+
+def test_rates_of_a_moment_ago_are_not_those_of_now() -> None:
+    series = Series()
+    series.add(logs(100, 150), 50, 10.0)
+    series.add(logs(180, 200), 20, 12.0)
+    for now in (13.0, 14.0):
+        series.unknown(now)
+    assert series.points[-1] == Point(13.0, None), "said once"
+    series.add(logs(200, 300), 100, 20.0)
+    assert series.points[-1] == Point(20.0, 100), "nobody knows when the records of the outage came"
+
+
+def test_what_is_written_is_unknown_while_a_partition_has_no_leader() -> None:
+    series = Series()
+    for now in (10.0, 12.0):
+        series.add(logs(100, 150), None, now, P[:2])
+    assert series.points[-1].produced is None
+    assert series.points[-1].consumed == 0
 
 
 def test_offsets_that_were_set_back_are_no_negative_throughput() -> None:

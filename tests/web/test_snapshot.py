@@ -30,7 +30,7 @@ def group(committed: dict[TopicPartition, int], ends: dict[TopicPartition, int])
     return found
 
 
-def scraped(of: Group) -> list[str]:
+def scraped(of: Group, what: str = "lag") -> list[str]:
     class Watcher:
         clusters = ("kafka",)
         problems: dict[str, str] = {}
@@ -39,7 +39,8 @@ def scraped(of: Group) -> list[str]:
     registry = CollectorRegistry()
     watcher: Any = Watcher()
     registry.register(GroupCollector(watcher))
-    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith("allocator_group_lag{")]
+    told = generate_latest(registry).decode().splitlines()
+    return [line for line in told if line.startswith(f"allocator_group_{what}{{")]
 
 
 def test_a_topic_that_no_member_subscribes_to_is_marked_and_is_no_lag() -> None:
@@ -57,12 +58,14 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     assert lags(part)["topics"] == {"read": [6, None]}
     assert part.series.points[-1].lag is None
     assert scraped(part) == []
+    assert scraped(part, "end_offsets") == ['allocator_group_end_offsets{group="billing",topic="read"} 20.0']
+    assert scraped(group({READ[0]: 4}, {READ[0]: 10}), "end_offsets") == [], "the end of one log is unknown"
 
 
 def test_offsets_are_unknown_while_kafka_does_not_answer() -> None:
     known = group({READ[0]: 4, READ[1]: 5}, {READ[0]: 10, READ[1]: 10})
     before = known.version["lag"]
-    known.unmeasured()
+    known.unmeasured(2.0)
     assert figures(known)["lag"] is None
     assert figures(known)["unowned"] == 0
     assert known.version["lag"] > before, "the page would go on showing the old figures"

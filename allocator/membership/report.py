@@ -81,8 +81,7 @@ class GroupReport:
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
-        found = {*self.state.owners, *self.state.assigned, *self.subscribed, *self.logs.committed}
-        return sorted(found)
+        return sorted({*self._to_read, *self.logs.committed})
 
     @cached_property
     def current(self) -> list[TopicPartition]:
@@ -93,7 +92,11 @@ class GroupReport:
         """
         if not self.state.members:
             return self.partitions
-        return sorted({*self.state.owners, *self.state.assigned, *self.subscribed})
+        return sorted(self._to_read)
+
+    @cached_property
+    def _to_read(self) -> frozenset[TopicPartition]:
+        return frozenset({*self.state.owners, *self.state.assigned, *self.state.left_out, *self.subscribed})
 
     @cached_property
     def lag(self) -> Lag:
@@ -105,7 +108,7 @@ class GroupReport:
         """Partitions that the group should be reading and nobody is."""
         if not self.state.members:
             return []
-        return sorted({*self.state.assigned, *self.state.left_out, *self.subscribed} - set(self.state.owners))
+        return sorted(self._to_read - set(self.state.owners))
 
     @cached_property
     def left_out(self) -> list[TopicPartition]:

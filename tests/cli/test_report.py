@@ -262,4 +262,5 @@ def test_what_the_allocator_function_leaves_out_is_named_and_waited_for_by_nobod
     assert report.problems == [
         "1 partitions have no owner, because allocator function shop:by_region leaves them out: t:3"
     ]
+    assert GroupReport(group(document)).partitions == P, "known without Kafka, too"
     assert report.to_json()["left_out"] == [{"topic": "t", "partition": 3}]

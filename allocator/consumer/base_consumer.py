@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.2  # how soon `consume` sees that the group is told something else
 TELL_AGAIN_S = 60.0  # more: an error that lasts is logged less often; less: it fills the log
+DURATION = re.compile(r"[\d.]+ m?s\b")  # in the text of an error; the same error comes with others
 RETRY_S = 60.0  # more: a partition that could not be read waits longer; less: more requests that fail
 
 
@@ -251,11 +253,11 @@ class BaseConsumer:
 
     def _log(self, text: str) -> None:
         """At level ERROR, or DEBUG when the same was logged less than TELL_AGAIN_S ago."""
-        now = time.monotonic()
-        known = text in self._logged and now - self._logged[text] < TELL_AGAIN_S
+        now, key = time.monotonic(), DURATION.sub("", text)
+        known = key in self._logged and now - self._logged[key] < TELL_AGAIN_S
         if not known:
             self._logged = {each: at for each, at in self._logged.items() if now - at < TELL_AGAIN_S}
-            self._logged[text] = now
+            self._logged[key] = now
         log.log(logging.DEBUG if known else logging.ERROR, "%s: %s", self._label, text)
 
     def _leave_out(self, batch: Batch, record: Record, error: Exception) -> None:

@@ -15,7 +15,14 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assign.kiel import naive_allocator
 from allocator.consumer import base_consumer
-from allocator.errors import ConfigError, CorruptRecordError, IllegalState, NotOwned, TopicAuthorizationFailed
+from allocator.errors import (
+    BrokerError,
+    ConfigError,
+    CorruptRecordError,
+    IllegalState,
+    NotOwned,
+    TopicAuthorizationFailed,
+)
 from allocator.fetch.batch import Batch
 from allocator.membership.describe import describe
 from allocator.membership.report import GroupReport
@@ -183,11 +190,13 @@ async def test_an_error_of_one_topic_is_logged_once_and_the_others_are_read(
     topic = topic_factory(2)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer()
-    for _ in range(3):
+    for attempt in range(3):
         consumer._engine.fetcher.tell(TopicAuthorizationFailed("another"))
+        consumer._engine.fetcher.tell(BrokerError(f"broker 7: next attempt in 0.{attempt} s"))
     assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
     assert await consumer.consume(topic) == []
     assert errors(caplog, "not authorised to read topic 'another'") == 1
+    assert errors(caplog, "broker 7") == 1
 
 
 @closing

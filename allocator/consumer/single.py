@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
@@ -76,6 +77,7 @@ class SingleConsumer(BaseConsumer):
             max_partition_bytes=max_bytes,
         )
         self._connect_timeout_s = connect_timeout_s
+        self._refresh_at = 0.0
         self._chosen: set[TopicPartition] = set()  # the user set their offsets before their topic was consumed
         self._astray: set[TopicPartition] = set()  # the log does not have their position
 
@@ -118,17 +120,26 @@ class SingleConsumer(BaseConsumer):
             return None
         timestamp = start_to_timestamp(start)
         try:
-            await self._client.refresh([topic], max_age_s=METADATA_AGE_S)
+            await self._refresh(topic)
             await self._sync(topic, timestamp)
         except AllocatorError as error:
             self._tell(error)
-            await asyncio.sleep(self.max_wait_time / 1000.0)
-            return None if self.closing else []
-        if topic not in self._client.topics():
+        else:
+            if self._client.partitions(topic) is not None:
+                return (await self._read(topic))[0]
             self._log(f"topic {topic!r} is unknown, or this user may not see it")
-            await asyncio.sleep(self.max_wait_time / 1000.0)
-            return None if self.closing else []
-        return (await self._read(topic))[0]
+        await asyncio.sleep(self.max_wait_time / 1000.0)  # else a loop of the user's would not wait at all
+        return None if self.closing else []
+
+    async def _refresh(self, topic: str) -> None:
+        now = time.monotonic()
+        if now < self._refresh_at and self._client.partitions(topic) is not None:
+            return
+        self._refresh_at = now + METADATA_AGE_S
+        try:
+            await self._client.refresh([topic])
+        except AllocatorError as error:
+            self._tell(error)  # what is known goes on being read
 
     async def _sync(self, topic: str, timestamp: int) -> None:
         """Gives every partition of the topic a position."""

@@ -44,7 +44,8 @@ class BaseConsumer:
             raise ConfigError(f"deserializer is {deserializer!r}; give a function of the value's bytes")
         if isinstance(max_wait_time, bool) or not isinstance(max_wait_time, (int, float)) or not max_wait_time >= 0:
             raise ConfigError(f"max_wait_time is {max_wait_time!r}; give a number of milliseconds")
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+        # one colon, as in kiel: allocator functions of its users split names there to get the host
+        self.name = f"{socket.gethostname()}:{os.getpid()}-{id(self):x}"
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
         self.max_wait_time = max_wait_time
         self.min_bytes = min_bytes

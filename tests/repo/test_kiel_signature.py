@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,13 @@ def test_single_consumers_constructor_takes_what_kiels_takes() -> None:
 def test_single_consumers_methods_take_what_kiels_take(name: str) -> None:
     method = getattr(SingleConsumer, name)
     assert defaults(method, inspect.Parameter.POSITIONAL_OR_KEYWORD) == METHODS[name]
+
+
+def test_names_have_one_colon_behind_the_host() -> None:
+    """Allocator functions of kiel's users take the host of a member from its name."""
+    for consumer in (GroupedConsumer(["localhost"], "group", ["localhost"]), SingleConsumer(["localhost"])):
+        host, rest = consumer.name.split(":")
+        assert (host, rest.split("-")[0]) == (socket.gethostname(), str(os.getpid()))
 
 
 def test_every_name_that_the_how_to_gives_can_be_imported() -> None:

@@ -49,4 +49,4 @@ def test_consumers_of_one_process_differ_by_default() -> None:
     assert all(name.startswith(f"allocator-{socket.gethostname()}-{os.getpid()}-") for name in names)
     assert default_client_id("spark").startswith("spark-")
     consumer = GroupedConsumer(["b:1"], "g", ["z:1"])
-    assert consumer.name.startswith(f"{socket.gethostname()}:{os.getpid()}:")
+    assert consumer.name.startswith(f"{socket.gethostname()}:{os.getpid()}-")

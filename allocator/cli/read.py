@@ -177,7 +177,9 @@ async def _plan(
         chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
     wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
     if not wanted:
-        raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment; name topics with --topic")
+        raise NoSuchGroup(
+            f"group {group!r} has neither offsets nor an assignment; correct its name, or name topics with --topic"
+        )
     logs = await read_logs(client, wanted, committed, access.timeout_s)
     if set(logs.end) != wanted:
         raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")

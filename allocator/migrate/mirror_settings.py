@@ -60,8 +60,10 @@ class MirrorSettings:
     def check(self) -> None:
         """Raises ConfigError listing every fault that shows without connecting, MissingExtra."""
         faults = []
-        if bool(self.topics) == bool(self.pattern):
-            faults.append("name the topics, or a pattern, and not both")
+        if not self.topics and not self.pattern:
+            faults.append("nothing to mirror is named: give topics (--topic) or a pattern (--pattern)")
+        if self.topics and self.pattern:
+            faults.append("topics and a pattern are both given: leave one out")
         if self.membership not in ("zookeeper", "kafka"):
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:

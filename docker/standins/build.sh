@@ -29,7 +29,7 @@ for each in "$@"; do
 done
 
 work=$(mktemp -d)
-trap 'umount -q "$work/root/proc" "$work/root/sys" || true; rm -rf "$work"' EXIT
+trap 'umount -q "$work/root/proc" "$work/root/sys" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 has() {
     docker image inspect "$1" >/dev/null 2>&1
@@ -67,7 +67,7 @@ image() {
         echo "$jars does not exist: run \`allocator cluster fetch\` first" >&2
         exit 1
     }
-    base "$JAVA" bookworm openjdk-17-jre-headless
+    has "$JAVA" || base "$JAVA" bookworm openjdk-17-jre-headless
     cp -r "$jars" "$work/libs"
     [ ! -f "$work/kafka-tools.jar" ] || mv "$work/kafka-tools.jar" "$work/libs"
     cat >"$work/Dockerfile" <<END

@@ -7,6 +7,7 @@ public surface; `testing` only in `cluster`. Commands raise; this module tells t
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import json
 import logging
@@ -91,6 +92,13 @@ class _LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_JSON] = "--json" in args
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            # click's own looks for similar names among the commands that are loaded
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Every error that a command raises, in one form; wrong usage is the caller's mistake and has its own code."""

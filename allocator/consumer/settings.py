@@ -244,6 +244,10 @@ class Reader:
             more = str(error) if error.args and not _is_parse_error(error) else ""
             where = f"environment: {variable}" if text else ""
             name = "" if text else f"{key} "
+            if text and isinstance(kind, Texts):
+                more = f"{more}; write several with commas between" if more else "write several with commas between"
+            if text.startswith("tcp://"):
+                more = "Kubernetes sets this variable for a Service of such a name: set enableServiceLinks: false"
             what = f"{name}= {shown}: must be {kind.allowed}" + (f"; {more}" if more and not secret else "")
             self.faults.add(key, f"({key}) {what}" if text else what, where=where)
             return None if field.default is REQUIRED else field.default

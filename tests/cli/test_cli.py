@@ -252,6 +252,13 @@ def test_a_command_that_is_none_is_a_usage_error() -> None:
     assert CliRunner().invoke(main, ["rum"]).exit_code == 2
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("grop", "group"), ("mirrro", "mirror"), ("rnu", "run")])
+def test_a_mistyped_command_is_answered_with_the_right_one(typed: str, meant: str) -> None:
+    result = CliRunner().invoke(main, [typed])
+    assert result.exit_code == 2
+    assert f"No such command '{typed}'. Did you mean '{meant}'?" in result.stderr
+
+
 def test_a_group_without_zookeeper_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["group", "list"], env={"ALLOCATOR_ZOOKEEPER_HOSTS": ""})
     assert result.exit_code == 2

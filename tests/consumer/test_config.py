@@ -344,6 +344,14 @@ def test_faults_in_the_environment_name_the_variable(files: Files) -> None:
     ]
 
 
+def test_a_variable_that_kubernetes_sets_for_a_service_is_told_so(files: Files) -> None:
+    (line,) = files.faults(GOOD, ALLOCATOR_WEB_PORT="tcp://10.0.0.1:8180")
+    assert line.startswith(
+        'environment: ALLOCATOR_WEB_PORT: (web.port) = "tcp://10.0.0.1:8180": must be a whole number'
+    )
+    assert line.endswith("for a Service of such a name: set enableServiceLinks: false")
+
+
 def test_variables_that_a_platform_sets_are_left_alone(files: Files) -> None:
     files.load(GOOD, ALLOCATOR_KAFKA_PORT_9092_TCP_ADDR="10.0.0.1", ALLOCATOR_CACHE="/x", PATH="/bin")
 

@@ -112,7 +112,7 @@ async def test_members_that_share_no_allocator_function_with_this_one_are_found(
         found = checks(it.check(it.config(zookeeper=here, group={"assignor": ["range"]}), "--connect", "--json"))
         members = found[f"group {it.group}"]
         assert members["ok"] is False
-        assert "other on " in members["found"]
+        assert "other@" in members["found"]
         assert "they offer sticky" in members["remedy"]
         found = checks(
             it.check(it.config(zookeeper=here, group={"assignor": ["range", "sticky"]}), "--connect", "--json")

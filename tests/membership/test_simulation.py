@@ -20,7 +20,7 @@ from allocator.membership.znodes import Claim, Document, Waiting
 from allocator.membership.zookeeper import ZooKeeperMembership
 from allocator.wire.zookeeper import Op
 
-SEEDS = 200
+SEEDS = 80
 LONG_SEEDS = 20_000
 
 
@@ -65,7 +65,7 @@ def leader_dies_at(step: int | None) -> Simulation:
     return run
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_every_step(every: int) -> None:
     """Each turn of its code, from its election on: the same rebalances again and again, in each it dies later."""
     steps = leader_dies_at(None).steps_of_leaders

@@ -220,11 +220,13 @@ def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
             assert found(report, f"t{n}") == dict(differences(one, other, by)), (by, one, other)
 
 
-# an audit takes seconds whatever it audits, so each example is many topics; the first example is always the empty one
+# an audit takes seconds whatever it audits, so each example is many topics; the first example is always the empty one,
+# which is not audited here
 @settings(max_examples=2, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(cases(), min_size=60, max_size=60))
 def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
-    check(spark, many)
+    if any(records for case in many for log in case for records in log):
+        check(spark, many)
 
 
 @pytest.mark.long

@@ -175,7 +175,7 @@ class SimulatedZooKeeper:
         self._view: dict[str, Znode] = dict(ensemble.znodes)
         self._applied = len(ensemble.history)
         self._applying = False
-        self._watches: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._watches: dict[tuple[str, str], list[tuple[Callable[[], None], Callable[[], None] | None]]] = {}
         self._listeners: list[Callable[[SessionState], None]] = []
         self._waiting: dict[asyncio.Future[Any], None] = {}  # in their order: a set of futures has another in each run
         self._task: asyncio.Task[None] | None = None
@@ -310,7 +310,9 @@ class SimulatedZooKeeper:
                 else:
                     self._view[path] = znode
             for event in write.events:
-                for watch in self._watches.pop(event, ()):
+                for watch, deleted in self._watches.pop(event, ()):
+                    if deleted is not None and event[1] not in self._view:
+                        self._deliver_event(deleted)
                     self._deliver_event(watch)
 
     def _deliver(self, callback: Callable[[], None]) -> None:
@@ -330,7 +332,7 @@ class SimulatedZooKeeper:
     def _fire_all(self) -> None:
         watches, self._watches = self._watches, {}
         for waiting in watches.values():
-            for watch in waiting:
+            for watch, _ in waiting:
                 self.ensemble.loop.call_soon(watch, context=self._context)
 
     def _fail_waiting(self) -> None:
@@ -394,12 +396,14 @@ class SimulatedZooKeeper:
             # a client sees its own writes, and what made them fail: an error has its place in the history as well
             self._catch_up(len(self.ensemble.history))
 
-    async def get(self, path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, Stat]:
+    async def get(
+        self, path: str, watch: Callable[[], None] | None = None, *, deleted: Callable[[], None] | None = None
+    ) -> tuple[bytes, Stat]:
         def work() -> tuple[bytes, Stat]:
             znode = self._view.get(path)
             if znode is None:
                 raise NoZnode(path)
-            self._register("data", path, watch)
+            self._register("data", path, watch, deleted)
             return znode.data, _stat(znode)
 
         return await self._ask(work)
@@ -441,9 +445,11 @@ class SimulatedZooKeeper:
             with contextlib.suppress(ZnodeExists):
                 await self.create("/" + "/".join(parts[:depth]))
 
-    def _register(self, kind: str, path: str, watch: Callable[[], None] | None) -> None:
+    def _register(
+        self, kind: str, path: str, watch: Callable[[], None] | None, deleted: Callable[[], None] | None = None
+    ) -> None:
         if watch is not None:
-            self._watches.setdefault((kind, path), []).append(watch)
+            self._watches.setdefault((kind, path), []).append((watch, deleted))
 
 
 def _stat(znode: Znode) -> Stat:

@@ -353,9 +353,9 @@ async def test_join_says_what_failed_again_and_again() -> None:
 
         broker.handlers[FIND] = slow
         spare = member(broker)
-        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.3)
+        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=3.0)
         membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
-        with pytest.raises(BrokersUnavailable, match=r"within 0\.3 s; last: .*cannot join: NOT_COORDINATOR"):
+        with pytest.raises(BrokersUnavailable, match=r"within 3 s; last: .*cannot join: NOT_COORDINATOR"):
             await membership.join()
 
 

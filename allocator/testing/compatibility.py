@@ -13,6 +13,7 @@ import platform
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ __all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]
 BEGIN = "<!-- compatibility: begin; written by the tests -->"
 END = "<!-- compatibility: end -->"
 UNTESTED = "·"
+_PROPERTY = "allocator-compatibility"
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -38,33 +40,44 @@ def versions_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 class CompatibilityTable:
-    """A pytest plugin of one run."""
+    """A pytest plugin of one run.
+
+    With pytest-xdist the tests are collected and run in other processes, so the places of a test in the table travel
+    with its reports.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._places: dict[str, list[tuple[str, str]]] = {}
+        self._features: dict[str, int] = {}
+        """feature -> the number of its first test."""
         self._outcomes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         """(feature, version) -> test -> passed, failed or skipped."""
         self._reasons: dict[str, None] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
+        for number, item in enumerate(session.items):
             mark = item.get_closest_marker("feature")
             feature = str(mark.args[0]) if mark is not None and mark.args else item.nodeid.partition("::")[0]
-            places = [(feature, version) for version in versions_of(item)]
-            if places:
-                self._places[item.nodeid] = places
+            versions = list(versions_of(item))
+            if versions:
+                item.user_properties.append((_PROPERTY, [number, feature, versions]))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.passed and report.when != "call":
             return
-        for place in self._places.get(report.nodeid, ()):
-            if self._outcomes[place].get(report.nodeid) != "failed":  # a teardown does not undo a failure
-                self._outcomes[place][report.nodeid] = report.outcome
-            if report.skipped and isinstance(report.longrepr, tuple):
-                self._reasons.setdefault(f"{place[0]} on {place[1]}: {report.longrepr[2]}")
+        places: list[Any] = [value for name, value in report.user_properties if name == _PROPERTY]
+        for number, feature, versions in places:
+            self._features[feature] = min(number, self._features.get(feature, number))
+            for version in versions:
+                outcomes = self._outcomes[feature, version]
+                if outcomes.get(report.nodeid) != "failed":  # a teardown does not undo a failure
+                    outcomes[report.nodeid] = report.outcome
+                if report.skipped and isinstance(report.longrepr, (tuple, list)):
+                    self._reasons.setdefault(f"{feature} on {version}: {report.longrepr[2]}")
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if hasattr(session.config, "workerinput"):
+            return  # a worker of xdist, which saw some of the tests only
         # a run that was broken off would leave rows out; so would one that ran nothing
         if exitstatus in COMPLETE and self._outcomes:
             self._write(self._table())
@@ -77,7 +90,7 @@ class CompatibilityTable:
 
     def _table(self) -> str:
         versions = [version for version in KAFKA if any(v == version for _, v in self._outcomes)]
-        features = list(dict.fromkeys(feature for places in self._places.values() for feature, _ in places))
+        features = sorted(self._features, key=lambda feature: self._features[feature])
         lines = [f"| | {' | '.join(versions)} |", "|---" * (len(versions) + 1) + "|"]
         for feature in features:
             cells = [self._cell(self._outcomes.get((feature, version), {})) for version in versions]

@@ -250,7 +250,11 @@ def test_the_suite_of_the_example_passes(old: str) -> None:
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers: int) -> None:
+    in_parallel = [f"-n{workers}", "--dist=load"] if workers else []
+    if workers:
+        pytest.importorskip("xdist")
     table = tmp_path / "compatibility.md"
     source = (
         '@pytest.mark.feature("Orders")\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
@@ -263,10 +267,17 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None
         "def test_e(old, new): pass\n"
         "def test_of_no_version(): pass\n"
     )
-    said = run_inner(tmp_path, source, f"--compatibility={table}")
+    said = run_inner(tmp_path, source, f"--compatibility={table}", *in_parallel)
     assert f"compatibility table written to {table}" in said
     lines = table.read_text().splitlines()
     assert "| | 0.8.2.2 | 3.9.1 | 4.1.1 |" in lines
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [
+        "|",
+        "| Orders",
+        "| test_inner.py",
+        "| Always new",
+        "| Moves",
+    ]
     assert "| Orders | yes (2) | **1 of 2 fail** | · |" in lines
     assert "| test_inner.py | · | skipped | · |" in lines
     assert "| Always new | · | · | yes (1) |" in lines
@@ -274,7 +285,7 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path) -> None
     assert any(line.startswith("5 tests passed, 1 failed and 1 were skipped on ") for line in lines)
     assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
     table.write_text(table.read_text().replace("# Compatibility", "# Ours\n\nA word before."))
-    run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d")
+    run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d", *in_parallel)
     again = table.read_text()
     assert "A word before." in again
     assert "Orders" not in again

@@ -1,10 +1,16 @@
 # Needs make and Python 3.9 or newer, nothing else: each target makes its own virtual environment first.
 #   make test PYTHON=python3.12          another interpreter
 #   make test ARGS="tests/assign -k naive"   more arguments for pytest
+#   make test WORKERS=4            four processes, each with servers of its own
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Workers of pytest-xdist for `make test`; 0 for one process. The tests wait for servers half of their time, so two workers
+# for each core are not too many. Each takes about 2 GB.
+WORKERS ?= 0
+# The rooms whose tests `make check` runs, without those that need servers.
+CHECKED := $(addprefix tests/,assign bench coordinator fuzz repo subscription tasks)
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin
@@ -14,7 +20,7 @@ STAMP := $(VENV)/.installed-$(VERSION)
 DEMO := $(or $(wildcard $(STAMP)),$(VENV)/.demo-$(VERSION))
 DEMO_SPARK := $(or $(wildcard $(STAMP)),$(VENV)/.demo-spark-$(VERSION))
 
-.PHONY: help demo demo-spark test test-long test-versions coverage fuzz lint format audit docs clean
+.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz lint format audit docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -26,8 +32,11 @@ demo: $(DEMO) ## A group on real servers, disturbed: members join, die and leave
 demo-spark: $(DEMO_SPARK) ## The same, then Spark counts, archives and audits what the group did
 	$(BIN)/python -m examples.demo --spark $(ARGS)
 
+check: lint ## lint, then the tests that need no server: within a minute
+	$(BIN)/python -m pytest --serverless -n 2 $(CHECKED)
+
 test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are started)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # the table is of a whole run: with ARGS, which may leave tests out, it stays as it is
 test-long: $(STAMP) ## The long tests too: every Kafka version (writes docs/compatibility.md), a fresh installation

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import os
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -51,6 +52,8 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "testing/": ("Servers for tests (`allocator.testing`)",),
     "testing/test_kafka_versions": ("Tests on several versions (`kafka_versions`)",),
 }
+# the fixtures that start servers or use the ones that run
+STARTERS = {"cluster_factory", "spark"}
 _UNWIND_S = 10.0
 
 # how long an example or its making takes says how busy the machine is, and the first call has imports to do
@@ -62,6 +65,7 @@ hypothesis.settings.register_profile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
+    parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts some fails")
     parser.addoption("--jitter", type=int, metavar="SEED", help="answers come late, at random (see tests/jitter.py)")
 
 
@@ -70,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--serverless"):
+        # no jars, no servers: also in the processes that a test starts
+        os.environ["ALLOCATOR_CACHE"] = "/dev/null/mark-this-test-with-servers"
     if config.getoption("--jitter") is not None:
         import jitter  # not on top: whoever copies this file alone has no such module
 
@@ -84,14 +91,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if prefix is not None:
             item.add_marker(pytest.mark.feature(*FEATURES[prefix]))
     long, versioned = config.getoption("--long"), config.getoption("--versioned")
+    serverless = config.getoption("--serverless")
 
     def wanted(item: pytest.Item) -> bool:
+        if serverless and (item.get_closest_marker("servers") or STARTERS & set(getattr(item, "fixturenames", ()))):
+            return False
         return (long or not item.get_closest_marker("long")) and (not versioned or bool(versions_of(item)))
 
     left_out = [item for item in items if not wanted(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if wanted(item)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from scheduling import NearServers  # not on top: xdist is needed for `-n` only
+
+    return NearServers(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

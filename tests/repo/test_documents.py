@@ -132,7 +132,7 @@ def test_the_commands_of_the_readme_exist() -> None:
 
 def test_the_make_targets_that_documents_name_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {"demo", "test", "test-long", "lint", "help"} <= targets
+    assert {"demo", "check", "test", "test-long", "lint", "help"} <= targets
     for document in DOCUMENTS:
         named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", document.read_text(), re.MULTILINE))
         assert named <= targets, document
@@ -142,7 +142,7 @@ def test_continuous_integration_runs_the_command_of_the_readme() -> None:
     script = ROOT / ".ci" / "run"
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert "set -e" in lines
-    assert lines[-1] == "make test"
+    assert lines[-2:] == ["make check", "make test"]
     assert script.stat().st_mode & 0o111
 
 

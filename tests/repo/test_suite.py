@@ -1,0 +1,123 @@
+"""How the suite itself runs: which worker gets which test, and which tests run without servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ASSIGN = [f"tests/assign/test_a.py::test_{number}" for number in range(4)]
+SPARK = [f"tests/spark/test_s.py::test_{number}" for number in range(4)]
+OLD = [f"tests/fetch/test_f.py::test_{number}[0.8.2.2]" for number in range(4)]
+NEW = [f"tests/fetch/test_f.py::test_{number}[4.1.1]" for number in range(4)]
+MORE_OLD = [f"tests/wire/test_w.py::test_{number}[0.8.2.2-True]" for number in range(4)]
+
+
+class Worker:
+    """As much of xdist's as a scheduler sees."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.given: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.given += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+class Run:
+    """A run of `tests` by workers that take turns."""
+
+    def __init__(self, tests: list[str], workers: int) -> None:
+        scheduling = pytest.importorskip("scheduling", reason="needs pytest-xdist")
+        config: Any = SimpleNamespace(
+            option=SimpleNamespace(maxschedchunk=None),
+            getoption=lambda name: None,
+            getvalue=lambda name: [f"{workers}*popen"] if name == "tx" else None,
+        )
+        self.tests = tests
+        self.workers = [Worker(f"gw{number}") for number in range(workers)]
+        self.scheduler = scheduling.NearServers(config)
+        for worker in self.workers:
+            self.scheduler.add_node(worker)
+            self.scheduler.add_node_collection(worker, tests)
+        self.scheduler.schedule()
+
+    def done(self) -> list[list[str]]:
+        """Let all tests run; what each worker ran, in its order."""
+        ran: list[list[str]] = [[] for _ in self.workers]
+        while self.scheduler.has_pending:
+            for worker, mine in zip(self.workers, ran):
+                if len(mine) < len(worker.given):
+                    index = worker.given[len(mine)]
+                    mine.append(self.tests[index])
+                    self.scheduler.mark_test_complete(worker, index, 0.01)
+        return ran
+
+
+def test_each_test_runs_once_and_all_workers_are_let_go() -> None:
+    tests = ASSIGN + SPARK + OLD + NEW + MORE_OLD
+    for workers in (1, 2, 3, 7):
+        run = Run(tests, workers)
+        assert sorted(test for ran in run.done() for test in ran) == sorted(tests)
+        assert all(worker.shutting_down for worker in run.workers)
+
+
+def test_a_worker_stays_in_its_file_and_with_the_servers_that_it_has() -> None:
+    first, second = Run(OLD + SPARK + MORE_OLD + NEW, 2).done()
+    assert first == OLD + MORE_OLD
+    assert second == SPARK + NEW
+
+
+def test_files_without_servers_come_last() -> None:
+    (ran,) = Run(ASSIGN + SPARK + OLD, 1).done()
+    assert ran == SPARK + OLD + ASSIGN
+
+
+def test_a_worker_without_a_file_of_its_own_helps_at_the_end_of_another() -> None:
+    first, second = Run(OLD + NEW[:2], 2).done()
+    assert set(first) | set(second) == set(OLD + NEW[:2])
+    assert len(first) == len(second)
+
+
+def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
+    run = Run(OLD + NEW, 2)
+    dead = run.workers.pop(0)
+    assert run.scheduler.remove_node(dead) == OLD[0]
+    (ran,) = run.done()
+    assert sorted(ran) == sorted(set(OLD + NEW) - {OLD[0]})
+
+
+def test_a_serverless_run_leaves_out_what_needs_servers_and_fails_what_starts_them_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n    servers: starts servers\n")
+    (tmp_path / "test_inner.py").write_text(
+        "import subprocess, sys\nimport pytest\nfrom allocator.testing import LocalCluster\n"
+        "def test_asks(kafka_cluster): pass\n"
+        "def test_asks_by_another(topic_factory, zk_chroot): pass\n"
+        "@pytest.mark.servers\ndef test_is_marked(): pass\n"
+        "def test_pure(): pass\n"
+        "def test_starts():\n    LocalCluster(None).start()\n"
+        "def test_starts_elsewhere():\n"
+        "    script = 'from allocator.testing import LocalCluster; LocalCluster(None).start()'\n"
+        "    subprocess.run([sys.executable, '-c', script], check=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--serverless", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "ALLOCATOR_CACHE"},
+    )
+    assert "2 failed, 1 passed, 3 deselected" in done.stdout, done.stdout
+    assert "mark-this-test-with-servers" in done.stdout

@@ -1,0 +1,94 @@
+"""Which worker of `pytest -n` runs which test, so that few of them start the same servers.
+
+Each worker has clusters of its own: a test that kills a broker disturbs no test of another worker, and no worker
+waits for a lock of another. Therefore a worker should run the tests that need the servers it already has. A worker
+takes its next test from, in this order:
+
+1. the file that it is in, so that what a file sets up is set up once;
+2. a file that needs servers which this worker started;
+3. a file that needs servers which no worker started;
+4. any file that no worker is in;
+5. a file without servers: these fill the time until the slowest worker is done;
+6. the end of the file with the most tests left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadScheduling
+
+from allocator.testing.versions import KAFKA
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+__all__ = ["NearServers"]
+
+WITHOUT_SERVERS = ("assign", "bench", "fuzz", "repo", "subscription", "tasks")
+_VERSION = re.compile("|".join(map(re.escape, KAFKA)))
+# tests that a worker has at a time: one runs, and the other is there when it ends
+_AHEAD = 2
+
+
+def servers_of(nodeid: str) -> str:
+    """The servers that a test needs, as far as its id tells; "" for none."""
+    path, _, test = nodeid.partition("::")
+    version = _VERSION.search(test)
+    if version:
+        return version[0]
+    room = path.split("/")[1] if "/" in path else ""
+    return "" if room in WITHOUT_SERVERS else "spark" if room == "spark" else "3.9.1"
+
+
+class NearServers(LoadScheduling):
+    """xdist's scheduler, with another choice of the next test. `pending` holds indices into the collection."""
+
+    def schedule(self) -> None:
+        if self.collection is not None:
+            super().schedule()
+            return
+        self.maxschedchunk = _AHEAD
+        # where each worker is: a file, and the servers that its tests need
+        self._here: dict[WorkerController, tuple[str, str]] = {}
+        self._started: dict[WorkerController, set[str]] = {}
+        first = next(iter(self.node2collection.values()))
+        self._files = [(nodeid.partition("::")[0], servers_of(nodeid)) for nodeid in first]
+        super().schedule()
+
+    def check_schedule(self, node: WorkerController, duration: float = 0) -> None:
+        if node.shutting_down:
+            return
+        self._send_tests(node, _AHEAD - len(self.node2pending[node]))
+        if not self.pending:
+            node.shutdown()
+
+    def _send_tests(self, node: WorkerController, num: int) -> None:
+        for _ in range(min(num, len(self.pending))):
+            index = self._next(node)
+            self.pending.remove(index)
+            self._here[node] = self._files[index]
+            self._started.setdefault(node, set()).add(self._files[index][1])
+            self.node2pending[node].append(index)
+            node.send_runtest_some([index])
+
+    def _next(self, node: WorkerController) -> int:
+        left = Counter(self._files[index] for index in self.pending)
+        here = self._here.get(node)
+        if here not in left:
+            taken = {each for other, each in self._here.items() if other is not node}
+            mine = self._started.get(node, set())
+            started = set().union(*self._started.values())
+
+            def rank(file: tuple[str, str]) -> int:
+                if not file[1]:
+                    return 3
+                return 0 if file[1] in mine else 2 if file[1] in started else 1
+
+            here = min((each for each in left if each not in taken), key=rank, default=None)
+        if here is None:
+            here = max(left, key=lambda each: left[each])
+            return next(index for index in reversed(self.pending) if self._files[index] == here)
+        return next(index for index in self.pending if self._files[index] == here)

@@ -55,7 +55,7 @@ class GroupCollector(Collector):
         )
         unnoticed = CounterMetricFamily(
             "allocator_group_unnoticed_seconds",
-            "Up to about so long partitions stood still before crashes were noticed: the members' session timeouts",
+            "At most so long partitions stood still before crashes were noticed: the members' session timeouts",
             labels=["group"],
         )
         for name, group in groups:

@@ -136,7 +136,6 @@ def test_members_that_subscribe_differently_get_only_what_they_subscribe_to() ->
 
 
 @pytest.mark.long  # a Spark of its own; tests/spark/test_spark_job.py runs the job itself in the one that is there
-@pytest.mark.timeout(300)
 def test_the_spark_job_writes_what_it_counted(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -44,7 +44,6 @@ def disturb(
     assert {figure.fault.kind for figure in outcome.figures} == set(kinds)
 
 
-@pytest.mark.timeout(600)
 def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
     disturb(0.0, capsys, FAULTS, SHORT)
 
@@ -56,7 +55,6 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """Three times at least. The brokers do without ZooKeeper, so only the group is hit."""
     disturb(150.0, capsys, FORGETFUL, Settings(kafka="4.1.1"))

@@ -180,7 +180,6 @@ def imported(wheel: Path, place: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @can_build
 def test_a_wheel_with_it_and_a_pure_one_are_built_and_import(source: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--outdir", tmp_path / "both", cwd=source, ALLOCATOR_REQUIRE_EXTENSION="1")
@@ -209,7 +208,6 @@ def test_a_wheel_with_it_and_a_pure_one_are_built_and_import(source: Path, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tmp_path: Path) -> None:
     output = run(
         *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),

@@ -18,7 +18,7 @@ from allocator.types import OffsetAndMetadata
 
 OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1")]
 
-pytestmark = [pytest.mark.deadline(280), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.deadline(280)
 
 # far above what any of these tests waits for: who gives up only then has not noticed
 TIMING = {"session_timeout_s": 10.0, "rebalance_timeout_s": 200.0}

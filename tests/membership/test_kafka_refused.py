@@ -25,7 +25,7 @@ from allocator.errors import BrokerError, BrokersUnavailable, CommitFailed, Fenc
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-pytestmark = [pytest.mark.deadline(240), pytest.mark.timeout(280)]
+pytestmark = pytest.mark.deadline(240)
 
 AUTHORIZERS = [
     ("3.9.1", "kafka.security.authorizer.AclAuthorizer"),

@@ -88,7 +88,6 @@ def test_a_group_of_ours_goes_over_to_the_new_layout_without_a_restart(group_of:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1"])
 def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
     group_of: Callable[[str], OldGroup], version: str, record_property: Callable[[str, object], None]

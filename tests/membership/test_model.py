@@ -87,7 +87,6 @@ def everything() -> tuple[Ways, dict[State, list[State]]]:
     return explore()
 
 
-@pytest.mark.timeout(300)
 def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]]]) -> None:
     """`explore` looks at each; here it is only seen that these are all kinds of them."""
     ways, _ = everything
@@ -96,7 +95,6 @@ def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]
     assert any(e.waits_for >= 0 for state in ways for e in state.document)
 
 
-@pytest.mark.timeout(300)
 def test_wherever_faults_leave_it_the_group_comes_to_own_everything(
     everything: tuple[Ways, dict[State, list[State]]],
 ) -> None:
@@ -109,14 +107,12 @@ def test_wherever_faults_leave_it_the_group_comes_to_own_everything(
 UNSAFE = [*sorted(RULES.keys() - {"check", "since", "news"}), "check since"]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("left_out", UNSAFE)
 def test_each_rule_is_needed_for_safety(left_out: str) -> None:
     with pytest.raises(AssertionError, match=r"^(two members|a member acts).*: join 0, "):
         explore(left_out)
 
 
-@pytest.mark.timeout(300)
 def test_without_news_of_releases_partitions_are_stranded() -> None:
     assert stranded(*explore("news"))
 

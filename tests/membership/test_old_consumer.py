@@ -39,7 +39,6 @@ def test_ours_and_javas_share_a_group_and_follow_each_other(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1"])
 @pytest.mark.parametrize("kind", ["java", "pykafka"])
 def test_nothing_is_lost_when_members_of_both_kinds_are_killed(

@@ -32,7 +32,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.timeout(600)
 def test_every_promise_holds_under_faults() -> None:
     """Crash, freeze, cut-off, slowness, leave, death of the leader, deletion and rubbish by hand, growth: 40 s each."""
     assert broken_seeds(0, SEEDS) == ""

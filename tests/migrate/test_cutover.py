@@ -20,7 +20,7 @@ from allocator.migrate.plan import load_plan
 from allocator.testing import wait_until_async
 from allocator.wire.zookeeper import ZooKeeper
 
-pytestmark = [pytest.mark.deadline(280), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.deadline(280)
 
 PAIRS = [
     ("0.9.0.1", "3.9.1"),

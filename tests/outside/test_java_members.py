@@ -17,7 +17,6 @@ from scene import PARTITIONS, Member, Scene
 from allocator.testing import wait_until
 
 long = pytest.mark.long
-pytestmark = pytest.mark.timeout(300)
 
 # as many assignors as that version of the Java client has
 JAVA = {

@@ -17,7 +17,6 @@ from bench.faults.group import Load, Settings
 from bench.faults.run import commit_zero
 
 long = pytest.mark.long
-pytestmark = pytest.mark.timeout(300)
 
 
 def settled(scene: Scene) -> None:

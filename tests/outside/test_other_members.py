@@ -10,7 +10,6 @@ from kafka_clients import AIOKAFKA, KAFKA_PYTHON
 from play import play
 from scene import Scene
 
-pytestmark = pytest.mark.timeout(600)  # the first build of a member in Go counts as well
 long = pytest.mark.long
 
 PYTHON = {"kafka-python": tuple(KAFKA_PYTHON), "aiokafka": tuple(AIOKAFKA)}

@@ -23,7 +23,7 @@ from allocator.testing.java import find_java
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.versions import KAFKA
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.deadline(240)]
+pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long
 
 SOURCE = Path(__file__).parent / "java" / "Odd.java"

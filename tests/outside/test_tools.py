@@ -15,7 +15,7 @@ from allocator import Consumer, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.plugin import ClusterFactory
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.deadline(240)]
+pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long
 
 PARTITIONS = 3

@@ -80,7 +80,6 @@ def test_small_files_are_put_together_and_nothing_changes(spark: SparkSession, t
     assert whole(spark, grown, tmp_path)
 
 
-@pytest.mark.timeout(200)
 def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([20]), tmp_path, spark=spark)
     found = Archive(tmp_path)
@@ -332,7 +331,6 @@ def kill_and_check(spark: SparkSession, directory: Path, moments: list[Callable[
     assert not list((directory / "topic=made").glob("_new-*"))
 
 
-@pytest.mark.timeout(600)
 def test_killed_for_real_while_it_writes_it_goes_on_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
     home = tmp_path / "archive" / "topic=made"
     kill_and_check(
@@ -365,7 +363,6 @@ def test_killed_again_and_again_at_any_moment(spark: SparkSession, tmp_path: Pat
 # -- on real servers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(600)
 def test_a_topic_is_archived_and_audited_and_compacted(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

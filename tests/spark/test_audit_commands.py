@@ -28,7 +28,6 @@ def told(*words: Any) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(600)
 def test_archive_skew_and_audit_of_a_topic(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from allocator.testing import LocalCluster, produce, wait_until
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_worker_that_is_killed_in_the_middle_of_a_batch_costs_no_record_and_doubles_none(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEYS, WAVE = 5, 400
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "300"}
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.deadline(120)]
+pytestmark = pytest.mark.deadline(120)
 
 
 class Compacted:

@@ -28,7 +28,6 @@ def fill(cluster: LocalCluster, topic: str, first: int, last: int) -> Counter[st
 
 @pytest.mark.long
 @pytest.mark.deadline(300)
-@pytest.mark.timeout(400)
 async def test_a_query_and_a_consumer_share_a_topic_and_no_record_is_read_twice(
     spark: SparkSession,
     kafka_cluster: LocalCluster,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from repository import ROOT, code_blocks
 
 from allocator.assign.types import GroupView, Member
@@ -30,7 +29,6 @@ def replaced(code: str, changes: dict[str, str]) -> str:
     return code
 
 
-@pytest.mark.timeout(400)
 def test_what_a_group_committed_is_archived_and_audited(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:

@@ -109,7 +109,6 @@ def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_fa
     assert offsets(reading, Range(topic, 0, 5, 6)) == []
 
 
-@pytest.mark.timeout(200)
 def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:

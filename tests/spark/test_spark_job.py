@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pytest
-
 from allocator.testing import LocalCluster
 from examples.spark_job import by_key
 
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.timeout(200)
 def test_the_job_of_the_examples_counts_by_key(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:

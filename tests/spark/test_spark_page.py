@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from repository import ROOT, code_blocks
 
 from allocator.testing import LocalCluster
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 READING, WRITING = code_blocks(ROOT / "docs" / "spark.md", "python")
 
 
-@pytest.mark.timeout(300)
 def test_the_page_reads_and_writes(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ def make_query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Qu
         query.stop()
 
 
-@pytest.mark.timeout(400)
 def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it_finished(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Any
 ) -> None:

@@ -119,7 +119,7 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
             page.sees("#phase", "stable")
             page.sees("#legend", "2 moved")
             page.sees("#history", "joined: worker-02@node-2#2")
-            page.sees("#history", "worker-00@node-0#0 → worker-02@node-2#2 (2)")
+            page.sees("#history", "worker-00@node-0#0 → worker-02@node-2#2 2")
             assert page.run("return window.loadedOnce === true")
             assert page.complaints() == []
 

@@ -135,7 +135,7 @@ const showMembers = () => {
     ].filter(Boolean).join(", ");
     const button = element("button", { type: "button", "aria-pressed": String(state.only === member.id), title: member.id },
       swatch, element("span", {}, member.name, ...(notes ? [element("small", {}, notes)] : [])));
-    const row = element("tr", { class: state.only === member.id ? "on" : undefined, "data-member": member.id }, element("td", {}, button),
+    const row = element("tr", { class: state.only === member.id ? "on" : undefined, "data-member": member.id }, element("td", {}, button), element("td", {}, member.host ?? "–"),
       element("td", { class: "n" }, String(member.partitions)), element("td", { class: "n" }, number(lagOfMember(member))));
     button.addEventListener("click", () => { state.only = state.only === member.id ? null : member.id; state.held = state.only; showMembers(); drawGrids(); });
     row.addEventListener("pointerenter", () => { state.only = member.id; drawGrids(); });
@@ -233,10 +233,10 @@ get("grids").addEventListener("keydown", (event) => {
 const ways = (between) => {
   const all = (end) => between.length > 1 && between.every((one) => one[end] === between[0][end]);
   const called = (name) => name ?? "nobody", some = between.slice(0, 6), more = between.length > 6 ? ", …" : "";
-  const each = (end) => some.map((one) => `${called(one[end])} (${one.partitions})`).join(", ") + more;
+  const each = (end) => some.map((one) => `${called(one[end])} ${one.partitions}`).join(", ") + more;
   if (all("from")) return `${called(between[0].from)} → ${each("to")}`;
   if (all("to")) return `${each("from")} → ${called(between[0].to)}`;
-  return some.map((one) => `${called(one.from)} → ${called(one.to)} (${one.partitions})`).join(", ") + more;
+  return some.map((one) => `${called(one.from)} → ${called(one.to)} ${one.partitions}`).join(", ") + more;
 };
 const took = (each) => (each.ended === null ? "goes on" : each.took_s === null ? "not seen" : span(each.took_s));
 const opened = Date.now() / 1000;
@@ -244,7 +244,7 @@ const showHistory = () => {
   const rows = state.history.map((each) => element("tr", {},
     element("td", {}, String(each.generation)),
     element("td", {}, clock(each.began)),
-    element("td", { class: "n" }, took(each), ...(each.unnoticed_s === 0 ? [] : [element("small", { title: "ZooKeeper notices a crash once the member's session times out; its partitions stand still until then" }, each.unnoticed_s === null ? " + until a crash was noticed, if it was one" : ` + up to about ${span(each.unnoticed_s)} until noticed`)]), ...(each.superseded ? [element("small", {}, " superseded")] : [])),
+    element("td", { class: "n" }, took(each), ...(each.unnoticed_s === 0 ? [] : [element("small", { title: "ZooKeeper notices a crash once the member's session times out; its partitions stand still until then" }, each.unnoticed_s === null ? " + until a crash was noticed, if it was one" : ` + up to ${span(each.unnoticed_s)} until noticed`)]), ...(each.superseded ? [element("small", {}, " superseded")] : [])),
     element("td", { class: "n" }, `${each.moved} of ${each.total}`),
     element("td", {}, each.why.join("; ") + (each.waited_for.length ? ` (waited for ${each.waited_for.map((one) => `${one.member} ${span(one.s)}`).join(", ")})` : "")),
     element("td", {}, ways(each.between))));

@@ -271,6 +271,8 @@ class Mirror(RebalanceListener):
                 batch = None
                 try:
                     batch = await consumer.getbatch(LOOK_S)
+                    # at once: the position is behind the batch now, and a commit meanwhile would count it as done
+                    self._in_hand = None if batch is None else TopicPartition(batch.topic, batch.partition)
                 except OffsetOutOfRange as error:
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
                 except NoPosition:
@@ -281,7 +283,6 @@ class Mirror(RebalanceListener):
                     await self._look_at_id(batch.topic)
                 await self._settle_doubts()
                 if batch is not None and batch.topic not in self.stopped:
-                    self._in_hand = TopicPartition(batch.topic, batch.partition)
                     await self._send(batch)
                     if self._stopping.is_set():
                         break  # what is left of it is still in hand, and may not count as done

@@ -366,7 +366,7 @@ async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
         settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
         membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
         await membership.join()
-        assert membership.group.phase is Phase.SYNCING
+        await wait_until_async(lambda: membership.group.phase is Phase.SYNCING, 30, "it to wait for the others")
         broker.gates[SYNC].set()
         await holds(spare, ALL)
         await membership.leave()

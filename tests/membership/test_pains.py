@@ -211,12 +211,12 @@ async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: Pain) -> None:
     def counted(member: TestMember, name: str) -> TestMember:
         watch = member.zk._watch
 
-        def wrapped(callback: Callable[[], None] | None) -> object:
+        def wrapped(callback: Callable[[], None] | None, *deleted: Callable[[], None] | None) -> object:
             def tell() -> None:
                 fired[name] = fired.get(name, 0) + 1
                 callback()
 
-            return watch(None if callback is None else tell)
+            return watch(None if callback is None else tell, *deleted)
 
         member.zk._watch = wrapped
         return member

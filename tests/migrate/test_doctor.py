@@ -14,6 +14,7 @@ from doctor_patient import Patient, commit_to_zookeeper, in_thread
 from kafka.admin import KafkaAdminClient
 
 from allocator.assign import GroupView
+from allocator.assign.kiel import naive_allocator
 from allocator.coordinator.offsets import GroupOffsets
 from allocator.membership.old_consumer import Subscription
 from allocator.membership.znodes import Claim, MemberInfo
@@ -75,6 +76,10 @@ def of_no_use(view: GroupView) -> dict[str, list[TopicPartition]]:
     raise RuntimeError("out of ideas")
 
 
+def all_but_the_first(members: list[str], partitions: list[str]) -> Any:
+    return naive_allocator(members, [each for each in partitions if not each.endswith(":0")])
+
+
 # -- members -------------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +90,16 @@ async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(pat
         found = await patient.examined(interval_s=1)
     assert len(found["unowned-partitions"][0].where) == 4
     assert "out of ideas" in found["assignment-refused"][0].what
+
+
+async def test_partitions_that_the_function_leaves_out(patient: Patient) -> None:
+    async with patient.consumer(assignor=all_but_the_first) as consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its three partitions")
+        found = await patient.examined()
+    (finding,) = found["left-out-partitions"]
+    assert finding.where == (f"{patient.topic}:0",)
+    assert "all_but_the_first" in finding.what
+    assert "unowned-partitions" not in found
 
 
 async def test_members_that_differ(patient: Patient) -> None:

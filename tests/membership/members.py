@@ -140,7 +140,7 @@ class TestMember:
         topics: StaticTopics,
         history: History,
         *,
-        session_timeout_s: float = 2.0,
+        session_timeout_s: float = 6.0,
         assignors: Iterable[Any] = ("naive",),
         subscribe: Iterable[str] = ("t",),
         pattern: str | None = None,

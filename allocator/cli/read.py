@@ -15,6 +15,7 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.membership.describe import GroupState, describe, list_groups
 from allocator.membership.report import read_logs, subscribed
 from allocator.migrate import doctor_requests as requests
+from allocator.migrate.doctor_old import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
 from allocator.wire.list_offsets import list_offsets
@@ -81,10 +82,11 @@ async def read_all(access: Access) -> list[GroupReport]:
 async def read_group(access: Access, group: str) -> GroupReport:
     """One group, with offsets if the brokers are given; when these do not answer, that is one of its problems.
 
-    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has.
-    Raises NoSuchGroup when nothing is known of it.
+    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members that stand where
+    kiel's or Kafka 0.8's consumers do are one of its problems.
+    Raises NoSuchGroup when nothing else is known of it.
     """
-    state, other, known = None, None, list[str]()
+    state, other, older, known = None, None, None, list[str]()
     if access.zookeeper is not None or access.brokers is None:
         async with access.ensemble() as zk:
             state = await describe(zk, group, access.root)
@@ -92,6 +94,8 @@ async def read_group(access: Access, group: str) -> GroupReport:
                 other = elsewhere(await read_choice(zk, path_of(access.root, group)), access.brokers)
             except ConfigError as error:
                 other = str(error)
+            if state is None or not state.members:
+                older = _older(await old_layouts(zk, group), group)
             known = await list_groups(zk, access.root)
     logs, existing = Logs(), frozenset[TopicPartition]()
     if access.brokers is not None:
@@ -107,12 +111,13 @@ async def read_group(access: Access, group: str) -> GroupReport:
             if state is None or isinstance(error, ConfigError):
                 raise
             logs = Logs(problems=(f"offsets are not known: {error}",))
-    if other is not None:
-        logs = replace(logs, problems=(*logs.problems, other))
+    logs = replace(logs, problems=(*logs.problems, *filter(None, (other, older))))
     if state is None:
         if not logs.committed:
             if access.zookeeper is None:
                 raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
+            if older is not None:
+                raise NoSuchGroup(older)
             raise NoSuchGroup(
                 f"ZooKeeper has no group {group!r} under {access.root}"
                 + (", and Kafka neither members nor offsets of it" if access.brokers is not None else "")
@@ -120,6 +125,15 @@ async def read_group(access: Access, group: str) -> GroupReport:
             )
         state = GroupState(group, {}, {}, None)
     return GroupReport(state, logs, existing)
+
+
+def _older(found: OldLayouts, group: str) -> str | None:
+    """What to say of members on layouts before ours, which `group describe` does not read."""
+    kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
+    counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
+    if not counts:
+        return None
+    return f"group {group!r} has {' and '.join(counts)}, which are not shown; see `allocator doctor {group}`"
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:

@@ -19,7 +19,7 @@ from allocator.cli import main
 from allocator.consumer import Consumer
 from allocator.consumer.switching import ClusterChoice, choose, path_of
 from allocator.coordinator.offsets import GroupOffsets
-from allocator.testing import LocalCluster, produce
+from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.wire.kafka import KafkaClient
@@ -330,3 +330,18 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
     code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
     assert code == 0, err
     assert await shell.committed() == {0: 0, 1: 0, 2: 0}
+
+
+async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell: Shell) -> None:
+    async with shell.consumer(membership="kiel", offsets="both", auto_commit_interval_s=None) as consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its partitions")
+        code, out, err = await shell.run("describe", shell.group)
+        told = f"group '{shell.group}' has 1 members under /kiel/groups/{shell.group}/members"
+        assert (code, out) == (1, "")
+        assert told in err
+        assert f"allocator doctor {shell.group}" in err
+        await shell.consume(consumer, 30)
+        code, out, err = await shell.run("describe", shell.group)
+    assert code == 1
+    assert told in " ".join((out + err).split())
+    assert "partition" in out, "where the group stands is shown all the same"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import logging
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import hypothesis
@@ -109,6 +110,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from scheduling import NearServers  # not on top: xdist is needed for `-n` only
 
     return NearServers(config, log)
+
+
+@pytest.fixture(autouse=True)
+def levels_of_loggers() -> Iterator[None]:
+    """A command that runs in this process quiets loggers for good, as it may: its process ends with it."""
+
+    def levels() -> dict[logging.Logger, int]:
+        known = [*logging.root.manager.loggerDict.values(), logging.root]
+        return {logger: logger.level for logger in known if isinstance(logger, logging.Logger)}
+
+    before = levels()
+    yield
+    for logger, level in levels().items():
+        if level != before.get(logger, logging.NOTSET):
+            logger.setLevel(before.get(logger, logging.NOTSET))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -109,13 +109,9 @@ def test_a_handler_that_cannot_be_used_is_named(target: str, says: str) -> None:
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    chatty = {name: logging.getLogger(name).level for name in ("kafka", "kazoo")}
+    handlers = list(root.handlers)
     yield io.StringIO()
     root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, before in chatty.items():
-        logging.getLogger(name).setLevel(before)
 
 
 def test_a_log_line_is_one_json_object_with_what_the_caller_added(stream: io.StringIO) -> None:

@@ -41,15 +41,11 @@ class Everything(logging.Handler):
 def everything() -> Iterator[Everything]:
     """All that is logged, from level 1 up, by anyone."""
     handler, root = Everything(), logging.getLogger()
-    names = ["", "kafka", "kazoo", "kazoo.client", "allocator", "asyncio"]
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
+    for name in ("", "kafka", "kazoo", "kazoo.client", "allocator", "asyncio"):
         logging.getLogger(name).setLevel(1)
     root.addHandler(handler)
     yield handler
     root.removeHandler(handler)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def shown(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 # Needs make and Python 3.9 or newer, nothing else: each target makes its own virtual environment first.
 #   make test PYTHON=python3.12          another interpreter
-#   make test ARGS="tests/assign -k naive"   more arguments for pytest
+#   make test ARGS="tests/assignors -k naive"   more arguments for pytest
 #   make test WORKERS=4            four processes, each with servers of its own
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ ARGS ?=
 # for each core are not too many. Each takes about 2 GB.
 WORKERS ?= 0
 # The rooms whose tests `make check` runs, without those that need servers.
-CHECKED := $(addprefix tests/,assign bench coordinator fuzz repo subscription tasks)
+CHECKED := $(addprefix tests/,assignors bench fuzz groups offsets repo subscription tasks)
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin

@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allocator.compat.grouped import GroupedConsumer
+    from allocator.compat.single import SingleConsumer
     from allocator.consumer.consumer import Consumer
     from allocator.consumer.consumer_group import ConsumerGroup
     from allocator.consumer.generation import Generation, PartitionStart
     from allocator.consumer.group_config import ConsumerGroupConfig
-    from allocator.consumer.grouped import GroupedConsumer
-    from allocator.consumer.single import SingleConsumer
     from allocator.consumer.switching import SwitchingConsumer
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
@@ -36,14 +36,14 @@ _HOME = {
     "Generation": "allocator.consumer.generation",
     "GenerationEnded": "allocator.errors",
     "GroupClosed": "allocator.errors",
-    "GroupedConsumer": "allocator.consumer.grouped",
+    "GroupedConsumer": "allocator.compat.grouped",
     "OffsetAndMetadata": "allocator.types",
     "OffsetAndTimestamp": "allocator.types",
     "PartitionStart": "allocator.consumer.generation",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
     "RecordsLost": "allocator.subscription.loss",
-    "SingleConsumer": "allocator.consumer.single",
+    "SingleConsumer": "allocator.compat.single",
     "SwitchingConsumer": "allocator.consumer.switching",
     "TopicPartition": "allocator.types",
 }

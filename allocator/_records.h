@@ -1,7 +1,7 @@
 /* Record sets, walked and decoded into columns. No Python here: all of it runs without the interpreter's lock.
  *
  * Formats: https://kafka.apache.org/documentation/#messageformat (v2), https://kafka.apache.org/0100/documentation/
- * #messageformat (v0, v1); KIP-31, KIP-32, KIP-98. `fetch/plain.py` does the same in Python, and is tested to.
+ * #messageformat (v0, v1); KIP-31, KIP-32, KIP-98. `fetch/decode_plain.py` does the same in Python, and is tested to.
  *
  * Keys and values become the views of Arrow's "binary view" layout: 16 bytes with the length and either the bytes
  * themselves (up to 12), or the first four, the number of a buffer and a position in it. Nothing is copied.

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The compiled decoder of record sets, the `Record` that it hands out, and the encoder that a mirror needs.
 
-The same promises as `fetch/plain.py`, `record.py` and `migrate/encode_plain.py`, which stand in where this was not
+The same promises as `fetch/decode_plain.py`, `record.py` and `producer/encode.py`, which stand in where this was not
 built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
 much of it. Memory that outlives a call is in
 `bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
@@ -178,7 +178,7 @@ cdef class Segment:
 
 @cython.final
 cdef class RecordSet:
-    """What a fetch answer holds of one partition, found but not decoded, as `allocator.fetch.plain.RecordSet`."""
+    """What a fetch answer holds of one partition, found but not decoded, as `allocator.fetch.decode_plain.RecordSet`."""
 
     cdef readonly str topic
     cdef readonly int partition
@@ -288,7 +288,7 @@ cdef class RecordSet:
 
 
 def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=(), bint check_crcs=True):
-    """Find the record batches of `data`, as `allocator.fetch.plain.scan`."""
+    """Find the record batches of `data`, as `allocator.fetch.decode_plain.scan`."""
     cdef RecordSet found = RecordSet.__new__(RecordSet)
     cdef const uint8_t *p = _start_of(data)
     cdef int64_t size = len(data), pos = 0, floor = -1, before = -1, count = CHUNK, i
@@ -613,7 +613,7 @@ cdef class _Records:
         return record
 
     def write(self, int64_t target):
-        """The next of these as the records of a v2 batch, as `allocator.migrate.encode_plain.Writer.write`."""
+        """The next of these as the records of a v2 batch, as `allocator.producer.encode.Writer.write`."""
         cdef Columns columns
         cdef job_t *job
         cdef body_t body

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Any
 
-__all__ = ["write_file"]
+from allocator.errors import ConfigError
+
+__all__ = ["read_json", "refuse_existing", "write_file", "write_json"]
 
 # O_EXCL: nobody else's file, and no link to one, is ever written to, even if its name was guessed
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,3 +56,32 @@ def write_file(path: str | Path, data: str | bytes, *, mode: int | None = None, 
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+# -- files ----------
+# JSON in files that are there as a whole or not at all.
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces `path`. When this returns it stands on the disk; whatever happens before, the file is as it was.
+
+    Raises ConfigError naming the path.
+    """
+    try:
+        write_file(path, json.dumps(value, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}; name another place") from error
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises ConfigError if there is such a file."""
+    if path.exists():
+        raise ConfigError(f"{path} exists: it may be the only record of what stood before; name another file")
+
+
+def read_json(path: Path) -> Any:
+    """Raises ConfigError naming the path."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} does not read: {error}") from error

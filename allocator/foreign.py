@@ -10,10 +10,14 @@ import os
 import re
 import reprlib
 
-__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "shown"]
+__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "readable", "shown"]
 
 SHOWN = 80  # characters of one foreign value
+
+
 SHOWN_ERROR = 300  # of an exception that may quote one
+
+
 # and what ends lines or turns the direction of writing round
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -58,5 +62,29 @@ def os_cause(error: BaseException) -> str:
 
 
 _SHORT = reprlib.Repr()
+
+
 _SHORT.maxlevel = 3
+
+
 _SHORT.maxstring = _SHORT.maxother = SHOWN
+
+
+# -- readable ----------
+# Bytes of records, for people. Pure.
+
+
+def readable(data: bytes, most: int) -> str:
+    """One line of at most about `most` characters: UTF-8 where it is that, escapes where it is not or cannot be seen.
+
+    What is cut off is told by the size of the whole.
+    """
+    # a character has at most four bytes: what is cut off here would not be shown
+    text = data[: 4 * most].decode("utf-8", "backslashreplace")
+    shown = ""
+    for character in text:
+        seen = character if character.isprintable() else character.encode("unicode_escape").decode()
+        if len(shown) + len(seen) > most:
+            return f"{shown}... ({len(data)} bytes)"
+        shown += seen
+    return shown

@@ -34,7 +34,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from allocator.assign import GroupView, Member, compute, resolve
+from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
 
 EVENTS = ("first", "join", "leave")

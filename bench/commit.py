@@ -19,11 +19,11 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from allocator.coordinator import commits
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets import group_offsets as commits
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 TOPICS = 10
 

@@ -74,7 +74,7 @@ def _command(command: click.Command, path: str, above: click.Context | None) -> 
 
 def settings() -> Iterator[str]:
     """A table for each section of the daemon's file, out of the comments above its fields."""
-    from allocator.consumer.config import SECTIONS
+    from allocator.daemon.config import SECTIONS
 
     for name, section in SECTIONS.items():
         lines = ["| setting | default | |", "|---|---|---|"]

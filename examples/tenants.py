@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from allocator import TopicPartition
-from allocator.assign import GroupView
+from allocator.assignors import GroupView
 
 Shares = dict[str, set[TopicPartition]]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.wire.kafka_channel import Channel
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.client.channel import Channel
+from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["install"]
 

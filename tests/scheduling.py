@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NearServers"]
 
-WITHOUT_SERVERS = ("assign", "bench", "fuzz", "repo", "subscription", "tasks")
+WITHOUT_SERVERS = ("assignors", "bench", "fuzz", "repo", "subscription", "tasks")
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))
 # tests that a worker has at a time: one runs, and the other is there when it ends
 _AHEAD = 2

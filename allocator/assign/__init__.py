@@ -1,38 +1,17 @@
-"""Who gets which partition: pure functions, no I/O.
+"""Deprecated name of `allocator.assignors`; removed in 0.3.
 
-In: a `GroupView` (members, what they subscribe to, how many partitions each topic has, who holds what now).
-Out: a validated mapping of member id to partitions. Touches nothing; imports no other room.
-
-A file for each function, found by name through `registry`. What they share: `flow` says how many partitions each
-member gets, `holdings` turns a view into numbers and counts into partitions, `space` is the numbers themselves.
+In: an import. Out: the same names, with a DeprecationWarning. Touches nothing.
 """
 
 from __future__ import annotations
 
-from allocator.assign.choose import choose
-from allocator.assign.cooperative_sticky import first_step
-from allocator.assign.kiel import naive_allocator
-from allocator.assign.naive import naive
-from allocator.assign.registry import AssignorSpec, known_names, resolve
-from allocator.assign.space import Share
-from allocator.assign.types import Assignor, GroupView, Member, SubscriberClass, wants
-from allocator.assign.validate import compute, left_out, validate
+import warnings
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "Assignor",
-    "AssignorSpec",
-    "GroupView",
-    "Member",
-    "Share",
-    "SubscriberClass",
-    "choose",
-    "compute",
-    "first_step",
-    "known_names",
-    "left_out",
-    "naive",
-    "naive_allocator",
-    "resolve",
-    "validate",
-    "wants",
-]
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"import {name} from allocator.assignors: allocator.assign is removed in 0.3", DeprecationWarning, 2)
+    return getattr(import_module("allocator.assignors"), name)

@@ -22,8 +22,8 @@ from allocator import __version__
 from allocator.errors import AllocatorError, ConfigError
 
 if TYPE_CHECKING:
-    from allocator.consumer.config import Config
-    from allocator.consumer.preflight import Check
+    from allocator.daemon.config import Config
+    from allocator.daemon.preflight import Check
 
 __all__ = ["main"]
 
@@ -189,8 +189,8 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
       3        a record could not be handled and there is no dead-letter topic
       128 + n  stopped at once by a second signal n
     """
-    from allocator.consumer import run as process
-    from allocator.consumer.config import load
+    from allocator.daemon import process
+    from allocator.daemon.config import load
 
     if connect and not check:
         raise click.UsageError("--connect needs --check: without it the daemon itself connects")
@@ -219,7 +219,7 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
 
 
 async def _tried(settings: Config, show: bool) -> list[Check]:
-    from allocator.consumer.preflight import preflight
+    from allocator.daemon.preflight import preflight
     from allocator.foreign import plain
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the checks say in one line what does not answer

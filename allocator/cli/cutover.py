@@ -9,7 +9,7 @@ import click
 
 from allocator.cli.output import print_json
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
-from allocator.migrate.plan import load_plan
+from allocator.migrate.cutover_plan import load_plan
 
 __all__ = ["cutover"]
 

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from allocator.cli.group import Seconds
 from allocator.cli.output import console, print_json
+from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
-from allocator.migrate.doctor_finding import COULD_NOT_LOOK, Finding, Severity
 
 if TYPE_CHECKING:
-    from allocator.wire.kafka import KafkaClient
-    from allocator.wire.zookeeper import ZooKeeper
+    from allocator.client.client import KafkaClient
+    from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["doctor"]
 
@@ -94,7 +94,7 @@ def doctor(
       2   wrong usage or settings
       3   something is wrong
     """
-    from allocator.membership.znodes import Paths
+    from allocator.groups.zookeeper.znodes import Paths
 
     where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
     group = group or default_group
@@ -119,9 +119,9 @@ def _find(
     session_timeout_s: float | None,
     timeout_s: float,
 ) -> tuple[_Where, str | None]:
-    from allocator.consumer.config import load
-    from allocator.migrate.doctor_members import DEFAULT_SESSION_S
-    from allocator.wire.zookeeper import check_path
+    from allocator.daemon.config import load
+    from allocator.doctor.members import DEFAULT_SESSION_S
+    from allocator.zookeeper.client import check_path
 
     options = security = group = None
     if config is not None:
@@ -143,9 +143,9 @@ def _find(
 
 async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
     """Raises the error of what could not be reached when nothing could."""
-    from allocator.migrate.doctor import could_not_look, examine
-    from allocator.wire.kafka import KafkaClient
-    from allocator.wire.zookeeper import ZooKeeper
+    from allocator.client.client import KafkaClient
+    from allocator.doctor.doctor import could_not_look, examine
+    from allocator.zookeeper.client import ZooKeeper
 
     unseen: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:

@@ -85,7 +85,7 @@ def _find(
     config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
 ) -> tuple[Any, str | None]:
     from allocator.cli.read import Access
-    from allocator.consumer.config import load
+    from allocator.daemon.config import load
 
     if config is None:
         if zookeeper is None and brokers is None:
@@ -172,7 +172,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
     """Give a group of kiel's to our layout, when only our members are left in it. They go over without a restart."""
-    from allocator.migrate.adopt import adopt, candidate
+    from allocator.groups.legacy.adopt import adopt, candidate
 
     async def run() -> Any:
         async with access.ensemble() as zk:

@@ -11,11 +11,11 @@ import click
 from rich.table import Table
 
 from allocator.cli.output import console, print_json
-from allocator.consumer.config import load
+from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
-from allocator.migrate.places import Place
-from allocator.migrate.ways import WAYS
+from allocator.migrate.storage import Place
+from allocator.migrate.translate import WAYS
 
 __all__ = ["offsets"]
 

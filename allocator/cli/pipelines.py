@@ -22,10 +22,11 @@ from allocator.errors import ConfigError
 from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
 from allocator.spark.archive import archive as archive_topic
-from allocator.spark.archive_schema import decoder, load_transform
-from allocator.spark.audit import BY, FIELDS
+from allocator.spark.archive.schema import decoder, load_transform
+from allocator.spark.audit import BY
 from allocator.spark.audit import audit as audit_sides
-from allocator.spark.failures import plain
+from allocator.spark.audit.pipeline import FIELDS
+from allocator.spark.errors import plain
 from allocator.spark.skew import skew as measure
 from allocator.spark.topic import Topic
 

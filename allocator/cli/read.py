@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import list_offsets
 from allocator.consumer.switching import elsewhere, path_of, read_choice
-from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.membership.describe import GroupState, describe, list_groups
-from allocator.membership.report import read_logs, subscribed
-from allocator.migrate import doctor_requests as requests
-from allocator.migrate.doctor_old import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+from allocator.groups import kafka_describe as requests
+from allocator.groups.describe import GroupState, describe, list_groups, read_logs, subscribed
+from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import list_offsets
-from allocator.wire.zookeeper import ZooKeeper, check_path
+from allocator.zookeeper.client import ZooKeeper, check_path
 
 __all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
 

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 from allocator.cli.output import Listing
 from allocator.clock import milliseconds
 from allocator.errors import ConfigError
-from allocator.membership.report import SHOWN, GroupReport, Logs, name_of
+from allocator.groups.describe import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
 
 __all__ = [

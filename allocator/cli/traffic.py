@@ -46,7 +46,7 @@ def record(
     """
     security = None
     if config is not None:
-        from allocator.consumer.config import load
+        from allocator.daemon.config import load
 
         settings = load(config)
         brokers = brokers or ",".join(settings.kafka.brokers)
@@ -68,12 +68,12 @@ def record(
 
 
 async def _read(brokers: str, security: Any, topics: tuple[str, ...], limit: int) -> Recording:
+    from allocator.client.client import KafkaClient
     from allocator.errors import TopicNotFound
-    from allocator.migrate.places import CONNECT_S
     from allocator.migrate.spans import read_spans
-    from allocator.migrate.ways import ends_of
+    from allocator.migrate.storage import CONNECT_S
+    from allocator.migrate.translate import ends_of
     from allocator.types import TopicPartition
-    from allocator.wire.kafka import KafkaClient
 
     client = KafkaClient(brokers, security=security)
     async with contextlib.AsyncExitStack() as stack:

@@ -19,9 +19,9 @@ from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
-    from allocator.consumer.config import Config
     from allocator.consumer.consumer import Consumer
-    from allocator.consumer.run import Beside, Runner
+    from allocator.daemon.config import Config
+    from allocator.daemon.process import Beside, Runner
     from allocator.web.actions import Reset
 
 __all__ = ["beside", "resetting", "web"]
@@ -71,7 +71,7 @@ def web(
 
     Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
     """
-    from allocator.consumer import logs
+    from allocator.daemon import process as logs
     from allocator.web.guard import Guard
 
     _need_the_extra()
@@ -86,7 +86,7 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
 
     from allocator.tasks import Scope
     from allocator.web.actions import actions
-    from allocator.web.group_metrics import GroupCollector
+    from allocator.web.metrics import GroupCollector
     from allocator.web.server import Health, Site, serve
     from allocator.web.watch import Watcher
 

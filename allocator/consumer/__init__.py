@@ -10,7 +10,6 @@ from allocator.consumer.consumer import Consumer
 from allocator.consumer.consumer_group import ConsumerGroup
 from allocator.consumer.generation import Generation
 from allocator.consumer.group_config import ConsumerGroupConfig
-from allocator.consumer.grouped import GroupedConsumer
 from allocator.subscription.listener import RebalanceListener
 
 __all__ = [
@@ -18,6 +17,5 @@ __all__ = [
     "ConsumerGroup",
     "ConsumerGroupConfig",
     "Generation",
-    "GroupedConsumer",
     "RebalanceListener",
 ]

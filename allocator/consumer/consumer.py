@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from allocator.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
-from allocator.consumer.engine import Engine
-from allocator.consumer.joining import Joining
-from allocator.consumer.metrics import lags, reference_metrics
+from allocator.consumer.core import Engine
+from allocator.consumer.measures import lags, reference_metrics
+from allocator.consumer.membership_config import Joining
 from allocator.consumer.reading import Reading
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
+from allocator.groups.names import default_client_id
 from allocator.measures import Measures
-from allocator.membership.names import default_client_id
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, as_written
 from allocator.types import (
@@ -34,7 +35,6 @@ from allocator.types import (
     Record,
     TopicPartition,
 )
-from allocator.wire.list_offsets import EARLIEST, LATEST, Found, list_offsets
 
 __all__ = ["Consumer"]
 

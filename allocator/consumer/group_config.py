@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from allocator.assign import Assignor, resolve
+from allocator.assignors import Assignor, resolve
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import EARLIEST, LATEST
 from allocator.consumer.keywords import argument_faults
 from allocator.consumer.settings import Faults
-from allocator.coordinator.participant import GroupSettings
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.names import default_client_id
-from allocator.membership.znodes import Paths
-from allocator.subscription.topics import check_topic
+from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.names import default_client_id
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.subscription.kinds import check_topic
 from allocator.tracing import spans_of
 from allocator.types import Assignors
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import EARLIEST, LATEST
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["ConsumerGroupConfig", "client_of", "group_settings_of"]
 

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import Any, Protocol
 
-from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
+from allocator.offsets.tracker import Progress
 from allocator.subscription.listener import RebalanceEvent, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState

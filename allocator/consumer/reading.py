@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.consumer.engine import Engine
+from allocator.consumer.core import Engine
 from allocator.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.fetch.batch import Batch
 from allocator.types import Record, TopicPartition

@@ -15,16 +15,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
+from allocator.client.connection import same_cluster
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
 from allocator.foreign import shown
-from allocator.membership.znodes import Paths
+from allocator.groups.zookeeper.znodes import Paths
 from allocator.subscription.listener import check_listener
 from allocator.tasks import happens
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka_manager import same_cluster
-from allocator.wire.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
+from allocator.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
 __all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "elsewhere", "path_of", "read_choice"]
 

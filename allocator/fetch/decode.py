@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from allocator.record import accelerated
 
 if TYPE_CHECKING or not accelerated:
-    from allocator.fetch.plain import Columns, RecordSet
-    from allocator.fetch.plain import scan as _plain_scan
+    from allocator.fetch.decode_plain import Columns, RecordSet
+    from allocator.fetch.decode_plain import scan as _plain_scan
 else:
     from allocator._records import Columns, RecordSet, scan
 

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
 from allocator.fetch.batch import Batch
-from allocator.fetch.budget import Budget
-from allocator.fetch.feed import Chunk, Failure, Feed, OutOfRange
-from allocator.fetch.leaders import Leaders
+from allocator.fetch.brokers import Leaders
+from allocator.fetch.buffer import Budget, Chunk, Failure, Feed, OutOfRange
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import Deserializer, TopicPartition
 
 if TYPE_CHECKING:
-    from allocator.wire.kafka import KafkaClient
+    from allocator.client.client import KafkaClient
 
 __all__ = ["Fetcher"]
 

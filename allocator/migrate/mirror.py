@@ -5,46 +5,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
+from allocator.client.client import KafkaClient
+from allocator.client.fetch_messages import BY_NAME, FetchRequest
+from allocator.client.log_offsets import LATEST, list_offsets
 from allocator.consumer.consumer import Consumer
-from allocator.coordinator.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.fetch.batch import Batch
-from allocator.membership.patterns import compiled
-from allocator.migrate.alike import Alike, refuse_one_cluster
-from allocator.migrate.encode import Encoded, encode
+from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.migrate.offset_map import OffsetMap, map_topic
-from allocator.migrate.positions import Run
-from allocator.migrate.recreated import Log, TopicsStopped, find_recreated
-from allocator.migrate.sender import Sender
+from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.tails import Tail
-from allocator.migrate.takeover import Loss, take_over
-from allocator.migrate.throttle import Throttle
-from allocator.migrate.topic_ids import ZNODE, TopicIds, same_topic
-from allocator.migrate.ways import ends_of
-from allocator.subscription.errors import NoPosition
+from allocator.migrate.takeover import Log, Loss, TopicsStopped, find_recreated, take_over
+from allocator.migrate.topic_sync import Alike, refuse_one_cluster
+from allocator.migrate.topics import ZNODE, TopicIds, same_topic
+from allocator.migrate.translate import ends_of
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.producer.encode import Encoded, encode
+from allocator.producer.producer import Sender
 from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import NoPosition
 from allocator.tasks import Scope, happens, within
 from allocator.types import TopicPartition
-from allocator.wire.fetch_request import BY_NAME, FetchRequest
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import LATEST, list_offsets
-from allocator.wire.zookeeper import NoChroot, ZooKeeper
+from allocator.zookeeper.client import NoChroot, ZooKeeper
 
-__all__ = ["Mirror", "MirrorSettings", "Progress", "RecordsGone"]
+__all__ = ["Mirror", "MirrorSettings", "Progress", "RecordsGone", "Throttle"]
 
 log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
 
+
 CONNECT_S: Final = 30.0  # for a cluster; more: waits for one that is coming up; less: reports it sooner
+
+
 RESTART_S: Final = 1.0  # after a failure that may pass
+
+
 LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it is to stop
+
+
 LOSSES: Final = 1000
+
+
 STOP_S: Final = 10.0  # how long the end waits for what is under way to be acknowledged
 
 
@@ -573,3 +580,29 @@ async def _reach(hosts: str, create: bool) -> None:
         raise ConfigError(f"{error} Correct --zookeeper, or start once with --create") from error
     finally:
         await ensemble.close()
+
+
+# -- throttle ----------
+# Sending no faster than one is told to.
+
+
+class Throttle:
+    """So many bytes a second at most, and those of one second at once; None: no bound.
+
+    What is larger than a second's worth is waited for afterwards: on average the rate holds whatever the sizes.
+    """
+
+    def __init__(self, bytes_s: float | None) -> None:
+        self._rate = bytes_s
+        self._budget = 0.0
+        self._at = 0.0
+
+    async def take(self, size: int, stop: asyncio.Event) -> None:
+        """Returns when `size` bytes may go, or at once when `stop` is set."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        self._budget = min(self._rate, self._budget + (now - self._at) * self._rate) - size
+        self._at = now
+        if self._budget < 0:
+            await happens(stop, -self._budget / self._rate)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional
 
+from allocator.client.connection import same_cluster
 from allocator.errors import ConfigError
-from allocator.membership.patterns import check_pattern
-from allocator.wire.kafka_manager import same_cluster
+from allocator.groups.patterns import check_pattern
 
 __all__ = ["RECREATED", "MirrorSettings"]
 

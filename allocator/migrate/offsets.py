@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.migrate import ways
-from allocator.migrate.files import read_json, refuse_existing, write_json
-from allocator.migrate.places import GroupAlive, OpenPlace, Place
-from allocator.migrate.topic_ids import TopicIds, same_topic
-from allocator.migrate.ways import Found
+from allocator.files import read_json, refuse_existing, write_json
+from allocator.migrate import translate as ways
+from allocator.migrate.storage import GroupAlive, OpenPlace, Place
+from allocator.migrate.topics import TopicIds, same_topic
+from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
 
 __all__ = ["CopyPlan", "CopyRefused", "Restored", "Row", "copy", "plan_copy", "restore"]

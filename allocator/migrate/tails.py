@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from allocator.fetch.batch import Batch
-from allocator.migrate.positions import Run
+from allocator.migrate.offset_map import Run
 from allocator.migrate.spans import read_spans
 from allocator.record import Record
 from allocator.types import TopicPartition

@@ -14,19 +14,24 @@ from typing import Any, Final
 
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
 
+from allocator.client.client import KafkaClient
+from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.foreign import shown
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.kafka_errors import for_code
-from allocator.wire.zookeeper import NoZnode, ZooKeeper
+from allocator.zookeeper.client import NoZnode, ZooKeeper
 
-__all__ = ["TopicsDiffer", "carried", "create", "make_alike", "settings_of"]
+__all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "create", "make_alike", "same_topic", "settings_of"]
 
 log = logging.getLogger(__name__)
 
 TOPIC: Final = 2  # kind of resource
+
+
 SET_ON_TOPIC: Final = 1  # source of a setting
+
+
 UNKNOWN, TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = -1, 36, 37, 41
+
 
 # settings that mean nothing on another cluster, or stand in the way of what a mirror is to keep
 LEFT_OUT: Final = frozenset(
@@ -46,6 +51,7 @@ LEFT_OUT: Final = frozenset(
         "remote.log.delete.on.disable",
     }
 )
+
 
 # settings that say which records stay: the new topic may not have one of its own that the old one does not have
 KEEPING: Final = ("cleanup.policy", "retention.bytes", "retention.ms")
@@ -240,3 +246,41 @@ async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
             return
         await asyncio.sleep(client.retry_backoff_s)
     raise BrokerError(f"topic {topic!r} was created, but its partitions have no leaders yet", retriable=True)
+
+
+# -- topic_ids ----------
+# What tells a topic from another one that had its name before.
+
+
+ZNODE: Final = "znode-"
+
+
+class TopicIds:
+    """The ids of a cluster's topics, as texts: the broker's own (Kafka 2.8 and newer), else when its znode was created.
+
+    `ensemble` is the cluster's ZooKeeper, if it is known. Without both there are no ids.
+    """
+
+    def __init__(self, client: KafkaClient, ensemble: ZooKeeper | None = None) -> None:
+        self._client = client
+        self._ensemble = ensemble
+
+    async def of(self, topics: Iterable[str]) -> dict[str, str | None]:
+        """As they are now; None for a topic that does not exist or has no id. Also refreshes the client's metadata."""
+        wanted = list(topics)
+        await self._client.refresh(wanted)
+        found: dict[str, str | None] = {}
+        for topic in wanted:
+            topic_id = self._client.topic_id(topic)
+            found[topic] = None if topic_id is None else str(topic_id)
+            if topic_id is None and self._ensemble is not None:
+                stat = await self._ensemble.exists(f"/brokers/topics/{topic}")
+                found[topic] = None if stat is None else f"{ZNODE}{stat.created_ms}"
+        return found
+
+
+def same_topic(known: str | None, now: str | None) -> bool | None:
+    """None where the ids do not tell: one is missing, or the brokers began to have ids since the other was noted."""
+    if known is None or now is None or known.startswith(ZNODE) != now.startswith(ZNODE):
+        return None
+    return known == now

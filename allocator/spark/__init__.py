@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allocator.spark.sessions import session
-    from allocator.spark.source import AllocatorDataSource, register
+    from allocator.spark.source.source import AllocatorDataSource, register
 
 __all__ = ["AllocatorDataSource", "register", "session"]
 
 _HOME = {
-    "AllocatorDataSource": "allocator.spark.source",
-    "register": "allocator.spark.source",
+    "AllocatorDataSource": "allocator.spark.source.source",
+    "register": "allocator.spark.source.source",
     "session": "allocator.spark.sessions",
 }
 

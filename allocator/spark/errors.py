@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import weakref
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Optional
+
 from allocator.errors import AllocatorError
 
 __all__ = [
@@ -12,7 +20,10 @@ __all__ = [
     "JavaMissing",
     "NothingRead",
     "SchemaMismatch",
+    "SparkFailed",
     "WriteFailed",
+    "in_one_line",
+    "plain",
 ]
 
 
@@ -48,3 +59,72 @@ class ArchiveFull(AllocatorError):
 
 class JavaMissing(AllocatorError):
     """Spark needs a Java that is not there."""
+
+
+# -- failures ----------
+# Errors that come back from Spark, without the stacks of two languages. No pyspark is needed to import this.
+
+
+# one of ours, with a traceback before it or without: up to an empty line, or a line of Java's stack
+_OURS = re.compile(
+    r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+# the last line of a Python traceback
+_THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+
+_STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
+
+
+HIDE = "SPARK_HIDE_TRACEBACK"  # read by pyspark's workers, which end after they have told an error
+
+
+class SparkFailed(AllocatorError):
+    """A job failed for a reason that is not this library's."""
+
+
+@contextlib.contextmanager
+def in_one_line() -> Iterator[None]:
+    """Has Spark show an error of ours that leaves the block without the stack of this library."""
+    try:
+        yield
+    except AllocatorError as error:
+        if HIDE not in os.environ:
+            os.environ[HIDE] = "1"
+            # outside of pyspark's workers, where nothing ends, other errors must keep their stacks
+            weakref.finalize(error, os.environ.pop, HIDE, None)
+        raise
+
+
+def plain(error: BaseException) -> Optional[AllocatorError]:
+    """The error of ours that `error` of pyspark or py4j was raised for, else its first line; None: it is not theirs."""
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    text = _STATE.sub("", str(error))
+    ours = [(kind, said) for where, name, said in _OURS.findall(text) if (kind := _kind(where, name)) is not None]
+    if ours:
+        kind, said = ours[-1]  # what it was raised from stands before it
+        found = kind.__new__(kind)
+        Exception.__init__(found, _STATE.sub("", said).strip())
+        return found
+    return SparkFailed(f"Spark failed: {_why(text) or type(error).__name__}")
+
+
+def _why(text: str) -> str:
+    if "stopped SparkContext" in text:
+        return "its master does not answer, or ended this application; look at the master"
+    theirs = _THEIRS.findall(text) if "Traceback" in text else []
+    lines = [line.strip(" :\t") for line in text.strip().splitlines()]
+    # py4j's first line says which method of Java's failed
+    java = [line for line in lines[1:2] if lines[0].startswith("An error occurred while calling")]
+    return ": ".join(theirs[-1]) if theirs else next(iter(java or lines), "")
+
+
+def _kind(where: str, name: str) -> Optional[type[AllocatorError]]:
+    try:
+        kind = getattr(import_module(where), name, None)
+    except ImportError:
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, AllocatorError) else None

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from allocator.client.client import KafkaClient
 from allocator.spark.options import Options
-from allocator.wire.kafka import KafkaClient
 
 __all__ = ["Link"]
 

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.assign import resolve
+from allocator.assignors import resolve
+from allocator.client.connection import parse_addresses
+from allocator.client.security import KEYS, check_security
 from allocator.consumer.settings import MASK, Faults, Flag, Kind, Number, Text, Texts, Whole, setting
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.znodes import GROUP_NAME
+from allocator.groups.zookeeper.znodes import GROUP_NAME
 from allocator.spark import connector
-from allocator.spark.places import (
+from allocator.spark.ranges import (
     ALLOWED,
     COMMITTED,
     EARLIEST,
@@ -29,11 +31,9 @@ from allocator.spark.places import (
     read_place,
     read_times,
 )
-from allocator.subscription.topics import check_topic
+from allocator.subscription.kinds import check_topic
 from allocator.types import TopicPartition
-from allocator.wire.kafka_manager import parse_addresses
-from allocator.wire.kafka_security import KEYS, check_security
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["Options", "own_name", "read_options"]
 

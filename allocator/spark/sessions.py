@@ -34,7 +34,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtra("Spark pipelines need pyspark: pip install 'zk-partition-allocator[spark]'") from error
-    from allocator.spark.source import register
+    from allocator.spark.source.source import register
 
     # with a JVM that runs already (spark-submit), its Java is nobody's choice any more
     if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
@@ -108,7 +108,7 @@ def _without_vector(java: str, home: str) -> str:
     launcher.parent.mkdir(parents=True, exist_ok=True)
     text = (
         "#!/bin/sh\n"
-        "# drops what this Java does not have; see allocator.spark.sessions\n"
+        "# drops what this Java does not have; see allocator.spark.session\n"
         'n=$#; while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n - 1))\n'
         f'  [ "$a" = "--add-modules={VECTOR}" ] || set -- "$@" "$a"; done\n'
         f'exec "{java}" "$@"\n'

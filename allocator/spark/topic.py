@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Optional
 
 from allocator.spark.link import Link
 from allocator.spark.options import READ, Options, own_name, read_options
-from allocator.spark.places import COMMITTED, EARLIEST, LATEST, Place
-from allocator.spark.plan import END_NAME, bounds, clip, find_partitions, resolve
-from allocator.spark.ranges import Range
+from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Place, Range
+from allocator.spark.source.plan import END_NAME, bounds, clip, find_partitions, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +96,7 @@ class Topic:
 
     def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
         """The records of `ranges`, with headers; one run of offsets for each partition, split as the options say."""
-        from allocator.spark.source import NAME, register
+        from allocator.spark.source.source import NAME, register
 
         register(spark)
         wanted = {found.partition: found for found in ranges}

@@ -7,14 +7,12 @@ Touches nothing: no lock, no I/O, no task; the rooms meet here.
 
 from __future__ import annotations
 
-from allocator.subscription.errors import NoPosition, OutOfTurn
-from allocator.subscription.kinds import FetchState, SubscriptionType
+from allocator.subscription.kinds import EARLIEST, LATEST, FetchState, ResetStrategy, SubscriptionType, reset_timestamp
 from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
-from allocator.subscription.loss import RecordsLost
+from allocator.subscription.loss import NoPosition, OutOfTurn, RecordsLost
 from allocator.subscription.partition import PartitionState, TopicPartitionState
+from allocator.subscription.positions import LogTruncation
 from allocator.subscription.state import SubscriptionState
-from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
-from allocator.subscription.validation import LogTruncation
 
 __all__ = [
     "EARLIEST",

@@ -1,12 +1,63 @@
-"""The ways to choose partitions, the states of a position, and which move leads where: two tables."""
+"""Where to begin when there is no position."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Final
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Optional, Union
 
-__all__ = ["KINDS", "MOVES", "FetchState", "SubscriptionType"]
+from allocator.errors import ConfigError
+
+__all__ = [
+    "EARLIEST",
+    "KINDS",
+    "LATEST",
+    "MOVES",
+    "FetchState",
+    "ResetStrategy",
+    "SubscriptionType",
+    "check_topic",
+    "checked",
+    "reset_timestamp",
+]
+
+EARLIEST: Final = -2
+
+
+"""ListOffsets asks for the first offset of the log with this timestamp."""
+
+
+LATEST: Final = -1
+
+
+"""ListOffsets asks for the end of the log with this timestamp."""
+
+
+ResetStrategy = Union[str, int]
+
+
+_BY_NAME: Final[dict[str, Optional[int]]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
+
+
+def reset_timestamp(strategy: Any) -> int | None:
+    """What ListOffsets is asked for under a strategy; None for "none".
+
+    `strategy` is "earliest", "latest", "none" (in any case) or a time in milliseconds since the epoch: the first
+    record of that time or later, the end of the log if there is none. kafka-python's `OffsetResetStrategy.EARLIEST`
+    and `.LATEST` are these same numbers. Raises `ConfigError` for anything else.
+    """
+    if isinstance(strategy, str) and strategy.lower() in _BY_NAME:
+        return _BY_NAME[strategy.lower()]
+    if isinstance(strategy, int) and not isinstance(strategy, bool) and strategy >= EARLIEST:
+        return strategy
+    raise ConfigError(
+        f"auto_offset_reset is {strategy!r}; give 'earliest', 'latest', 'none' or milliseconds since the epoch"
+    )
+
+
+# -- kinds ----------
+# The ways to choose partitions, the states of a position, and which move leads where: two tables.
 
 
 class SubscriptionType(enum.IntEnum):
@@ -19,6 +70,8 @@ class SubscriptionType(enum.IntEnum):
 
 
 _NONE = SubscriptionType.NONE
+
+
 KINDS: Final[Mapping[SubscriptionType, frozenset[SubscriptionType]]] = {
     # a kind may be chosen again, but another one only after `unsubscribe`: partitions that came one way would stay
     # when the other way takes them for its own
@@ -42,6 +95,8 @@ class FetchState(enum.Enum):
 
 
 _SOUGHT = {FetchState.FETCHING, FetchState.AWAIT_RESET}
+
+
 MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
     # nothing comes back to INITIALIZING, for a partition that was given away starts as a new object;
     # what has no position cannot be compared with a log
@@ -53,3 +108,32 @@ MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
     # a newer leader may have the log whole
     FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
 }
+
+
+# -- topics ----------
+# What a topic may be called.
+
+
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def check_topic(name: Any) -> None:
+    """The rule that brokers apply (Kafka's `Topic.validate`).
+
+    A wrong name would otherwise only fail much later, and there as a topic that does not exist. Raises `TypeError`
+    for what is no string, `ConfigError` (a `ValueError`) for a name that no topic can have.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a topic name is a string, not {name!r}")
+    if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no topic name: 1 to 249 of letters, digits, '.', '_' and '-', and not '.' or '..'"
+        )
+
+
+def checked(topics: str | Iterable[str]) -> set[str]:
+    """One topic or several, all valid; a new set."""
+    several = (topics,) if isinstance(topics, str) else tuple(topics)
+    for topic in several:
+        check_topic(topic)
+    return set(several)

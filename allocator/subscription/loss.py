@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
+from kafka.errors import IllegalStateError, NoOffsetForPartitionError
+
+from allocator.errors import IllegalState, NoOffsetsError
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "Committed",
+    "NoPosition",
+    "OutOfTurn",
     "RecordsLost",
     "as_committed",
     "as_read",
     "as_written",
+    "names_of",
     "stamped",
     "topic_of",
     "topic_of_offset",
 ]
 
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
+
+
 _MEMBER_STAMP: Final = re.compile(r"generation \d+ member .*", re.DOTALL)
+
+
 _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 
@@ -103,3 +116,28 @@ def as_read(metadata: str, cluster: str | None) -> str:
     if found is None:
         return metadata
     return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]
+
+
+# -- errors ----------
+# Errors of this room that are kafka-python's too, so that code which catches those goes on working.
+
+
+class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
+    """The call does not fit the kind of subscription, or the state of the position, that there is."""
+
+    __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
+
+
+class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
+    """Partitions have nowhere to start, and the reset strategy is "none". `partitions` are all of them."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
+        self.partitions = frozenset(partitions)
+        super().__init__(f"no offset to start at and {strategy} is 'none', seek them: {names_of(self.partitions)}")
+
+
+def names_of(partitions: Iterable[TopicPartition]) -> str:
+    """As every message writes them."""
+    return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from allocator.errors import ConfigError
-from allocator.subscription.errors import OutOfTurn
-from allocator.subscription.kinds import MOVES, FetchState
-from allocator.subscription.loss import topic_of_offset
-from allocator.subscription.strategy import EARLIEST, LATEST, ResetStrategy, reset_timestamp
+from allocator.subscription.kinds import EARLIEST, LATEST, MOVES, FetchState, ResetStrategy, reset_timestamp
+from allocator.subscription.loss import OutOfTurn, topic_of_offset
 from allocator.types import OffsetAndMetadata
 
 __all__ = [

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from allocator.errors import NotAssigned
-from allocator.subscription.errors import OutOfTurn
+from allocator.subscription.kinds import FetchState, ResetStrategy, reset_timestamp
+from allocator.subscription.loss import NoPosition, OutOfTurn
 from allocator.subscription.partition import Changes, TopicPartitionState, as_position
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Positions"]
+__all__ = ["LogTruncation", "Positions", "Resets", "Validations"]
 
 Partitions = Iterable[TopicPartition]
 
@@ -203,3 +204,216 @@ class Positions:
 
     def _assigned_of(self, partitions: Partitions) -> list[TopicPartitionState]:
         return [self.assignment[tp] for tp in partitions if tp in self.assignment]
+
+
+# -- resets ----------
+# Positions that are to be found by a strategy.
+
+
+class Resets(Positions):
+    """Which partitions await a reset, and when it may be tried.
+
+    Guarantee: only what a reset found under the partition's present epoch becomes its position.
+    """
+
+    def __init__(
+        self, offset_reset_strategy: ResetStrategy = "earliest", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(clock)
+        self._default_reset = reset_timestamp(offset_reset_strategy)
+
+    def has_default_offset_reset_policy(self) -> bool:
+        """Whether a partition without an offset has a strategy to find one."""
+        return self._default_reset is not None
+
+    def request_offset_reset(
+        self, partition: TopicPartition, offset_reset_strategy: ResetStrategy | None = None
+    ) -> None:
+        """Give the position up and find a new one, by the default strategy if none is given.
+
+        Raises `NoPosition` when that is "none".
+        """
+        given = offset_reset_strategy is not None
+        strategy = reset_timestamp(offset_reset_strategy) if given else self._default_reset
+        state = self._of(partition)
+        if strategy is None:
+            raise NoPosition([partition], "the given strategy" if given else "auto_offset_reset")
+        state.reset(strategy)
+
+    def halt_recreated(self, partition: TopicPartition) -> None:
+        """The position is one of a topic that is gone: nothing is handed out until a seek. Caller: fetch."""
+        self._of(partition).recreated()
+
+    def reset_missing_positions(self) -> None:
+        """Request a reset of every partition that has no position; resets under way go on as they are.
+
+        Raises one `NoPosition` for them all when the default strategy is "none".
+        """
+        missing = self.missing_fetch_positions()
+        if missing and self._default_reset is None:
+            raise NoPosition(missing)
+        for tp in missing:
+            self.request_offset_reset(tp)
+
+    def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.awaiting_reset
+
+    def partitions_needing_reset(self) -> set[TopicPartition]:
+        """Those that await a reset and may try it now."""
+        now = self._clock()
+        return {tp for tp, s in self.assignment.items() if s.awaiting_reset and s.is_reset_allowed(now)}
+
+    def next_offset_reset_retry_time(self) -> float | None:
+        """When the first reset that failed may be tried again, on the clock; None if there is none."""
+        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_reset)
+        return min((t for t in times if t is not None), default=None)
+
+    def reset_strategy(self, partition: TopicPartition) -> int | None:
+        """What ListOffsets is to be asked for it; None when it awaits no reset."""
+        return self._of(partition).reset_strategy
+
+    def set_reset_pending(self, partitions: Iterable[TopicPartition], next_allowed_reset_time: float) -> None:
+        """A reset has been asked of the brokers; no second try before that time. Caller: fetch."""
+        for state in self._all_of(partitions):
+            state.set_reset_pending(next_allowed_reset_time)
+
+    def reset_failed(self, partitions: Iterable[TopicPartition], next_retry_time: float) -> None:
+        """It failed; try again after that time. Partitions that are gone are skipped. Caller: fetch."""
+        for state in self._assigned_of(partitions):
+            state.reset_failed(next_retry_time)
+
+    def complete_reset(self, partition: TopicPartition, offset: int, epoch: int) -> bool:
+        """Adopt what a reset found, unless a seek, another reset or a reassignment came since `epoch`. Caller: fetch.
+
+        Returns whether it was adopted.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_reset or state.epoch != epoch:
+            return False
+        state.seek(offset)
+        return True
+
+
+# -- validation ----------
+# Positions that are to be compared with the log of another leader (KIP-320).
+#
+# After an unclean election the log may end before a position, or go on differently: reading on from there would skip
+# records without a word. So a partition whose leader changed is not read until OffsetForLeaderEpoch has said where the
+# epoch of the last record read ends in the leader's log.
+
+
+class LogTruncation(NamedTuple):
+    """Records before the position are not in the log any more."""
+
+    partition: TopicPartition
+    position: OffsetAndMetadata
+    """Where the partition stood."""
+    divergent: Optional[OffsetAndMetadata]
+    """Where the log parted from what was read; None if the leader does not know that epoch at all."""
+    resolved: bool
+    """True: the position was moved there, or is being reset. False: the user has to seek, as no strategy is set."""
+
+
+class Validations(Resets):
+    """Which positions await a validation, when it may be tried, and what its answer means.
+
+    Guarantee: while a position awaits validation, or was found past the end of the log, nothing is handed out.
+    Validation and reset exclude each other.
+    """
+
+    def maybe_validate_position_for_current_leader(
+        self, partition: TopicPartition, current_leader_epoch: int | None
+    ) -> bool:
+        """Await a validation if the leader is newer than the position. Returns whether it is awaited from now on.
+
+        Caller: fetch, for every partition after each metadata update.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.maybe_validate_position(current_leader_epoch)
+
+    def doubt_position(self, partition: TopicPartition, current_leader_epoch: int | None) -> bool:
+        """Await a validation if the leader is older than the position. Returns whether it is awaited from now on.
+
+        Caller: fetch, as above.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.doubt_position(current_leader_epoch)
+
+    def request_position_validation(self, partition: TopicPartition) -> bool:
+        """As a broker called our leader epoch fenced or unknown. Returns whether one is awaited. Caller: fetch."""
+        state = self.assignment.get(partition)
+        return state is not None and state.request_position_validation()
+
+    def is_offset_validation_needed(self, partition: TopicPartition) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.awaiting_validation
+
+    def partitions_needing_validation(self) -> set[TopicPartition]:
+        """Those that await a validation and may try it now."""
+        now = self._clock()
+        return {tp for tp, s in self.assignment.items() if s.awaiting_validation and s.is_validation_allowed(now)}
+
+    def next_offset_validation_retry_time(self) -> float | None:
+        """When the first validation that failed may be tried again, on the clock; None if there is none."""
+        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_validation)
+        return min((t for t in times if t is not None), default=None)
+
+    def set_validation_pending(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        """A validation has been asked of the brokers; no second try before that time. Caller: fetch."""
+        for state in self._all_of(partitions):
+            state.set_validation_pending(next_allowed_retry_time)
+
+    def validation_failed(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        """It failed; try again after that time. Partitions that are gone are skipped. Caller: fetch."""
+        for state in self._assigned_of(partitions):
+            state.validation_failed(next_allowed_retry_time)
+
+    def complete_validation(
+        self, partition: TopicPartition, validated_position: OffsetAndMetadata | None = None
+    ) -> bool:
+        """Read on, from `validated_position` if there is one. Returns whether a validation was awaited."""
+        state = self.assignment.get(partition)
+        return state is not None and state.complete_validation(validated_position)
+
+    def maybe_complete_validation(
+        self,
+        partition: TopicPartition,
+        asked: OffsetAndMetadata,
+        end_offset: int,
+        end_epoch: int,
+        *,
+        epoch: int | None = None,
+    ) -> LogTruncation | None:
+        """What OffsetForLeaderEpoch answered: the last epoch in the log up to that of `asked`, and where it ends.
+
+        `asked` is the position the question was about, and `epoch` what `epoch()` was then. If either is another one
+        by now, the answer is out of date, and nothing happens. Negative values say that the leader has no such epoch.
+        Returns what was lost, None if nothing was. Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_validation or state.position != asked:
+            return None
+        if epoch is not None and state.epoch != epoch:
+            return None
+        if end_offset < 0 or end_epoch < 0:
+            divergent = None
+        elif end_offset < asked.offset:
+            divergent = OffsetAndMetadata(end_offset, "", end_epoch)
+        else:
+            state.complete_validation()
+            return None
+        resolved = self.has_default_offset_reset_policy()
+        if not resolved:
+            # reading on would skip what now stands there; asking again would bring the same answer
+            state.truncated()
+        elif divergent is None:
+            self.request_offset_reset(partition)
+        else:
+            # only what follows the divergence is read again
+            state.seek(divergent)
+        return LogTruncation(partition, asked, divergent, resolved)
+
+    def truncated_partitions(self) -> set[TopicPartition]:
+        """Those that wait for the user to seek them, because the log was cut before their position."""
+        return {tp for tp, state in self.assignment.items() if state.phase is FetchState.TRUNCATED}

@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 from allocator.consumer.switching import choose, path_of, read_choice
 from allocator.errors import AllocatorError, ConfigError
-from allocator.membership.store import Store
-from allocator.membership.znodes import Paths
-from allocator.wire.zookeeper import BadVersion, ConnectionLost, NoZnode, ZooKeeper
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
 __all__ = ["Action", "NotNow", "Reset", "actions"]
 

@@ -12,8 +12,8 @@ from typing import Optional
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from allocator.consumer.consumer import Consumer
-from allocator.consumer.run import Runner
-from allocator.migrate.doctor_finding import Finding, Severity
+from allocator.daemon.process import Runner
+from allocator.doctor.finding import Finding, Severity
 from allocator.tasks import BackgroundTasks, Scope, happens
 from allocator.types import TopicPartition
 from allocator.web.actions import Action

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.membership.describe import GroupState
-from allocator.membership.report import Logs
+from allocator.groups.describe import GroupState, Logs
 from allocator.types import TopicPartition
 
 __all__ = ["History", "News", "Point", "Rebalance", "Series", "targets"]

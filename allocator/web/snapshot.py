@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from allocator.membership.znodes import to_ranges
+from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.watch import Group, Watcher
 

@@ -10,32 +10,48 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional, Protocol
 
+from allocator.client.client import KafkaClient
 from allocator.consumer.switching import elsewhere, path_of, read_choice
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.doctor.doctor import Finding, Look, Severity, judge, look
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
-from allocator.membership.describe import GroupState
-from allocator.membership.names import member_name
-from allocator.membership.report import GroupReport, Logs, read_logs, subscribed
-from allocator.membership.store import Store
-from allocator.membership.watched import Watched
-from allocator.membership.znodes import GROUP_NAME, Budget, Claim, Document, MemberInfo, Paths, Rubbish, in_join_order
-from allocator.migrate.doctor import Finding, Severity, look
+from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, subscribed
+from allocator.groups.names import member_name
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import (
+    GROUP_NAME,
+    Budget,
+    Claim,
+    Document,
+    MemberInfo,
+    Paths,
+    Rubbish,
+    in_join_order,
+)
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import Scope, happens
 from allocator.web.history import History, News, Series
-from allocator.web.rounds import Rounds
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import NoZnode, ZooKeeper
+from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
-__all__ = ["Access", "Group", "Watcher"]
+__all__ = ["Access", "Group", "Rounds", "Watcher"]
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
+
+
 REST = 4  # asking Kafka takes at most one part in so many and one of the time, however many partitions there are
+
+
 DOCTOR_S = 30.0  # between two looks of the doctor; more: later findings; less: more requests, O(members) for a look
+
+
 DOCTOR_PAUSE_S = 2.0
+
+
 RUBBISH = 20  # problems named
+
+
 EVENT_S = 2.0  # how long the event of a deletion may come after an answer that lacks the znode
 
 
@@ -460,3 +476,37 @@ async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list
         except NoZnode:
             if await zk.exists(root, watch) is None:
                 return []
+
+
+# -- rounds ----------
+# What the doctor says of a group at which somebody looks again and again. No I/O.
+
+
+# Within seconds, lag grows and nothing is committed in any group: what only time shows is judged over at least so
+# long. More: told later; less: false alarms
+TREND_S = 90.0
+
+
+TRENDS = frozenset({"no-progress", "lag-grows"})
+
+
+class Rounds:
+    """The looks at one group. Keeps three of them, however many there were."""
+
+    def __init__(self, root: str) -> None:
+        self.last: Optional[Look] = None
+        self._root = root
+        self._old: Optional[Look] = None
+        self._next: Optional[Look] = None
+
+    def judge(self, now: Look) -> list[Finding]:
+        """What is wrong, the worst first."""
+        before, self.last = self.last or now, now
+        if self._old is None or self._next is None:
+            self._old = self._next = now
+        elif now.ended_ms - self._next.ended_ms >= 1000 * TREND_S:
+            self._old, self._next = self._next, now
+        found = [finding for finding in judge(before, now, root=self._root) if finding.id not in TRENDS]
+        if now.ended_ms - self._old.ended_ms >= 1000 * TREND_S:
+            found += [finding for finding in judge(self._old, now, root=self._root) if finding.id in TRENDS]
+        return sorted(found, key=lambda finding: -finding.severity)

@@ -14,7 +14,8 @@ from aiokafka.consumer.fetcher import READ_UNCOMMITTED, PartitionRecords
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 
-from allocator.fetch import Batch, plain
+from allocator.fetch import Batch
+from allocator.fetch import decode_plain as plain
 
 try:
     from allocator import _records as compiled

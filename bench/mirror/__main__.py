@@ -24,13 +24,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import LATEST, list_offsets
 from allocator.testing import LocalCluster
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
 from allocator.testing.versions import kafka_release
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import LATEST, list_offsets
 from bench.consume.fill import fill
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 from .arithmetic import Outcome, Summary, quietest, summarize
 from .group import Group, Unsettled

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from allocator.assign import resolve
-from allocator.membership.leader import LeaderSettings
-from allocator.membership.znodes import Paths
-from allocator.membership.zookeeper import Settings, ZooKeeperMembership
+from allocator.assignors import resolve
+from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.znodes import Paths
 from allocator.types import TopicPartition
-from allocator.wire.zookeeper import Op, Stat, ZooKeeper
+from allocator.zookeeper.client import Op, Stat, ZooKeeper
 
 __all__ = ["Topics", "say"]
 

@@ -16,12 +16,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from allocator.coordinator.offsets import GroupOffsets
-from allocator.membership.describe import GroupState, describe
+from allocator.client.client import KafkaClient
+from allocator.groups.describe import GroupState, describe
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 from .check import Claim, History, verify
 

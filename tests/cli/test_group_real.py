@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli import main
+from allocator.client.client import KafkaClient
 from allocator.consumer import Consumer
 from allocator.consumer.switching import ClusterChoice, choose, path_of
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 
 class Shell:

@@ -18,8 +18,8 @@ from allocator.cli.report import (
     reset_table,
 )
 from allocator.errors import ConfigError
-from allocator.membership.describe import GroupState
-from allocator.membership.znodes import Claim, Document, MemberInfo, Waiting
+from allocator.groups.describe import GroupState
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]

@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli import main
-from allocator.migrate import mirror, places
+from allocator.migrate import mirror
+from allocator.migrate import storage as places
 from allocator.migrate.offsets import FORMAT
 
 AWAY: Final = "127.0.0.1:1"

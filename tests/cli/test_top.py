@@ -16,9 +16,8 @@ from rich.console import Console
 from allocator import Consumer
 from allocator.cli.read import Access
 from allocator.cli.top import frame
-from allocator.membership.describe import GroupState
-from allocator.membership.report import Logs
-from allocator.membership.znodes import MemberInfo
+from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.znodes import MemberInfo
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -14,11 +14,11 @@ from fake_broker import MODERN, SILENT, FakeBroker
 from group_bench import COMMIT, FETCH, FIND, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
-from allocator.coordinator import leave
-from allocator.coordinator.consumer_protocol import Subscription
+from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
+from allocator.groups import group_requests as leave
+from allocator.groups.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(90)
 

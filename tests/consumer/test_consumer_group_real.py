@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from group_bench import Ledger, Service
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(180)
 

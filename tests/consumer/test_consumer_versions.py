@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
-from allocator.coordinator.messages import commit_request
+from allocator.client.client import KafkaClient
+from allocator.offsets.messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.wire.kafka import KafkaClient
 
 OLD_AND_NEW = ["0.8.2.2", "4.1.1"]
 OTHERS = ["0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "3.9.1"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allocator.consumer.engine import Engine
-from allocator.consumer.joining import Joining
+from allocator.consumer.core import Engine
+from allocator.consumer.membership_config import Joining
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

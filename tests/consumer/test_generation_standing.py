@@ -10,14 +10,13 @@ import pytest
 from group_bench import forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
-from allocator.consumer import group_members
-from allocator.consumer.generation import PartitionStart
-from allocator.consumer.group_members import ZooKeeperMember, _Under
-from allocator.consumer.standing import Round, Standing
-from allocator.coordinator.identity import Identity
-from allocator.membership.znodes import Document
+from allocator.client.client import KafkaClient
+from allocator.consumer import consumer_group as group_members
+from allocator.consumer.consumer_group import ZooKeeperMember, _Under
+from allocator.consumer.generation import PartitionStart, Round, Standing
+from allocator.groups.zookeeper.znodes import Document
+from allocator.offsets.messages import Identity
 from allocator.subscription.loss import stamped, topic_of
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(60)
 

@@ -15,13 +15,12 @@ sys.path.append(str(Path(__file__).parent.parent))
 from hand_clock import Clock
 
 from allocator import Consumer, TopicPartition
-from allocator.consumer.idle_offsets import LOOK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
-from allocator.coordinator.offsets import GroupOffsets
-from allocator.coordinator.retention import SHORTEST_DEFAULT_S
+from allocator.client.client import KafkaClient
 from allocator.errors import CommitFailed
+from allocator.offsets.group_offsets import SHORTEST_DEFAULT_S, GroupOffsets
+from allocator.offsets.idle import LOOK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
-from allocator.wire.kafka import KafkaClient
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 DAY_S = 24 * 3600.0

@@ -14,10 +14,10 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 
 from allocator import Consumer, GroupedConsumer, RebalanceListener, RecordsLost, TopicPartition
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
 from allocator.errors import TopicRecreated
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
-from allocator.wire.kafka import KafkaClient
 
 
 class Told(RebalanceListener):

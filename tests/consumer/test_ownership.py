@@ -10,9 +10,9 @@ from typing import Any
 from background import background
 
 from allocator.consumer.ownership import Ownership
-from allocator.consumer.progress import Progress
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
+from allocator.offsets.tracker import Progress
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.subscription.state import SubscriptionState

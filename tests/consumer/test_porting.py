@@ -16,9 +16,9 @@ import pytest
 from kafka.errors import IllegalStateError
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
+from allocator.client import log_offsets as list_offsets
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.wire import list_offsets
 
 START = 1_700_000_000_000  # of the records' timestamps, in milliseconds
 

@@ -11,7 +11,8 @@ from fetch_encode import R, batch
 
 from allocator.consumer.reading import Reading
 from allocator.errors import CorruptRecordError, DeserializationError
-from allocator.fetch import Batch, plain
+from allocator.fetch import Batch
+from allocator.fetch import decode_plain as plain
 
 VALUES = [b"%d" % number for number in range(30)]
 

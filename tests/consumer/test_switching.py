@@ -15,7 +15,7 @@ from allocator.consumer import switching
 from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, Watcher, choose, path_of
 from allocator.errors import AllocatorError, Closed
 from allocator.testing import LocalCluster, produce, wait_until_async
-from allocator.wire.zookeeper import SessionState, ZooKeeper
+from allocator.zookeeper.client import SessionState, ZooKeeper
 
 pytestmark = pytest.mark.deadline(120)
 

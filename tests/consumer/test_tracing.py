@@ -15,15 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tornado import gen
 
 from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig
-from allocator.consumer.handlers import Handler, traced
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.daemon.handlers import Handler, traced
 from allocator.errors import CommitFailed
 from allocator.measures import Measures
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.tracing import handling, spans_of
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 TRACE, WRITER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -186,7 +186,7 @@ def test_without_a_provider_there_is_nothing_between() -> None:
 
 
 def test_nobody_who_does_not_want_it_loads_it() -> None:
-    code = "import sys, allocator.cli, allocator, allocator.consumer.run; from allocator import Consumer; "
+    code = "import sys, allocator.cli, allocator, allocator.daemon.process; from allocator import Consumer; "
     code += "from allocator.tracing import handling; handling(None); "
     code += "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True)

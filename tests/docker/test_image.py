@@ -19,9 +19,9 @@ from kafka.admin import KafkaAdminClient
 from repository import ROOT
 
 from allocator import TopicPartition
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("docker")]
 

@@ -224,7 +224,7 @@ def _toml_faults(code: str) -> Iterator[str]:
     except tomllib.TOMLDecodeError as error:
         yield str(error)
         return
-    from allocator.consumer.config import SECTIONS
+    from allocator.daemon.config import SECTIONS
 
     if "handler" not in document:
         return  # some other room's settings

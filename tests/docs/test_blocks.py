@@ -30,7 +30,7 @@ ELSEWHERE = {
     "docs/howto/migration.md": "tests/migrate",
     "docs/index.md": "tests/repo/test_install.py",
     "docs/migration.md": "tests/migrate",
-    "docs/old-groups.md": "tests/membership",
+    "docs/old-groups.md": "tests/groups",
     "docs/pipelines.md": "tests/spark",
     "docs/spark.md": "tests/spark/test_spark_page.py",
     "docs/testing.md": "tests/testing",

@@ -100,7 +100,7 @@ def test_pages_that_nothing_names_come_where_the_star_is(hooks: Any) -> None:
 
 
 def test_every_setting_says_what_it_is(hooks: Any) -> None:
-    from allocator.consumer.config import SECTIONS
+    from allocator.daemon.config import SECTIONS
 
     said = {
         f"{name}.{field}": text for name, section in SECTIONS.items() for field, text in hooks.comments(section).items()

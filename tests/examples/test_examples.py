@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from repository import ROOT, Program
 
-from allocator.assign import GroupView, Member, compute, resolve
+from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.ports import PortLease
 from allocator.types import TopicPartition

@@ -11,11 +11,10 @@ from typing import Any, Optional
 
 from fetch_encode import R, batch
 
+from allocator.client.fetch_messages import FetchAnswer, FetchRequest, Part
 from allocator.errors import BrokerError
 from allocator.measures import Measures
 from allocator.types import TopicPartition
-from allocator.wire.fetch_answer import FetchAnswer, Part
-from allocator.wire.fetch_request import FetchRequest
 
 __all__ = ["FakeCluster", "Request"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from allocator.fetch import Batch, plain
+from allocator.fetch import Batch
+from allocator.fetch import decode_plain as plain
 
 try:
     from allocator import _records

@@ -10,11 +10,11 @@ from typing import Any
 
 from fake_cluster import FakeCluster
 
+from allocator.client.client import KafkaClient
 from allocator.fetch import Batch, Fetcher
 from allocator.subscription import SubscriptionState
 from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 __all__ = ["Connected", "collect", "fetching", "offsets", "parts", "start_at", "take", "until"]
 

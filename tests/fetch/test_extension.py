@@ -240,7 +240,7 @@ def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tree)
     files = [f"tests/fetch/test_{name}.py" for name in ("codecs", "decode", "decode_fuzz", "batch", "arrow")]
-    files += ["tests/migrate/test_mirror_encode.py", "tests/migrate/test_mirror_encode_properties.py"]
+    files += ["tests/producer/test_encode.py", "tests/producer/test_encode_properties.py"]
     under = {
         "LD_PRELOAD": " ".join(preload),
         # the interpreter keeps much to its end; its own allocator would hide what is read beyond an object's end

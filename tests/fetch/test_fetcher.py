@@ -10,6 +10,7 @@ from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
 from reading import collect, fetching, offsets, start_at, take, until
 
+from allocator.client.errors import REACTIONS, FetchReaction, reaction_to
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -21,7 +22,6 @@ from allocator.errors import (
     TopicAuthorizationFailed,
 )
 from allocator.fetch import Fetcher
-from allocator.fetch.reactions import REACTIONS, Reaction, reaction_to
 from allocator.subscription import RecordsLost, SubscriptionState
 from allocator.types import TopicPartition
 
@@ -274,7 +274,9 @@ async def test_a_moved_leader_is_found_by_its_refusal() -> None:
     assert frozenset({"a"}) in cluster.refreshed
 
 
-@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r in (Reaction.RETRY, Reaction.REFRESH)))
+@pytest.mark.parametrize(
+    "code", sorted(c for c, r in REACTIONS.items() if r in (FetchReaction.RETRY, FetchReaction.REFRESH))
+)
 async def test_passing_errors_are_ridden_out(code: int) -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(A1)])
@@ -284,10 +286,10 @@ async def test_passing_errors_are_ridden_out(code: int) -> None:
     async with fetching(cluster, state) as fetcher:
         seen = await collect(fetcher, state, 2)
     assert offsets(seen[A0]) == [0]
-    assert bool(cluster.refreshed) == (REACTIONS[code] is Reaction.REFRESH)
+    assert bool(cluster.refreshed) == (REACTIONS[code] is FetchReaction.REFRESH)
 
 
-@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r is Reaction.HALT))
+@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r is FetchReaction.HALT))
 async def test_lasting_errors_are_told_once_and_the_others_go_on(code: int) -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(A1)])
@@ -305,12 +307,12 @@ async def test_lasting_errors_are_told_once_and_the_others_go_on(code: int) -> N
 
 
 def test_unknown_codes_are_retried_only_if_known_as_retriable() -> None:
-    assert reaction_to(14) is Reaction.REFRESH  # COORDINATOR_LOAD_IN_PROGRESS
-    assert reaction_to(12345) is Reaction.HALT
+    assert reaction_to(14) is FetchReaction.REFRESH  # COORDINATOR_LOAD_IN_PROGRESS
+    assert reaction_to(12345) is FetchReaction.HALT
 
 
 async def test_a_refused_topic_is_told_once_and_heals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.answers.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.fetch.responses.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29, 29, 29]

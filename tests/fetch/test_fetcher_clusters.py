@@ -14,10 +14,10 @@ import pytest
 from racked import racked_brokers
 from reading import Connected, collect, offsets, parts, start_at, take, until
 
+from allocator.client.fetch_messages import FetchRequest
 from allocator.errors import LogTruncated
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.fetch_request import FetchRequest
 
 
 def long(version: str) -> Any:
@@ -199,7 +199,7 @@ SLOW_READER = """
     from allocator.fetch import Fetcher
     from allocator.subscription import SubscriptionState
     from allocator.types import TopicPartition
-    from allocator.wire.kafka import KafkaClient
+    from allocator.client.client import KafkaClient
 
     bootstrap, topic, partitions, prefetch, records = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 

@@ -387,7 +387,7 @@ async def test_a_comparison_that_fails_is_tried_again(code: int) -> None:
 
 
 async def test_a_comparison_that_is_refused_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.validations.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.fetch.position_requests.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = [29, 29, 29]
@@ -465,8 +465,8 @@ async def test_a_replica_that_lags_is_no_reason_to_jump() -> None:
 
 
 async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.answers.REPLICA_LEASE_S", 0.1)
-    monkeypatch.setattr("allocator.fetch.leaders.LEASE_LOOK_S", 0.02)
+    monkeypatch.setattr("allocator.fetch.responses.REPLICA_LEASE_S", 0.1)
+    monkeypatch.setattr("allocator.fetch.brokers.LEASE_LOOK_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     cluster.replicas[A0] = 2

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from allocator.coordinator.consumer_protocol import Given, Malformed, StickyUserData, Subscription
 from allocator.errors import CorruptRecordError
-from allocator.fetch import plain
-from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, Waiting, shard_names, split
+from allocator.fetch import decode_plain as plain
+from allocator.groups.kafka_classic.consumer_protocol import Given, Malformed, StickyUserData, Subscription
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Rubbish, Waiting, shard_names, split
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 

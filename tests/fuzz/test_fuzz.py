@@ -14,9 +14,9 @@ from fuzz_targets import CORPUS, SEEDS, TARGETS, decoded, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.coordinator.consumer_protocol import Given, Malformed, StickyUserData, Subscription
-from allocator.fetch import plain
-from allocator.membership.znodes import Claim, Document, MemberInfo, Rubbish, shard_names
+from allocator.fetch import decode_plain as plain
+from allocator.groups.kafka_classic.consumer_protocol import Given, Malformed, StickyUserData, Subscription
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Rubbish, shard_names
 from allocator.types import TopicPartition
 
 

@@ -18,7 +18,7 @@ from allocator.consumer.switching import SwitchingConsumer, Watcher
 from allocator.errors import AllocatorError, Closed
 from allocator.migrate.mirror import Mirror
 from allocator.testing import LocalCluster, produce
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["World", "command"]
 

@@ -11,13 +11,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import LATEST, list_offsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.list_offsets import LATEST, list_offsets
 
 __all__ = ["Row", "bare", "contents", "killed", "mirroring", "more", "settings", "started"]
 

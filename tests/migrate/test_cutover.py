@@ -14,11 +14,10 @@ from mirroring import killed
 
 from allocator.consumer.switching import ClusterChoice, choose, path_of
 from allocator.errors import ConfigError
-from allocator.migrate.cutover import STEPS, Cutover
-from allocator.migrate.cutover_clusters import CutoverFailed
-from allocator.migrate.plan import load_plan
+from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
+from allocator.migrate.cutover_plan import load_plan
 from allocator.testing import wait_until_async
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(280)
 

@@ -14,18 +14,18 @@ from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, ConfigError
-from allocator.migrate.encode import written
 from allocator.migrate.mirror import Mirror
-from allocator.migrate.sender import Sender
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.producer.encode import written
+from allocator.producer.producer import Sender
 from allocator.record import Record
 from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = pytest.mark.deadline(180)
 

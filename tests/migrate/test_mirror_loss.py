@@ -16,20 +16,18 @@ import pytest
 from cutting import World
 from mirroring import contents, mirroring, settings
 
-from allocator.coordinator.offsets import GroupOffsets
-from allocator.migrate.cutover import Cutover
-from allocator.migrate.cutover_clusters import CutoverFailed
+from allocator.client.client import KafkaClient
+from allocator.migrate.cutover import Cutover, CutoverFailed
+from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror, RecordsGone
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import plan_copy
-from allocator.migrate.places import Place
-from allocator.migrate.plan import load_plan
-from allocator.migrate.recreated import TopicsStopped
-from allocator.migrate.takeover import Loss
+from allocator.migrate.storage import Place
+from allocator.migrate.takeover import Loss, TopicsStopped
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
 

@@ -6,11 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.migrate.offset_map import OffsetMap
-from allocator.migrate.positions import MOST, SPAN, BadOffsetMap, Entry, Incarnation, Positions, Run, pack, unpack
-from allocator.migrate.topic_ids import same_topic
+from allocator.client.client import KafkaClient
+from allocator.migrate.offset_map import (
+    MOST_RUNS,
+    SPAN,
+    BadOffsetMap,
+    Entry,
+    Incarnation,
+    OffsetMap,
+    Positions,
+    Run,
+    pack,
+    unpack,
+)
+from allocator.migrate.topics import same_topic
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 PARTITION = TopicPartition("orders", 3)
 
@@ -39,7 +49,7 @@ def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
     known, count = Positions(), 100_000
     added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
     assert added == known.runs
-    assert len(added) <= (MOST + 1) * count // SPAN + 1
+    assert len(added) <= (MOST_RUNS + 1) * count // SPAN + 1
     assert sum(len(pack(Entry(PARTITION, Incarnation(), [run]))[1]) for run in added) < 25 * len(added)
     again = Positions(added)
     for wanted in range(0, 2 * count, 77):

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from mirroring import contents, settings
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import copy, restore
-from allocator.migrate.places import Place
+from allocator.migrate.storage import Place
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.versions import KAFKA
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 pytestmark = [pytest.mark.long, pytest.mark.deadline(200)]
 

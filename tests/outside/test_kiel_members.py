@@ -1,6 +1,6 @@
 """`GroupedConsumer` in the place of kiel 0.9.3's, alone and beside unmodified members of kiel.
 
-What a group shared with kiel promises is less than what a group of ours does, and tests/membership/test_kiel.py has the
+What a group shared with kiel promises is less than what a group of ours does, and tests/groups/test_kiel.py has the
 rest of it; kiel's members take a partition without waiting for the one that has it.
 """
 

@@ -12,15 +12,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 # what a minor version keeps: the names these modules list in `__all__`, with these signatures
 MODULES = (
     "allocator",
-    "allocator.assign",
-    "allocator.assign.lag_aware",
+    "allocator.assignors",
+    "allocator.assignors.lag_aware",
     "allocator.errors",
     "allocator.measures",
     "allocator.spark",
     "allocator.spark.archive",
     "allocator.spark.audit",
     "allocator.spark.skew",
-    "allocator.spark.skew_report",
     "allocator.spark.topic",
     "allocator.testing",
     "allocator.tracing",

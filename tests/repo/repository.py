@@ -19,7 +19,7 @@ def sources() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """`allocator.assign.naive` for allocator/assign/naive.py."""
+    """`allocator.assignors.basic` for allocator/assignors/basic.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from repository import PACKAGE, ROOT
 
-from allocator.consumer.config import load
+from allocator.daemon.config import load
 from allocator.testing.versions import KAFKA
 
 DOCKER = ROOT / "docker"

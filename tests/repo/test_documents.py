@@ -15,11 +15,11 @@ import pytest
 from repository import ROOT, Program, code_blocks
 
 from allocator import TopicPartition
-from allocator.assign import GroupView, Member, compute, resolve
-from allocator.consumer.config import load
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.assignors import GroupView, Member, compute, resolve
+from allocator.client.client import KafkaClient
+from allocator.daemon.config import load
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
-from allocator.wire.kafka import KafkaClient
 
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -30,7 +30,7 @@ LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
 # what an extra is for works after it was installed
 USE = {
     "web": "import allocator.web.metrics",
-    "patterns": "import re2, allocator.membership.patterns",
+    "patterns": "import re2, allocator.groups.patterns",
     "otel": "import opentelemetry.sdk",
     "arrow": "import allocator.fetch.arrow, pyarrow",
     "avro": "import fastavro",

@@ -13,11 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-ASSIGN = [f"tests/assign/test_a.py::test_{number}" for number in range(4)]
+ASSIGN = [f"tests/assignors/test_a.py::test_{number}" for number in range(4)]
 SPARK = [f"tests/spark/test_s.py::test_{number}" for number in range(4)]
 OLD = [f"tests/fetch/test_f.py::test_{number}[0.8.2.2]" for number in range(4)]
 NEW = [f"tests/fetch/test_f.py::test_{number}[4.1.1]" for number in range(4)]
-MORE_OLD = [f"tests/wire/test_w.py::test_{number}[0.8.2.2-True]" for number in range(4)]
+MORE_OLD = [f"tests/client/test_w.py::test_{number}[0.8.2.2-True]" for number in range(4)]
 
 
 class Worker:

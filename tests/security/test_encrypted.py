@@ -9,9 +9,9 @@ import pytest
 from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
 
 from allocator import Consumer
+from allocator.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
-from allocator.wire.kafka import KafkaClient
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 Topics = Callable[..., str]
 

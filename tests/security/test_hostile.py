@@ -26,12 +26,12 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from allocator import Consumer
-from allocator.consumer import logs
+from allocator.daemon import process as logs
 from allocator.errors import CorruptRecordError
 from allocator.foreign import SHOWN, SHOWN_ERROR, shown
 from allocator.foreign import plain as spelt_out
-from allocator.membership.store import Store
-from allocator.membership.znodes import (
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import (
     Budget,
     Claim,
     Document,
@@ -47,7 +47,7 @@ from allocator.membership.znodes import (
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"
@@ -193,7 +193,7 @@ def test_a_name_with_a_trick_is_no_members(name: str) -> None:
 
 INFLATE = """
 import resource, sys, zlib
-from allocator.membership.znodes import Claim, Rubbish
+from allocator.groups.zookeeper.znodes import Claim, Rubbish
 unit = sys.argv[1].encode()
 data = zlib.compress(b'{"format":1,"x":[' + unit * (int(sys.argv[2]) // len(unit)) + b"0]}", 1)
 assert len(data) < 1 << 20
@@ -221,9 +221,9 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.membership import znodes
-from allocator.membership.znodes import Claim, Document, Rubbish
-from allocator.membership.znodes import MemberInfo
+from allocator.groups import znodes
+from allocator.groups.zookeeper.znodes import Claim, Document, Rubbish
+from allocator.groups.zookeeper.znodes import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
 everything = b'{"t":"0-999998"}'

@@ -17,10 +17,10 @@ from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, S
 
 from allocator import AllocatorError, Consumer
 from allocator.cli.read import Access
-from allocator.consumer.config import load
 from allocator.consumer.group_config import ConsumerGroupConfig
-from allocator.consumer.joining import Joining
-from allocator.migrate.places import Place
+from allocator.consumer.membership_config import Joining
+from allocator.daemon.config import load
+from allocator.migrate.storage import Place
 
 Topics = Callable[..., str]
 

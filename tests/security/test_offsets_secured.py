@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from secrets_and_doors import PASSWORDS, Secured
 
 from allocator.cli import main
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 
 def settings_file(secured: Secured, group: str, topic: str, directory: Path) -> Path:

@@ -12,9 +12,8 @@ import pytest
 
 from allocator import files
 from allocator.errors import ConfigError
-from allocator.files import write_file
-from allocator.migrate.files import write_json
-from allocator.spark.archive_commits import Commits
+from allocator.files import write_file, write_json
+from allocator.spark.archive.commits import Commits
 from allocator.testing import ClusterError, ports
 from allocator.testing.compatibility import CompatibilityTable
 from allocator.traffic import Recording
@@ -122,7 +121,7 @@ def test_a_full_disk_leaves_the_old_file_whole(place):
         import resource, signal, sys
         from pathlib import Path
         from allocator.errors import ConfigError
-        from allocator.migrate.files import write_json
+        from allocator.files import write_json
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails then, in the middle
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

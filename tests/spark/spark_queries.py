@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,8 @@ from spark_records import Made
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive_commits import ArchiveMismatch, Commits, DataFile, Manifest
-from allocator.spark.archive_compact import _groups
+from allocator.spark.archive.commits import ArchiveMismatch, Commits, DataFile, Manifest
+from allocator.spark.archive.write import _groups
 from allocator.spark.audit import audit
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
-from allocator.spark.archive_commits import ArchiveBusy, ArchiveCorrupt, Commits, DataFile, Manifest
-from allocator.spark.archive_read import reach_of
+from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, Commits, DataFile, Manifest
+from allocator.spark.archive.read import reach_of
 from allocator.spark.errors import ArchiveFull
 
 

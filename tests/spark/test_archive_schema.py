@@ -15,7 +15,7 @@ import pytest
 from spark_records import Row, frame
 
 from allocator.errors import ConfigError
-from allocator.spark.archive_schema import decoder, load_transform
+from allocator.spark.archive.schema import decoder, load_transform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

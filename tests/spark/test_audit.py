@@ -17,7 +17,7 @@ from spark_records import Log, Row, frame
 
 from allocator.errors import ConfigError
 from allocator.spark.audit import audit
-from allocator.spark.audit_report import Report
+from allocator.spark.audit.report import Report
 from allocator.spark.errors import SchemaMismatch
 
 if TYPE_CHECKING:

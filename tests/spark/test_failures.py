@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.spark.errors import NothingRead
-from allocator.spark.failures import HIDE, SparkFailed, in_one_line, plain
+from allocator.spark.errors import HIDE, NothingRead, SparkFailed, in_one_line, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

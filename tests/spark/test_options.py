@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.places import Place
-from allocator.spark.positions import Positions
-from allocator.spark.ranges import Range, share_out, split
+from allocator.spark.ranges import Place, Positions, Range, share_out, split
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}

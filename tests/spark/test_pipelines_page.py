@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from repository import ROOT, code_blocks
 
-from allocator.assign.types import GroupView, Member
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.assignors.types import GroupView, Member
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

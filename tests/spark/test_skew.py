@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_records import Row, frame
 
-from allocator.assign.lag_aware import lag_aware
-from allocator.assign.types import GroupView, Member
+from allocator.assignors.lag_aware import lag_aware
+from allocator.assignors.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
-from allocator.spark.skew_report import HotKey, SkewReport, read_loads
+from allocator.spark.skew.report import HotKey, SkewReport, read_loads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

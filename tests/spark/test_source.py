@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

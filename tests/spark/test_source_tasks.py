@@ -11,18 +11,17 @@ from kafka.admin import KafkaAdminClient
 
 pytest.importorskip("pyarrow")
 
-from allocator.coordinator.offsets import GroupOffsets
+from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, ConfigError
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
-from allocator.spark.places import COMMITTED, Place
-from allocator.spark.plan import bounds, clip, find_partitions, plan_batch, resolve
-from allocator.spark.ranges import Range
-from allocator.spark.reading import read_range
+from allocator.spark.ranges import COMMITTED, Place, Range
 from allocator.spark.rows import arrow_schema
+from allocator.spark.source.plan import bounds, clip, find_partitions, plan_batch, resolve
+from allocator.spark.source.reading import read_range
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.wire.kafka import KafkaClient
 
 TopicFactory = Callable[..., str]
 SCHEMA = arrow_schema([("offset", True), ("value", True)])

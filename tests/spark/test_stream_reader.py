@@ -16,9 +16,9 @@ from allocator import Consumer
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.options import STREAM, read_options
 from allocator.spark.rows import arrow_schema
-from allocator.spark.stream import METADATA_S, StreamReader
+from allocator.spark.source.stream import METADATA_S, StreamReader
 from allocator.testing import LocalCluster, produce, wait_until
-from allocator.wire.zookeeper import NoChroot
+from allocator.zookeeper.client import NoChroot
 
 TopicFactory = Callable[..., str]
 COLUMNS = arrow_schema([("topic", True), ("partition", True), ("offset", True)])

@@ -15,8 +15,8 @@ from allocator.cli.web import resetting
 from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import actions
-from allocator.web.group_metrics import GroupCollector
 from allocator.web.guard import Guard
+from allocator.web.metrics import GroupCollector
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import Watcher
 

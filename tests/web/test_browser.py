@@ -14,7 +14,7 @@ from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator.testing.waiting import wait_until
 from allocator.types import TopicPartition
-from allocator.wire.zookeeper import ConnectionLost, ZooKeeper
+from allocator.zookeeper.client import ConnectionLost, ZooKeeper
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -269,7 +269,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
 
 
 async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chroot: str) -> None:
-    from allocator.membership.znodes import Claim, MemberInfo
+    from allocator.groups.zookeeper.znodes import Claim, MemberInfo
 
     page = Page(browser)
     evil = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"

@@ -18,7 +18,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from allocator import Consumer
 from allocator.cli.read import Access
-from allocator.consumer.config import load
+from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.subscription import RecordsLost
 from allocator.testing import LocalCluster

@@ -11,12 +11,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from allocator.cli.read import Access
+from allocator.groups.describe import GroupState, Logs
 from allocator.measures import Measures
-from allocator.membership.describe import GroupState
-from allocator.membership.report import Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.group_metrics import GroupCollector
-from allocator.web.metrics import ConsumerCollector
+from allocator.web.metrics import ConsumerCollector, GroupCollector
 from allocator.web.watch import Group, Watcher
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/allocator.json").read_text())

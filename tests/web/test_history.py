@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.membership.describe import GroupState
-from allocator.membership.report import Logs
-from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Waiting
+from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Parts, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import History, News, Point, Series
 

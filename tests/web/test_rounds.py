@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from allocator.membership.describe import GroupState
-from allocator.membership.report import GroupReport, Logs
-from allocator.membership.znodes import Claim, Document, MemberInfo
-from allocator.migrate.doctor import Look
+from allocator.doctor.doctor import Look
+from allocator.groups.describe import GroupReport, GroupState, Logs
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.rounds import Rounds
+from allocator.web.watch import Rounds
 
 P = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"

@@ -26,7 +26,7 @@ from allocator.types import TopicPartition
 from allocator.web.guard import Guard
 from allocator.web.openapi import describe_api
 from allocator.web.server import PortTaken, Site, serve
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 BEARER = f"Bearer {TOKEN}"
 API = describe_api()

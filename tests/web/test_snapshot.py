@@ -6,11 +6,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from allocator.membership.describe import GroupState
-from allocator.membership.report import Logs
-from allocator.membership.znodes import Claim, Document, MemberInfo
+from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.group_metrics import GroupCollector
+from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import detail, figures, lags
 from allocator.web.watch import Group
 

@@ -11,14 +11,14 @@ from served import PATIENCE_S, served
 from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
-from allocator.membership.store import Store
-from allocator.migrate.doctor import look
+from allocator.doctor.doctor import look
+from allocator.groups.zookeeper.store import Store
 from allocator.tasks import BackgroundTasks
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 
 async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(

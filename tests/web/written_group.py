@@ -6,10 +6,10 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from allocator.membership.store import Store
-from allocator.membership.znodes import Claim, Document, MemberInfo, Parts, Paths, Waiting
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Parts, Paths, Waiting
 from allocator.types import TopicPartition
-from allocator.wire.zookeeper import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper
 
 Held = Mapping[str, Parts]
 

@@ -1,0 +1,428 @@
+"""Requests to Kafka brokers and what is known about the cluster, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.protocol.metadata import MetadataRequest
+
+from allocator.client.channel import Channel
+from allocator.client.connection import Directory, parse_addresses
+from allocator.client.errors import broker_error, describe, unreachable
+from allocator.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
+from allocator.client.security import check_security, hide_credentials, tls_context, warn_of_clear_text
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
+from allocator.measures import Measures
+from allocator.tasks import within
+from allocator.types import TopicPartition
+
+__all__ = ["Broker", "KafkaClient"]
+
+log = logging.getLogger(__name__)
+
+NEVER_CREATES_TOPICS = 4  # the Metadata version from which a request can say "do not create what I ask about"
+
+# less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
+CONNECT_TIMEOUT_S = 10.0
+
+# an error that ends the connecting at once -> what to do about it
+REFUSALS: Final[Mapping[type[Exception], str]] = {
+    kafka_errors.SaslAuthenticationFailedError: "correct the credentials",
+    kafka_errors.UnsupportedSaslMechanismError: "set sasl_mechanism to one of the broker's sasl.enabled.mechanisms",
+    kafka_errors.IllegalSaslStateError: "this port takes no SASL; correct security_protocol",
+}
+
+
+class KafkaClient:
+    """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
+
+    Guarantees: the version of each broker is found by itself, 0.8 and 0.9 included; nothing blocks the loop and no
+    thread is started (names are resolved by the loop's executor); a request is sent at most once, so whether to
+    repeat it is the caller's decision; a topic is never created by asking about it.
+
+    Constructing touches nothing. Use it from the loop that ran `connect`, and `close` it there, or use
+    `async with KafkaClient(...)`.
+
+    `brokers` are addresses to begin with ("a:9092,b:9092" or a list). `security` takes kafka-python's TLS, SASL and
+    proxy settings by their names (`kafka_security.KEYS`). Units are seconds and bytes.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        *,
+        client_id: str = "allocator",
+        security: Mapping[str, Any] | None = None,
+        request_timeout_s: float = 30.0,  # more: a hung broker is noticed later; less: slow answers count as lost
+        metadata_max_age_s: float = 300.0,  # more: new partitions are seen later; less: more requests
+        retry_backoff_s: float = 0.1,
+        receive_max_bytes: int = 1 << 28,  # an answer larger than this ends its connection
+    ) -> None:
+        times = {"request_timeout_s": request_timeout_s, "metadata_max_age_s": metadata_max_age_s}
+        sizes = {"retry_backoff_s": retry_backoff_s, "receive_max_bytes": receive_max_bytes}
+        for name, value in {**times, **sizes}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+                raise ConfigError(f"{name} is {value!r}; it must be a positive number")
+        self._addresses = parse_addresses(brokers)
+        self._security = check_security(security)
+        self._settings = {
+            "client_id": client_id,
+            "request_timeout_ms": request_timeout_s * 1000,
+            "socket_connection_setup_timeout_ms": CONNECT_TIMEOUT_S * 1000,
+            "reconnect_backoff_ms": 50,
+            "reconnect_backoff_max_ms": 1000,  # more: a broker that came back stays unused for longer
+            "receive_message_max_bytes": int(receive_max_bytes),
+        }
+        self.measures = Measures()
+        """Of the consumer whose connections these are; whoever asks, or does, what is measured adds to it."""
+        self.request_timeout_s = request_timeout_s
+        self.retry_backoff_s = retry_backoff_s
+        self._metadata = Metadata()
+        self._answered = float("-inf")
+        self._directory = Directory(self._addresses)
+        self._listeners: list[Callable[[], None]] = []
+        self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
+        self._followed: frozenset[str] | None = frozenset()  # None: all topics
+        self._channel: Channel | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        where = ",".join(f"{b.host}:{b.port}" for b in self._addresses)
+        return f"<KafkaClient {where} version={'.'.join(map(str, self.broker_version)) or 'unknown'}>"
+
+    # -- begin and end --------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float | None = 30.0) -> None:
+        """Reach any broker, find its version and read the metadata of the followed topics.
+
+        Succeeds on a 0.8 or 0.9 cluster without topics too, though its brokers announce themselves only with the
+        first one. Raises `BrokersUnavailable` naming each address and its last cause after `timeout_s` (None: tries
+        for ever), or at once when a broker refuses the credentials.
+        """
+        if self._closed:
+            raise Closed("this Kafka client is closed; make a new one")
+        if self._channel is not None:
+            return
+        tls = tls_context(self._security)
+        if str(self._security.get("security_protocol", "")).startswith("SASL"):
+            hide_credentials()
+            warn_of_clear_text(self._security)
+        settings = {**self._settings, **self._security}
+        self._channel = Channel(self._directory, tls, self._refresher.poke, settings)
+        try:
+            await self._bootstrap(timeout_s)
+        except BaseException:
+            channel, self._channel = self._channel, None
+            await channel.aclose()
+            raise
+        self._refresher.start()
+
+    async def _bootstrap(self, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        causes: dict[str, str] = {}
+        while True:
+            for n, broker in enumerate(self._addresses):
+                where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
+                if deadline is not None:  # an address that swallows packets must leave time for the others
+                    patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
+                try:
+                    await within(self._ask_metadata(broker.node_id, None, patience), patience)
+                    return
+                except kafka_errors.NodeNotReadyError:
+                    continue  # in back-off; its cause is noted already
+                except tuple(REFUSALS) as exc:
+                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; {REFUSALS[type(exc)]}")
+                    refused.retriable = False
+                    raise refused from exc
+                except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
+                    # the last try may be short; what an earlier one met says more
+                    causes.setdefault(where, f"no answer within {patience:.1f} s")
+                except kafka_errors.KafkaError as exc:
+                    causes[where] = describe(exc)
+                    log.debug("%s: %s", where, describe(exc))
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:g} s: {self._tried(causes)}")
+            await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
+
+    async def close(self) -> None:
+        """Close every connection; what is being awaited fails with `Closed`. Idempotent."""
+        self._closed = True
+        await self._refresher.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.aclose()
+
+    async def __aenter__(self) -> KafkaClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        """Of the broker first reached, as far as its protocol tells: (0, 8, 2), (0, 9), (3, 9), ...; () before."""
+        return self._channel.broker_version if self._channel is not None else ()
+
+    def api_version(self, request_class: Any) -> int | None:
+        """The newest version of this request that both sides know; None if the broker lacks it."""
+        return self._live().api_version(request_class)
+
+    @property
+    def brokers(self) -> list[Broker]:
+        return sorted(self._metadata.brokers.values())
+
+    @property
+    def metadata(self) -> Metadata:
+        """The current snapshot; replaced, never changed."""
+        return self._metadata
+
+    def topics(self, internal: bool = False) -> frozenset[str]:
+        """Known topics; all of them only after `follow_all`. Kafka's own only with `internal`."""
+        return frozenset(t for t, topic in self._metadata.topics.items() if internal or not topic.internal)
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None:
+        """Partition numbers, ascending; None if the topic is unknown."""
+        known = self._metadata.topics.get(topic)
+        return None if known is None else tuple(known.partitions)
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        """Node id; None if the partition is unknown or without a leader."""
+        known = self._partition(tp)
+        return None if known is None else known.leader
+
+    def leader_epoch(self, tp: TopicPartition) -> int | None:
+        """None if unknown, or if the broker is older than 2.4 and announces stale ones (KAFKA-9212)."""
+        known = self._partition(tp)
+        return None if known is None else known.leader_epoch
+
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """None if the topic is unknown, or the broker older than 2.8."""
+        known = self._metadata.topics.get(topic)
+        return None if known is None else known.topic_id
+
+    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
+        """Node ids, the preferred leader first; () if unknown."""
+        known = self._partition(tp)
+        return () if known is None else known.replicas
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        """The racks in which `tp` can be read, its leader's first; () if unknown.
+
+        From 2.4 on those of the other replicas as well (KIP-392). The replica preferred as the next leader counts.
+        """
+        known = self._partition(tp)
+        if known is None:
+            return ()
+        nodes = known.replicas if known.leader is None else (known.leader, *known.replicas)
+        nodes = tuple(dict.fromkeys(nodes))[: None if self.broker_version >= (2, 4) else 1]
+        return tuple(self._metadata.brokers[node].rack for node in nodes if node in self._metadata.brokers)
+
+    def _partition(self, tp: TopicPartition) -> Any:
+        topic = self._metadata.topics.get(tp.topic)
+        return None if topic is None else topic.partitions.get(tp.partition)
+
+    # -- metadata -------------------------------------------------------------------------------------------------
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Keep these topics up to date, and no others. Unknown ones are looked for at once and until they exist."""
+        self._followed = frozenset(topics)
+        if not self._settled():
+            self._refresher.poke()
+
+    def follow_all(self) -> None:
+        """Keep every topic up to date (for regular-expression subscriptions)."""
+        self._followed = None
+        self._refresher.poke()
+
+    async def refresh(self, topics: Iterable[str] | None = None, *, max_age_s: float = 0.0) -> None:
+        """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
+
+        The answer is to a request sent after this call began; callers that wait at the same time share one. Topics
+        that do not exist are not created and stay unknown. Raises `BrokersUnavailable` when no broker answers.
+
+        With `max_age_s`, an answer of so many seconds ago will do, if it knew all these topics.
+        """
+        self._live()
+        wanted = None if self._followed is None else self._followed.union(topics or ())
+        if time.monotonic() - self._answered < max_age_s and self._metadata.settled(wanted):
+            return
+        await self._refresher.refresh(topics)
+
+    async def list_topics(self) -> frozenset[str]:
+        """Every topic that this user may see, without Kafka's own; what is followed stays the same.
+
+        Raises `BrokerError`.
+        """
+        response = await self.send_any(_metadata_request(MetadataRequest.ALL_TOPICS))
+        found = self._metadata.updated(response, complete=True)
+        # a topic whose leaders are being elected exists; a broker before 0.10 says so of its own as well
+        new = {topic for topic, code in found.errors.items() if code == LEADER_NOT_AVAILABLE} - INTERNAL_TOPICS
+        return frozenset(new | {name for name, topic in found.topics.items() if not topic.internal})
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each answer that changed something. Returns a function that ends this."""
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback) if callback in self._listeners else None
+
+    def note_broker(self, node_id: int, host: str, port: int) -> None:
+        """Make a broker reachable that an answer named (a coordinator) before metadata lists it."""
+        self._directory.note(Broker(node_id, host, port, None))
+
+    def _settled(self) -> bool:
+        return self._metadata.settled(self._followed)
+
+    async def _fetch_metadata(self, topics: frozenset[str]) -> None:
+        """Caller: the refresher. Asks brokers one after the other until one answers."""
+        channel = self._live()
+        causes: dict[str, str] = {}
+        for key in self._candidates():
+            broker = self._directory.broker_metadata(key)
+            if broker is None:
+                continue
+            try:
+                await self._ask_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
+                return
+            except kafka_errors.KafkaError as exc:
+                causes[f"{broker.host}:{broker.port}"] = describe(exc)
+            finally:
+                if self._directory.is_bootstrap(key) and self._metadata.brokers:
+                    channel.drop(key)  # only a way in; the brokers are reached under their own ids
+        raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
+
+    def _tried(self, causes: Mapping[str, str]) -> str:
+        short = {where: _without(where, cause) for where, cause in causes.items()}
+        return unreachable(short, str(self._security.get("security_protocol", "PLAINTEXT")))
+
+    def _candidates(self) -> list[Any]:
+        best = self._live().least_busy()
+        known = [b.node_id for b in self._directory.brokers()]
+        # bootstrap addresses last: they are how to find brokers that have all moved
+        keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
+        return list(dict.fromkeys(keys))
+
+    async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
+        """One request to one broker; raises kafka-python's errors."""
+        deadline = time.monotonic() + timeout_s
+        await self._live().connected(key, deadline)
+        version = self.api_version(MetadataRequest)
+        wanted = None if self._followed is None else self._followed.union(topics or ())
+        # Asking an older broker by name creates a topic that does not exist, if it is so configured; asking for all
+        # topics does not.
+        if wanted is None or version is None or version < NEVER_CREATES_TOPICS:
+            names = MetadataRequest.ALL_TOPICS
+        else:
+            names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
+        response = await self._live().ask(key, _metadata_request(names), deadline)
+        if not response.brokers and self._metadata.brokers:
+            raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
+        self._apply(self._metadata.updated(response, complete=names is None))
+
+    def _apply(self, metadata: Metadata) -> None:
+        before, self._metadata, self._answered = self._metadata, metadata, time.monotonic()
+        for node_id in self._directory.replace(metadata.brokers):
+            log.info("broker %s listens at another address now", node_id)
+            self._live().drop(node_id)
+        if metadata == before:
+            return
+        for callback in list(self._listeners):
+            try:
+                callback()
+            except Exception:
+                log.exception("a metadata listener failed")  # it must not cost the others their news
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None) -> Any:
+        """The broker's answer to `request`; its error codes are the caller's to read.
+
+        Connects first if need be. The version is negotiated unless the request has one. Raises `BrokerError`,
+        retriable if the connection failed or ended or no answer came within `timeout_s` (default
+        `request_timeout_s`), which also ends the connection; not retriable if the broker lacks the request.
+        Cancelling the caller leaves the connection usable.
+        """
+        deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        channel = self._live()
+        try:
+            return await channel.ask(node_id, request, deadline)
+        except (kafka_errors.KafkaError, OSError) as exc:
+            if self._closed:
+                raise Closed("this Kafka client was closed") from exc
+            raise broker_error(exc, self._where(node_id)) from exc
+
+    async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
+        """As `send`, to the least busy broker; to the next one when it cannot be reached."""
+        deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        last: AllocatorError | None = None
+        candidates = self._candidates()
+        for n, key in enumerate(candidates):
+            remaining = deadline - time.monotonic()
+            if last is not None and remaining <= 0:
+                break
+            # one that hangs must leave time for the others
+            patience = min(remaining, max(CONNECT_TIMEOUT_S, remaining / (len(candidates) - n)))
+            try:
+                return await self.send(key, request, patience)
+            except BrokerError as exc:
+                if not exc.retriable:
+                    raise
+                last = exc
+        assert last is not None  # bootstrap addresses are candidates always
+        raise last
+
+    async def prepare(self, node_id: int, request_class: Any) -> None:
+        """Open the connection on which such requests go to this broker; if that fails, the first of them tells why."""
+        if self._channel is not None:
+            await self._channel.prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
+
+    async def settled(self, request_class: Any) -> None:
+        """Returns once no such request is under way, also where its caller was cancelled."""
+        if self._channel is not None:
+            await self._channel.settled(request_class)
+
+    def hang_up(self, node_id: int, request_class: Any) -> None:
+        """End the connection on which such requests go to this broker, and what is under way there.
+
+        For a request that the broker holds back and nobody wants any more: the next of its kind would wait for it.
+        """
+        if self._channel is not None:
+            self._channel.hang_up(node_id, request_class)
+
+    def _where(self, key: Any) -> str:
+        broker = self._directory.broker_metadata(key)
+        return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")
+
+    def _live(self) -> Channel:
+        if self._channel is None:
+            why = (
+                "this Kafka client is closed; make a new one"
+                if self._closed
+                else "not connected; await connect() first"
+            )
+            raise Closed(why)
+        return self._channel
+
+
+def _without(where: str, cause: str) -> str:
+    """A cause without the address that it begins with."""
+    host = where.rpartition(":")[0]
+    return re.sub(rf"^{re.escape(host)}(:\d+)?: ", "", cause)
+
+
+def _metadata_request(topics: Any) -> Any:
+    return MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )

@@ -1,0 +1,348 @@
+"""kafka-python's errors in the words of `allocator.errors`."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import kafka.errors as kafka_errors
+
+from allocator.errors import AllocatorError, BrokerError, CorruptRecordError, TopicAuthorizationFailed
+from allocator.types import TopicPartition
+
+__all__ = [
+    "COMMIT",
+    "FETCH",
+    "FIND",
+    "HEARTBEAT",
+    "JOIN",
+    "LEAVE",
+    "MEMBER_COMMIT",
+    "NEXT_HEARTBEAT",
+    "NEXT_LEAVE",
+    "REACTIONS",
+    "SYNC",
+    "FetchReaction",
+    "Reaction",
+    "broker_error",
+    "describe",
+    "error_of",
+    "for_code",
+    "react",
+    "reaction_to",
+    "unreachable",
+]
+
+# (cause of a failed connection, whether TLS was used or None for both, what to do); the first that fits
+REMEDIES: Final = (
+    ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
+    ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
+    ("CERTIFICATE|ALERT", True, "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile)?"),
+    ("TLS|SSL", True, "Is this a port with TLS? {protocol} needs one."),
+    ("TLS", False, "This port needs TLS: correct security_protocol, {protocol} now, or the port."),
+    ("HTTP", None, "Correct the address: this is no Kafka broker."),
+    (
+        "clos",
+        True,
+        "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile), is this its port for {protocol}, "
+        "is it starting?",
+    ),
+    ("clos", False, "Is this the port of a Kafka broker for {protocol} (security_protocol), is it starting?"),
+    (
+        "answer|timed out after|decode",
+        None,
+        "Is this the address of a Kafka broker, and its port for {protocol} (security_protocol)?",
+    ),
+    ("", None, "Is it running, is the address right?"),
+)
+
+
+def describe(exc: BaseException) -> str:
+    """One line that a reader of a log understands, without the class names of two libraries around it."""
+    text = str(exc.args[0]) if exc.args else ""
+    text = re.sub(r"^\w+Error: ", "", text)  # kafka-python quotes one error in another
+    if isinstance(exc, kafka_errors.BrokerResponseError):
+        name = getattr(exc, "message", "") or type(exc).__name__
+        return f"{name}: {text}" if text else f"{name} ({getattr(exc, 'description', '')})"
+    return text or type(exc).__name__
+
+
+def broker_error(exc: BaseException, where: str) -> AllocatorError:
+    """What `send` raises for `exc`, which happened at `where` (a broker, an address)."""
+    if isinstance(exc, AllocatorError):
+        return exc
+    if isinstance(exc, kafka_errors.Cancelled):
+        # we hung up ourselves: on a bootstrap address whose broker is known by now, or on one that moved
+        return BrokerError(f"{where}: the connection was closed under this request", retriable=True)
+    # kafka-python uses the broker's code 7 for its own timer as well; no answer arrived, so there is no code
+    timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
+    code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None
+    retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, (kafka_errors.UnknownBrokerIdError, OSError))
+    if isinstance(exc, kafka_errors.IncompatibleBrokerVersion):
+        return BrokerError(f"{where}: {describe(exc)}", code=code)
+    return BrokerError(f"{where}: {describe(exc)}", code=code, retriable=retriable)
+
+
+def for_code(code: int, what: str) -> BrokerError:
+    """The error that a response carries as `code` about `what` (a partition, a group)."""
+    kind = kafka_errors.for_code(code)
+    exc = kind()
+    return BrokerError(f"{what}: {describe(exc)}", code=code, retriable=bool(kind.retriable))
+
+
+def unreachable(causes: Mapping[str, str], protocol: str) -> str:
+    """Each address with its cause, and what to do. `protocol` is the security protocol that was used."""
+    remedies = dict.fromkeys(_remedy(cause, protocol.endswith("SSL")) for cause in causes.values())
+    tried = ", ".join(f"{address} ({cause})" for address, cause in causes.items())
+    return f"{tried}. {' '.join(remedies).format(protocol=protocol)}"
+
+
+def _remedy(cause: str, tls: bool) -> str:
+    return next(
+        remedy for pattern, with_tls, remedy in REMEDIES if with_tls in (tls, None) and re.search(pattern, cause)
+    )
+
+
+# -- reactions ----------
+# From an error code of a coordinator to what is done about it.
+
+
+class Reaction(enum.Enum):
+    RETRY = "ask the same coordinator again after the back-off"
+    REFIND = "find the coordinator again, then retry"
+    DROP_METADATA = "retry at once without the metadata, which is too large"
+    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing can have been committed"
+    FAIL = "tell the caller"
+    REJOIN = "still a member: join again, holding on to what is held where the assignor allows it"
+    LOST = "the group went on without us: what is held is lost; join again under the same member id"
+    RESET = "not a member any more: what is held is lost; forget the member id and join as a new member"
+    NEW_EPOCH = "still a member, under another epoch (KIP-848): the next heartbeat tells it, then retry"
+    TAKE_ID = "join again at once under the member id that came with the answer (KIP-394)"
+    FENCED = "another process runs under our instance id (KIP-345): what is held is lost; stop and tell the user"
+    DONE = "as good as success"
+
+
+FIND = {
+    -1: Reaction.RETRY,  # 0.8.2 while it creates its offsets topic
+    14: Reaction.RETRY,  # coordinator load in progress
+    15: Reaction.RETRY,  # coordinator not available: likewise, or an election
+}
+
+
+COMMIT = {
+    -1: Reaction.RETRY,  # 0.8.1 when ZooKeeper did not take the write
+    3: Reaction.RETRY,  # unknown topic or partition: the coordinator has not heard of it yet
+    7: Reaction.RETRY,  # the offsets topic's replicas were slow
+    12: Reaction.DROP_METADATA,
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    22: Reaction.FAIL,  # illegal generation, and 25, 27: the group has native members, which commit themselves
+    24: Reaction.FAIL,  # invalid group id
+    25: Reaction.FAIL,
+    27: Reaction.FAIL,
+    28: Reaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
+    29: Reaction.FAIL,  # may not read the topic
+    30: Reaction.FAIL,  # may not use the group
+    35: Reaction.FAIL,  # a group of the next-generation protocol, and a request that is too old for it
+    42: Reaction.FAIL,
+    69: Reaction.FAIL,
+    82: Reaction.FAIL,
+    113: Reaction.FAIL,
+}
+
+
+# as a member commits: with its generation and member id, which the broker compares with its own
+MEMBER_COMMIT = {
+    **COMMIT,
+    22: Reaction.LOST,  # unless a newer generation of ours still holds the partition, which then commits it
+    25: Reaction.RESET,
+    27: Reaction.REJOIN,  # refused until this member has synced; what it still holds then is committed then
+    69: Reaction.RESET,  # the group was deleted, and we with it
+    82: Reaction.FENCED,
+    110: Reaction.RESET,
+    113: Reaction.NEW_EPOCH,  # what is still held under the new epoch is committed under it
+}
+
+
+JOIN = {
+    7: Reaction.RETRY,  # the coordinator could not store the group in time
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    22: Reaction.LOST,
+    23: Reaction.FAIL,  # no assignor in common, or a group of another kind: somebody must change a setting
+    24: Reaction.FAIL,  # invalid group id
+    25: Reaction.RESET,
+    26: Reaction.FAIL,  # session timeout outside of what the broker allows
+    27: Reaction.RETRY,  # the coordinator could not store the group
+    30: Reaction.FAIL,
+    79: Reaction.TAKE_ID,
+    81: Reaction.FAIL,  # the group is full
+    82: Reaction.FENCED,
+    110: Reaction.RESET,  # fenced member epoch: a group that is being moved to the next-generation protocol
+    111: Reaction.RETRY,  # the member that had our instance id is being removed
+}
+
+
+SYNC = {
+    7: Reaction.REJOIN,
+    14: Reaction.REJOIN,  # the coordinator moved, and the generation may not be known where it is now
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    22: Reaction.LOST,
+    23: Reaction.FAIL,
+    25: Reaction.RESET,
+    27: Reaction.REJOIN,  # the next rebalance has begun before this one ended
+    30: Reaction.FAIL,
+    82: Reaction.FENCED,
+    110: Reaction.RESET,
+}
+
+
+HEARTBEAT = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    22: Reaction.LOST,
+    25: Reaction.RESET,
+    27: Reaction.REJOIN,  # and it counts as a heartbeat: they must go on until the member joins again
+    30: Reaction.FAIL,
+    82: Reaction.FENCED,
+    110: Reaction.RESET,
+}
+
+
+LEAVE = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    25: Reaction.DONE,  # it was removed already
+    82: Reaction.DONE,
+}
+
+
+# members of a group of the next-generation protocol send nothing else (KIP-848)
+NEXT_HEARTBEAT = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    25: Reaction.LOST,  # removed for its silence; it comes back under its own member id, with epoch 0
+    29: Reaction.FAIL,  # may not see one of its topics
+    30: Reaction.FAIL,
+    35: Reaction.FAIL,  # the protocol is disabled
+    42: Reaction.FAIL,
+    69: Reaction.LOST,  # the group was deleted; when joining: it is a classic one that the broker does not move
+    81: Reaction.FAIL,  # the group is full; tried again, for a member may leave
+    82: Reaction.FENCED,
+    110: Reaction.LOST,  # fenced: it did not give up in time what it was told to, or its epoch is of another life
+    111: Reaction.RETRY,  # whoever has our instance id has to leave, or its session to end
+    112: Reaction.FAIL,  # no such server_assignor
+    113: Reaction.NEW_EPOCH,
+    128: Reaction.FAIL,  # the broker cannot read the pattern
+}
+
+
+NEXT_LEAVE = {
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    25: Reaction.DONE,  # it was removed already
+    69: Reaction.DONE,
+    82: Reaction.DONE,
+    110: Reaction.DONE,
+}
+
+
+FETCH = {
+    3: Reaction.CHECK_TOPIC,
+    14: Reaction.RETRY,
+    15: Reaction.REFIND,
+    16: Reaction.REFIND,
+    24: Reaction.FAIL,
+    25: Reaction.RETRY,  # as a member: it was removed, which its next heartbeat finds out; as nobody it is not said
+    29: Reaction.FAIL,
+    30: Reaction.FAIL,
+    35: Reaction.FAIL,
+    42: Reaction.FAIL,
+    69: Reaction.RETRY,  # likewise
+    88: Reaction.RETRY,  # an open transaction may still commit an offset of it (KIP-447)
+    113: Reaction.NEW_EPOCH,
+}
+
+
+def react(table: dict[int, Reaction], code: int) -> Reaction:
+    """For codes that no table names: those that kafka-python calls retriable are retried."""
+    if code in table:
+        return table[code]
+    return Reaction.RETRY if kafka_errors.for_code(code).retriable else Reaction.FAIL
+
+
+# -- reactions ----------
+# What each error code of a fetch answer leads to: one table.
+
+
+class FetchReaction(enum.Enum):
+    """What the fetcher does about one partition, the others going on."""
+
+    TAKE = "use the records"
+    RETRY = "ask again after the back-off"
+    REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
+    VALIDATE = "read the metadata, and compare the position with the log of the new leader before asking again"
+    RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
+    RAISE = "tell the consumer once, and ask again now and then, as the cause may be mended meanwhile"
+    HALT = "tell the consumer once, and leave the partition alone until it is sought or assigned anew"
+
+
+CORRUPT_MESSAGE, TOPIC_AUTHORIZATION_FAILED = 2, 29
+
+
+REACTIONS: Final = {
+    -1: FetchReaction.RETRY,  # UNKNOWN_SERVER_ERROR: seen while a broker starts or stops
+    0: FetchReaction.TAKE,
+    1: FetchReaction.RESET,  # OFFSET_OUT_OF_RANGE
+    CORRUPT_MESSAGE: FetchReaction.HALT,  # the broker cannot read its own log there
+    3: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_OR_PARTITION: deleted, or created a moment ago
+    4: FetchReaction.HALT,  # INVALID_FETCH_SIZE
+    5: FetchReaction.REFRESH,  # LEADER_NOT_AVAILABLE
+    6: FetchReaction.REFRESH,  # NOT_LEADER_OR_FOLLOWER
+    7: FetchReaction.RETRY,  # REQUEST_TIMED_OUT
+    8: FetchReaction.REFRESH,  # BROKER_NOT_AVAILABLE
+    9: FetchReaction.REFRESH,  # REPLICA_NOT_AVAILABLE
+    13: FetchReaction.REFRESH,  # NETWORK_EXCEPTION
+    TOPIC_AUTHORIZATION_FAILED: FetchReaction.RAISE,
+    35: FetchReaction.HALT,  # UNSUPPORTED_VERSION
+    43: FetchReaction.HALT,  # UNSUPPORTED_FOR_MESSAGE_FORMAT
+    56: FetchReaction.REFRESH,  # KAFKA_STORAGE_ERROR: the disk is out, so another replica will lead
+    70: FetchReaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (and 71, 106): a new session was tried already
+    71: FetchReaction.RETRY,  # INVALID_FETCH_SESSION_EPOCH
+    72: FetchReaction.REFRESH,  # LISTENER_NOT_FOUND
+    74: FetchReaction.VALIDATE,  # FENCED_LEADER_EPOCH: we know an older leader than the broker does
+    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than we do, and will learn
+    76: FetchReaction.HALT,  # UNSUPPORTED_COMPRESSION_TYPE
+    78: FetchReaction.RETRY,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
+    100: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_ID
+    103: FetchReaction.REFRESH,  # INCONSISTENT_TOPIC_ID
+    106: FetchReaction.RETRY,  # FETCH_SESSION_TOPIC_ID_ERROR
+}
+
+
+"""Codes that are not here: REFRESH if kafka-python holds them for retriable, else HALT."""
+
+
+def reaction_to(code: int) -> FetchReaction:
+    found = REACTIONS.get(code)
+    if found is None:
+        found = FetchReaction.REFRESH if for_code(code, "").retriable else FetchReaction.HALT
+    return found
+
+
+def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
+    """What the consumer is told about `code`."""
+    if code == TOPIC_AUTHORIZATION_FAILED:
+        return TopicAuthorizationFailed(tp.topic)
+    if code == CORRUPT_MESSAGE:
+        return CorruptRecordError(tp.topic, tp.partition, offset, "the broker finds its log corrupt here")
+    return for_code(code, f"{tp.topic}:{tp.partition} at offset {offset}")

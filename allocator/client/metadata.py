@@ -1,0 +1,235 @@
+"""What the brokers said about the cluster: a value, replaced as a whole by each answer. No I/O.
+
+Protocol: the Metadata API (https://kafka.apache.org/protocol#The_Messages_Metadata), v0 to v13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from allocator.errors import AllocatorError, Closed
+
+__all__ = ["Broker", "Metadata", "Partition", "Refresher", "Topic"]
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_TOPIC_OR_PARTITION = 3
+
+
+LEADER_NOT_AVAILABLE = 5
+
+
+NO_ID = uuid.UUID(int=0)  # of brokers that are told to speak as those before 2.8
+
+
+# answers before v1 do not say which topics are internal
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+
+class Broker(NamedTuple):
+    """A broker as it announces itself. Field order is kafka-python's."""
+
+    node_id: Any
+    host: str
+    port: int
+    rack: str | None
+
+
+class Partition(NamedTuple):
+    leader: int | None  # None: being elected
+    leader_epoch: int | None  # None: the broker's version does not tell it reliably
+    replicas: tuple[int, ...]
+
+
+class Topic(NamedTuple):
+    partitions: Mapping[int, Partition]
+    internal: bool
+    topic_id: Any  # uuid.UUID from 2.8 on, else None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A snapshot. `errors` holds Kafka's code for each topic that was asked for and cannot be described."""
+
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str | None = None
+    controller: int | None = None
+
+    def updated(self, response: Any, *, complete: bool) -> Metadata:
+        """This snapshot after `response`; `complete`: it describes all topics, so those left out are gone."""
+        brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+        topics = {} if complete else dict(self.topics)
+        errors = {} if complete else dict(self.errors)
+        for answer in response.topics:
+            errors.pop(answer.name, None)
+            if answer.error_code == 0:
+                topics[answer.name] = self._topic(answer, response.API_VERSION)
+                continue
+            errors[answer.name] = answer.error_code
+            if answer.error_code == LEADER_NOT_AVAILABLE and answer.name in self.topics:
+                topics[answer.name] = self.topics[answer.name]  # it exists; the broker cannot describe it just now
+            else:
+                topics.pop(answer.name, None)
+        return replace(
+            self,
+            brokers=brokers,
+            topics=topics,
+            errors=errors,
+            cluster_id=response.cluster_id,
+            controller=response.controller_id if response.controller_id != -1 else None,
+        )
+
+    def _topic(self, answer: Any, version: int) -> Topic:
+        topic_id = answer.topic_id if version >= 10 and answer.topic_id != NO_ID else None
+        before = self.topics.get(answer.name)
+        same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
+        partitions = {}
+        for p in sorted(answer.partitions, key=lambda p: int(p.partition_index)):
+            leader = p.leader_id if p.leader_id >= 0 else None
+            # brokers before 2.4 announce epochs that lag behind (KAFKA-9212); a client that believes them is fenced
+            epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
+            new = Partition(leader, epoch, tuple(p.replica_nodes))
+            old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
+            if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
+                new = old  # an answer from a broker that has not heard of the election we know of
+            partitions[p.partition_index] = new
+        internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
+        return Topic(partitions, internal, topic_id)
+
+    def settled(self, wanted: frozenset[str] | None) -> bool:
+        """False while asking again soon may tell more: no broker yet, a topic missing, a partition without leader.
+
+        `wanted` None means every topic.
+        """
+        if not self.brokers:
+            return False
+        names = self.topics.keys() if wanted is None else wanted
+        return all(
+            name in self.topics and all(p.leader is not None for p in self.topics[name].partitions.values())
+            for name in names
+        )
+
+
+# -- kafka_refresh ----------
+# When metadata is read: on demand, when it is old, and soon again while it is incomplete.
+
+
+# While a topic is missing or a leader is being elected the wait doubles from the retry back-off up to this.
+# more: a new topic is found later; less: more requests for one that never comes
+INCOMPLETE_MAX_S = 2.0
+
+
+class _Round:
+    """One request, and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.topics: set[str] = set()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Refresher:
+    """Runs `fetch` in rounds, one at a time, in a task of its own.
+
+    Guarantee: a `refresh` is served by a round that began after it, and all calls that wait for the same round share
+    it. So nobody is told an answer that was already under way when they asked.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[frozenset[str]], Awaitable[None]],
+        settled: Callable[[], bool],
+        max_age_s: float,
+        retry_backoff_s: float,
+    ) -> None:
+        self._fetch = fetch
+        self._settled = settled
+        self._max_age_s = max_age_s
+        self._retry_backoff_s = retry_backoff_s
+        self._next: _Round | None = None
+        self._demand: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        self._demand = asyncio.Event()
+        if self._next is not None:
+            self._demand.set()  # somebody asked before connecting was done
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def refresh(self, topics: Iterable[str] | None) -> None:
+        if self._closed:
+            raise Closed("this Kafka client is closed")
+        waiting = self._open_round()
+        waiting.topics.update(topics or ())
+        await asyncio.shield(waiting.done)
+
+    def poke(self) -> None:
+        """Ask for a round that nobody waits for. Caller: connections, when one is lost."""
+        if self._demand is not None and not self._closed:
+            self._open_round()
+
+    def _open_round(self) -> _Round:
+        if self._next is None:
+            self._next = _Round()
+        if self._demand is not None:
+            self._demand.set()
+        return self._next
+
+    async def _run(self) -> None:
+        assert self._demand is not None
+        pause = self._retry_backoff_s
+        failing = False
+        while True:
+            wait = self._max_age_s
+            if self._settled() and not failing:
+                pause = self._retry_backoff_s
+            else:
+                wait = min(wait, pause)
+                pause = min(pause * 2, INCOMPLETE_MAX_S)
+            timer = asyncio.get_running_loop().call_later(wait, self._demand.set)
+            try:
+                await self._demand.wait()
+            finally:
+                timer.cancel()
+            self._demand.clear()
+            current, self._next = self._next or _Round(), None
+            try:
+                await self._fetch(frozenset(current.topics))
+            except asyncio.CancelledError:
+                _fail(current, Closed("this Kafka client was closed"))
+                raise
+            except Exception as exc:
+                # an error that is no AllocatorError is a bug of ours: those who wait hear of it, the rounds go on
+                trace = None if isinstance(exc, AllocatorError) else exc
+                log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
+                failing = True
+                _fail(current, exc)
+                # whoever asks again at once is not served more often than this
+                await asyncio.sleep(self._retry_backoff_s)
+            else:
+                failing = False
+                if not current.done.done():
+                    current.done.set_result(None)
+
+    async def close(self) -> None:
+        """End the task; those who wait get `Closed`. Idempotent."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._next is not None:
+            _fail(self._next, Closed("this Kafka client was closed"))
+
+
+def _fail(round_: _Round, exc: Exception) -> None:
+    if not round_.done.done():
+        round_.done.set_exception(exc)
+        round_.done.exception()  # marks it as seen: maybe nobody waits

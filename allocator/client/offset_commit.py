@@ -1,0 +1,215 @@
+"""OffsetCommit on the wire, v0 to v9 (https://kafka.apache.org/protocol#The_Messages_OffsetCommit).
+
+A service may commit after each record that it handles. kafka-python makes an object for each partition of a request
+and of its answer, which takes longer than all else that the client does for a commit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import kafka.errors as kafka_errors
+
+from allocator.client.response_reader import INT32, AnswerReader
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_answer"]
+
+API_KEY: Final = 8
+# from v10 on topics go by id instead of by name
+NEWEST: Final = 9
+# from here on lengths and counts are compact and everything may carry tagged fields
+_FLEXIBLE: Final = 8
+_LONGEST: Final = 32767  # bytes of a text before
+
+_HEADER: Final = struct.Struct(">hhi")
+_INT16: Final = struct.Struct(">h")
+_INT64: Final = struct.Struct(">q")
+_RESULT: Final = struct.Struct(">ih")
+_RESULT_AND_TAGS: Final = struct.Struct(">ihB")
+_OFFSET: Final = struct.Struct(">iq")
+_OFFSET_AND_TIME: Final = struct.Struct(">iqq")  # v1
+_OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
+_BROKERS_CLOCK: Final = -1
+
+
+class _Header(NamedTuple):
+    correlation_id: int
+    request_api_key: int
+    request_api_version: int
+    client_id: str
+
+
+class OffsetCommit:
+    """A commit, as kafka-python's connections take requests. `version` is negotiated between `oldest` and `newest`.
+
+    `retention_s`: for how long it is to be kept, which v2 to v4 can say; None for as long as the broker is set to.
+    """
+
+    API_KEY = API_KEY
+    min_version = 0
+    max_version = NEWEST
+
+    def __init__(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        retention_s: float | None,
+        oldest: int,
+        newest: int,
+    ) -> None:
+        self.offsets = offsets
+        self.API_VERSION: int | None = None  # set once the broker is known
+        self.header: _Header | None = None
+        self._group = group
+        self._generation = generation
+        self._member_id = member_id
+        self._instance_id = instance_id
+        self._retention_s = retention_s
+        self._min_version = oldest
+        self._max_version = newest
+
+    def __repr__(self) -> str:
+        return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self._group!r}>"
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
+        assert self.API_VERSION is not None
+        self.header = _Header(correlation_id, API_KEY, self.API_VERSION, client_id)
+
+    def encode(self, *, framed: bool, header: bool) -> bytes:
+        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        head = self.header
+        version = head.request_api_version
+        out = _Writer(flexible=version >= _FLEXIBLE)
+        client_id = head.client_id.encode()
+        out.data += _HEADER.pack(API_KEY, version, head.correlation_id)
+        out.data += _INT16.pack(len(client_id)) + client_id  # never compact
+        out.tags()
+        out.text(self._group)
+        if version >= 1:
+            out.data += INT32.pack(self._generation)
+            out.text(self._member_id)
+        if version >= 7:
+            out.text(self._instance_id)
+        if 2 <= version <= 4:
+            out.data += _INT64.pack(-1 if self._retention_s is None else int(self._retention_s * 1000))
+        self._topics(out, version)
+        out.tags()
+        return INT32.pack(len(out.data)) + out.data
+
+    def _topics(self, out: _Writer, version: int) -> None:
+        topics: dict[str, list[tuple[int, OffsetAndMetadata]]] = {}
+        for (topic, partition), value in self.offsets.items():
+            topics.setdefault(topic, []).append((partition, value))
+        out.count(len(topics))
+        last: Any = None
+        rest = b""
+        for topic, parts in topics.items():
+            out.text(topic)
+            out.count(len(parts))
+            for partition, (offset, metadata, epoch) in parts:
+                if version >= 6:
+                    out.data += _OFFSET_AND_EPOCH.pack(partition, offset, -1 if epoch is None else epoch)
+                elif version == 1:
+                    out.data += _OFFSET_AND_TIME.pack(partition, offset, _BROKERS_CLOCK)
+                else:
+                    out.data += _OFFSET.pack(partition, offset)
+                if metadata != last or not rest:  # mostly one for all of them
+                    rest, last = out.encoded(metadata or "") + out.no_tags, metadata
+                out.data += rest
+            out.tags()
+
+
+class _Writer:
+    def __init__(self, *, flexible: bool) -> None:
+        self.data = bytearray()
+        self.flexible = flexible
+        self.no_tags = b"\0" if flexible else b""
+
+    def text(self, value: str | None) -> None:
+        self.data += self.encoded(value)
+
+    def encoded(self, value: str | None) -> bytes:
+        if value is None:
+            return b"\0" if self.flexible else b"\xff\xff"
+        data = value.encode()
+        if self.flexible:
+            return _uvarint(len(data) + 1) + data
+        if len(data) > _LONGEST:
+            raise kafka_errors.KafkaProtocolError(
+                f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
+            )
+        return _INT16.pack(len(data)) + data
+
+    def count(self, count: int) -> None:
+        self.data += _uvarint(count + 1) if self.flexible else INT32.pack(count)
+
+    def tags(self) -> None:
+        self.data += self.no_tags
+
+
+def _uvarint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+class OffsetCommitAnswer(NamedTuple):
+    # kafka-python reads these two names of every answer
+    API_VERSION: int
+    throttle_time_ms: int
+    results: list[tuple[TopicPartition, int]]
+    """Each partition's error code."""
+
+
+def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
+    """Partition numbers and error codes of one topic."""
+    count = reader.count()
+    size = _RESULT.size + reader.flexible
+    start, end = reader.pos, reader.pos + count * size
+    # tagged fields may come with any of them, and never do so far
+    if not reader.flexible or not any(reader.frame[start + _RESULT.size : end : size]):
+        chunk = reader.taken(count * size)
+        return [
+            (partition, code)
+            for partition, code, *_ in (_RESULT_AND_TAGS if reader.flexible else _RESULT).iter_unpack(chunk)
+        ]
+    found = []
+    for _ in range(count):
+        partition, code = reader.unpack(_RESULT)
+        found.append((partition, code))
+        reader.tags()
+    return found
+
+
+def read_answer(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
+    """The correlation id and the answer in `frame` (without its length). Raises `KafkaProtocolError`."""
+    try:
+        reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)
+        correlation_id = reader.header()
+        throttle = reader.unpack(INT32)[0] if version >= 3 else 0
+        results = []
+        for _ in range(reader.count()):
+            topic = reader.text()
+            results += [(TopicPartition(topic, partition), code) for partition, code in _codes(reader)]
+            reader.tags()
+        reader.tags()
+    except (struct.error, IndexError, ValueError) as error:
+        raise kafka_errors.KafkaProtocolError(
+            f"an OffsetCommit answer v{version} of {len(frame)} bytes that does not decode: {error}"
+        ) from error
+    return correlation_id, OffsetCommitAnswer(version, throttle, results)

@@ -1,0 +1,450 @@
+"""The consumer that services written for kiel know, under its names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Optional
+
+from allocator.assignors.registry import of_kiel
+from allocator.client.log_offsets import EARLIEST, list_offsets
+from allocator.compat.base_consumer import TURN_S, BaseConsumer
+from allocator.compat.views import KielAllocator
+from allocator.consumer.core import Engine
+from allocator.consumer.membership_config import Joining
+from allocator.consumer.switching import ClusterChoice, Watcher, path_of
+from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
+from allocator.fetch.batch import Batch
+from allocator.fetch.fetcher import Fetcher
+from allocator.groups.patterns import ANY_TOPIC
+from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import RecordsLost
+from allocator.subscription.state import SubscriptionState
+from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = ["GroupedConsumer"]
+
+log = logging.getLogger(__name__)
+
+# more: a member for which there is no partition connects later; less: `allocation` may be empty after `connect`
+FIRST_SHARE_S = 5.0
+COMMIT_BACKOFF_S = 0.1  # before a commit that may succeed later is tried again; doubled each time, up to
+COMMIT_BACKOFF_MAX_S = 2.0
+
+
+class GroupedConsumer(BaseConsumer):
+    """Drop-in for kiel 0.9.3's GroupedConsumer: the import is all that a service has to change.
+
+        consumer = GroupedConsumer(["kafka01:9092"], "work.group", ["zk01:2181"])
+        yield consumer.connect()
+        messages = yield consumer.consume("example")
+
+    Every method that waits returns an awaitable that works with `yield` in `@gen.coroutine` and with `await`; it
+    runs on tornado's asyncio loop. As there, the group shares the partitions of *all* topics, values are decoded as
+    JSON unless `deserializer` says otherwise, and `autocommit` commits *before* the values are returned (at most
+    once); with autocommit off, call `commit_offsets` after handling them (at least once).
+
+    A group that kiel's own members left begins where they stopped: they commit to ZooKeeper, and what stands there is
+    taken where Kafka has nothing yet. Old and new members do not see each other; stop the old ones first, or use
+    `membership="kiel"`, with which a fleet is upgraded one process at a time (docs/old-groups.md).
+
+    What differs (docs/howto/kiel.md has all of it): a partition never has two owners; nothing blocks the loop; a
+    coordinator that refuses raises instead of being taken as found; a commit that is refused for one partition is tried
+    again for that one. As there, `consume` logs the errors of a topic or a partition and returns the others. Before a
+    partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
+    the next `consume` of that topic, or `close`; and so is every commit that was begun, awaited or not.
+
+    A group that is paused, or told to read another cluster (docs/migration.md), is followed by `consume`: it returns
+    nothing more once that is known, the member leaves when nothing that was returned is waited for, and goes on at what
+    is committed there. What was returned and never committed comes again.
+
+    `membership`, `settle_s`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
+    With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        group: str,
+        zk_hosts: str | Sequence[str] | None,
+        deserializer: Callable[[bytes], Any] | None = None,
+        partition_allocator: Assignors | None = None,
+        autocommit: bool = True,
+        max_wait_time: int = 1000,  # in milliseconds
+        min_bytes: int = 1,
+        max_bytes: int = 1024 * 1024,
+        *,
+        membership: MembershipName = "zookeeper",
+        settle_s: float = 3.0,
+        session_timeout_s: float = 10.0,
+        root: str = "/allocator",
+        zookeeper_options: Mapping[str, Any] | None = None,
+        security: Mapping[str, Any] | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
+        self.group_name = group
+        self.autocommit = autocommit
+        self.topics_to_commit: set[str] = set()
+        hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
+        self._make = partial(
+            Engine,
+            Joining(
+                membership=membership,
+                settle_s=settle_s,
+                group=group,
+                client_id=self.name,
+                topics=(),
+                pattern=ANY_TOPIC,
+                assignor=of_kiel(partition_allocator) if callable(partition_allocator) else partition_allocator,
+                session_timeout_s=session_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                zookeeper=hosts,
+                root=root,
+                zookeeper_options=zookeeper_options,
+            ),
+            listener=_PauseUnasked(self),
+            auto_commit_interval_s=None,
+            commit_on_revoke=False,
+            old_offsets=True,
+            auto_offset_reset="earliest",
+            security=security,
+            max_wait_s=max_wait_time / 1000.0,
+            min_bytes=min_bytes,
+            max_partition_bytes=max_bytes,
+        )
+        self._brokers = brokers
+        self._engine = self._make(brokers=brokers)
+        self._reads: Optional[ClusterChoice] = None  # None: not in the group
+        self._connect_timeout_s = connect_timeout_s
+        self._watcher = None
+        if membership == "zookeeper":
+            ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
+            self._watcher = Watcher(ensemble, path_of(root, group))
+        self._asked: set[str] = set()
+        self._asked_of: dict[str, Engine] = {}  # topic -> the engine that `consume` has asked for it
+        self._synced: set[str] = set()  # `synced_offsets` without what the user has taken out of it
+        self._started = False
+        self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def connect(self) -> asyncio.Future[None]:
+        """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator."""
+        return asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        if self._started:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._going, self._committing = asyncio.Lock(), asyncio.Lock()
+        if self._watcher is not None:
+            await self._watcher.start(self._connect_timeout_s)
+        try:
+            await self._follow()
+        except BaseException:
+            if self._watcher is not None:
+                await self._watcher.close()
+            raise
+        self._started = True
+        if self._reads is not None:
+            await self._until_first_share()
+
+    async def _until_first_share(self) -> None:
+        """Returns once this member owns a partition, or there is none for it: kiel's `allocation` is filled then."""
+        loop, engine = asyncio.get_running_loop(), self._engine
+        end = loop.time() + FIRST_SHARE_S
+        while not (self.closing or engine.membership.held or engine.ended) and engine.client.topics():
+            left = end - loop.time()
+            if left <= 0:
+                break
+            await engine.news(left)
+
+    async def _follow(self) -> bool:
+        """Leaves and joins as the group is told to; whether there is something to read."""
+        told = self._told()
+        if told == self._reads:
+            return told is not None
+        if self._engine.progress.in_hand:
+            return False
+        async with self._going:
+            told = self._told()
+            if self.closing or told == self._reads or self._engine.progress.in_hand:
+                return False  # somebody else saw to it while we waited; the next turn tells
+            if self._reads is not None:
+                log.info("%s: told %s: leaves", self.group_name, told)
+                self._reads = None
+                await self._engine.close()
+            if told is None:
+                return False
+            self._engine = self._make(brokers=told.brokers or self._brokers)
+            if self._watcher is not None:
+                self._engine.join_again_if(self._watcher.still(told))
+            await self._join()
+            self._reads = told
+            return True
+
+    def _told(self) -> ClusterChoice | None:
+        """Which cluster the group is to read; None: none, it is paused."""
+        told = ClusterChoice() if self._watcher is None else self._watcher.current
+        return None if told.frozen else told
+
+    async def _join(self) -> None:
+        await self._engine.start()
+        try:
+            await self._engine.offsets.find()
+        except BaseException:
+            await self._engine.close()
+            raise
+
+    def _stop(self) -> None:
+        self._engine.progress.abandon()
+
+    async def _wind_down(self) -> None:
+        if not self._started:
+            return
+        async with self._going:  # a join that is under way can be ended when it is through
+            if self._reads is not None:
+                self._reads = None
+                await self._engine.close()
+            if self._watcher is not None:
+                await self._watcher.close()
+
+    def on_records_lost(self, loss: RecordsLost) -> Any:
+        """The log did not have the position of a partition, so values of it are lost; there for subclasses to extend.
+
+        A topic that was deleted and created again is read from its beginning. Nothing more is returned before this
+        returns; it may be a coroutine.
+        """
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def allocation(self) -> dict[str, list[int]]:
+        """The partitions that are ours at this moment, by topic."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for topic, partition in sorted(self._engine.membership.held):
+            found[topic].append(partition)
+        return dict(found)
+
+    def may_act(self) -> bool:
+        """Whether values may be handled and offsets committed at this instant.
+
+        Ask it before each value that was returned a while ago: the lease may have lapsed since.
+        """
+        return self._reads is not None and self._engine.membership.may_act()
+
+    @property
+    def coordinator_id(self) -> int | None:
+        """Node id of the broker that keeps the group's offsets."""
+        return self._engine.offsets.coordinator
+
+    async def _consume(self, topic: str, start: Any) -> list[Any] | None:
+        if self.closing:
+            return None
+        self._engine.progress.finish(topic)
+        self._asked_of.pop(topic, None)
+        if topic in self._synced and topic not in self.synced_offsets:  # the user took it out, as kiel's users may
+            try:
+                await self._determine_offsets(topic)
+            except NoOffsetsError as error:
+                self._tell(error)
+                return []
+        values, starts = await self._read(topic)
+        if self.autocommit and starts and not await self._committed_first(starts):
+            return []
+        return values
+
+    @property
+    def _label(self) -> str:
+        return self.group_name
+
+    @property
+    def _state(self) -> SubscriptionState:
+        return self._engine.state
+
+    @property
+    def _fetcher(self) -> Fetcher:
+        return self._engine.fetcher
+
+    @property
+    def _ended(self) -> BaseException | None:
+        return self._engine.ended
+
+    async def _ready(self, topic: str) -> bool:
+        try:
+            if not await self._follow():
+                return False
+        except AllocatorError as error:
+            if not error.retriable:
+                raise
+            self._tell(error)
+            return False
+        if self._asked_of.get(topic) is not self._engine:
+            self._asked_of[topic] = self._engine
+            self._engine.polled()
+            self._ask(topic)
+        return True
+
+    def _next_batch(self, topic: str) -> Batch | None:
+        return self._engine.take(topic)
+
+    def _deliver(self, batch: Batch, next_offset: int) -> None:
+        self._engine.deliver(batch, next_offset)
+        self.topics_to_commit.add(batch.topic)
+        self._synced.add(batch.topic)
+
+    async def _wait(self, timeout_s: float) -> None:
+        await self._engine.news(timeout_s)
+
+    async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
+        """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
+        engine = self._engine
+        wanted = engine.progress.uncommitted(starts, in_hand=True)
+        try:
+            engine.must_own(starts)
+            with engine.committing(wanted):
+                async with self._committing:
+                    await self._commit(engine, wanted, None)
+                    self._committed(engine, {p.topic for p in wanted})
+        except AllocatorError as error:
+            log.warning("%s: these values are read again, their commit failed: %s", self.group_name, error)
+            self._put_back(starts)
+            return False
+        return True
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        if self._engine.state.is_fetchable(partition):  # not if it is gone, or about to go
+            self._engine.state.seek(partition, offset)
+            self._engine.progress.rewind(partition, offset)
+            self._engine.fetcher.wake()
+
+    def _seek(self, partition: TopicPartition, offset: int) -> None:
+        self._engine.must_own([partition])
+        self._engine.state.seek(partition, offset)
+        self._engine.progress.rewind(partition, offset)
+        self._engine.fetcher.wake()
+
+    def _ask(self, topic: str) -> None:
+        """Topics that nobody consumes are allocated as well, but not fetched."""
+        if topic not in self._asked:
+            self._asked.add(topic)
+            for partition in self._engine.state.assigned_partitions():
+                if partition.topic == topic:
+                    self._engine.state.resume(partition)
+            self._engine.fetcher.wake()
+        if self._engine.client.partitions(topic) is None:
+            self._log(f"topic {topic!r} is unknown, or this user may not see it")
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    def determine_coordinator(self) -> asyncio.Future[Any]:
+        """Finds the coordinator anew; raises NoOffsetsError when it is refused."""
+        self._must_be_connected()
+        return asyncio.ensure_future(self._engine.offsets.find())
+
+    def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
+        """Goes back to what the group has committed for our partitions of a topic; `start` is unused."""
+        self._must_be_connected()
+        return asyncio.ensure_future(self._determine_offsets(topic))
+
+    async def _determine_offsets(self, topic: str) -> None:
+        ours = [p for p in self._engine.membership.held if p.topic == topic]
+        committed = {p: value.offset for p, value in (await self._engine.committed(ours)).items()}
+        rest = dict.fromkeys(set(ours) - set(committed), EARLIEST)
+        if rest:  # what was returned of them and never committed comes again
+            found = await list_offsets(self._engine.client, rest)
+            committed.update((p, at.offset) for p, at in found.items() if at is not None)
+        self._put_back(committed)
+        self._synced.add(topic)
+        self.synced_offsets.add(topic)
+
+    def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
+        """Commits what was returned of every topic that waits for it, with a text of your own if you like.
+
+        What was returned when this is called is committed, whether the answer is awaited or not, and a partition moves
+        only after that. What may succeed later is tried again for as long as the partition is ours, so that a service
+        lives through a time without ZooKeeper or coordinator; values of a partition that is lost meanwhile are read
+        again by its next owner, with a line in the log. Raises CommitFailed when the coordinator refuses for good.
+
+        A text that is too long for the broker is left out, with a warning.
+        """
+        self._must_be_connected()
+        engine, topics = self._engine, frozenset(self.topics_to_commit)
+        wanted: dict[TopicPartition, int] = {}
+        if self._reads is not None:  # else nothing waits for it
+            wanted = {p: o for p, o in engine.progress.uncommitted(in_hand=True).items() if p.topic in topics}
+        # before anything else runs: a rebalance may begin
+        until_done = contextlib.ExitStack()
+        until_done.enter_context(engine.committing(wanted))
+        task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, metadata))
+        task.add_done_callback(lambda _: until_done.close())
+        return task
+
+    async def _commit_offsets(
+        self, engine: Engine, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
+    ) -> None:
+        """One after the other: an earlier one that is tried again must not come after a later one."""
+        backoff_s = COMMIT_BACKOFF_S
+        async with self._committing:
+            while wanted:
+                try:
+                    await self._commit(engine, wanted, metadata)
+                    break
+                except (CommitFailed, NotOwned) as error:
+                    if engine.closing or not (error.retriable or isinstance(error, (Fenced, NotOwned))):
+                        raise
+                    log.warning("%s: tried again: %s", self.group_name, error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(COMMIT_BACKOFF_MAX_S, 2 * backoff_s)
+                while self._ours(engine, wanted) and not engine.membership.may_act() and not engine.closing:
+                    await engine.fetcher.news(TURN_S)
+                gone = wanted.keys() - self._ours(engine, wanted)
+                if gone:
+                    log.warning("%s: values of %d partitions are read again: not ours any more", self.name, len(gone))
+                    wanted = {p: offset for p, offset in wanted.items() if p not in gone}
+            self._committed(engine, topics)
+
+    async def _commit(self, engine: Engine, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
+        """Once. Raises NotOwned or CommitFailed."""
+        epoch = engine.fetcher.leader_epoch
+        ours = f"committed by {self.name}"
+        text = {p: engine.stamped(ours, p) if metadata is None else metadata for p in wanted}
+        await engine.commit({p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()})
+        engine.progress.finish_up_to(wanted)
+
+    def _committed(self, engine: Engine, topics: Collection[str]) -> None:
+        # of some of them more may have been returned since
+        self.topics_to_commit -= set(topics) - {p.topic for p in engine.progress.uncommitted(in_hand=True)}
+
+    def _ours(self, engine: Engine, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        return {p for p in wanted if engine.state.is_assigned(p)}
+
+
+class _PauseUnasked(RebalanceListener):
+    def __init__(self, consumer: GroupedConsumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        consumer = self._consumer
+        for partition in partitions:
+            if partition.topic not in consumer._asked:
+                consumer._engine.state.pause(partition)
+        self._rebalanced(partitions)
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._rebalanced(partitions)
+
+    def _rebalanced(self, partitions: frozenset[TopicPartition]) -> None:
+        topics = {p.topic for p in partitions}
+        self._consumer._synced -= topics
+        self._consumer.synced_offsets -= topics
+        self._consumer.allocator.on_rebalance()
+
+    def on_records_lost(self, loss: RecordsLost) -> Any:
+        return self._consumer.on_records_lost(loss)

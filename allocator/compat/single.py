@@ -1,0 +1,232 @@
+"""kiel's consumer without a group."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Union
+
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.compat.base_consumer import BaseConsumer
+from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
+from allocator.fetch.batch import Batch
+from allocator.fetch.fetcher import Fetcher
+from allocator.subscription.state import SubscriptionState
+from allocator.types import TopicPartition
+
+__all__ = ["SingleConsumer", "Start"]
+
+log = logging.getLogger(__name__)
+
+LOOKUP_S = (
+    5.0  # more: `consume` waits longer for a leader that is away; less: it gives up, and the next call asks again
+)
+METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more requests
+
+Start = Union[int, datetime.datetime, datetime.timedelta, None]
+
+
+class SingleConsumer(BaseConsumer):
+    """Drop-in for kiel 0.9.3's SingleConsumer: reads all partitions of each topic that is asked for, in no group.
+
+        consumer = SingleConsumer(["kafka01:9092"])
+        yield consumer.connect()
+        messages = yield consumer.consume("example", start=SingleConsumer.BEGINNING)
+
+    Every method that waits returns an awaitable that works with `yield` in `@gen.coroutine` and with `await`; it
+    runs on tornado's asyncio loop. Nothing is committed, and no other consumer is told of this one.
+
+    `start` says where to begin a topic that is consumed for the first time, and where to go on when the log does not
+    have the position any more: `END` (the default), `BEGINNING`, a `datetime` (UTC unless it has a time zone), or a
+    `timedelta` before now. Partitions that appear later are read from their beginning.
+
+    `security` and `connect_timeout_s` are new, and optional.
+    """
+
+    BEGINNING = EARLIEST
+    """`start` at the oldest record of each partition."""
+    END = LATEST
+    """`start` at the next record that is written to each partition."""
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        deserializer: Callable[[bytes], Any] | None = None,
+        max_wait_time: int = 1000,  # in milliseconds
+        min_bytes: int = 1,
+        max_bytes: int = 1024 * 1024,
+        *,
+        security: Mapping[str, Any] | None = None,
+        connect_timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
+        # without the colon, of which brokers of 0.9 cannot make a name in JMX
+        self._client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", self.name), security=security)
+        self._subscription = SubscriptionState("none")
+        self._records = Fetcher(
+            self._client,
+            self._subscription,
+            auto_offset_reset="none",
+            max_wait_s=max_wait_time / 1000.0,
+            min_bytes=min_bytes,
+            max_partition_bytes=max_bytes,
+        )
+        self._connect_timeout_s = connect_timeout_s
+        self._refresh_at = 0.0
+        self._chosen: set[TopicPartition] = set()  # the user set their offsets before their topic was consumed
+        self._astray: set[TopicPartition] = set()  # the log does not have their position
+
+    def connect(self) -> asyncio.Future[None]:
+        """Connects to Kafka and reads which topics there are. Raises BrokersUnavailable."""
+        return asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        if self._loop is not None:
+            return
+        self._client.follow_all()
+        await self._client.connect(self._connect_timeout_s)
+        await self._records.start()
+        self._loop = asyncio.get_running_loop()
+
+    async def _wind_down(self) -> None:
+        await self._records.close()
+        await self._client.close()
+
+    @property
+    def allocation(self) -> dict[str, list[int]]:
+        """All topics of the cluster, and their partitions."""
+        return {topic: sorted(self._client.partitions(topic) or ()) for topic in sorted(self._client.topics())}
+
+    def determine_offsets(
+        self, topic: str, start: int | datetime.datetime | datetime.timedelta | None = None
+    ) -> asyncio.Future[bool]:
+        """Goes to `start` in all partitions of a topic. Raises NoOffsetsError when no broker tells where that is."""
+        self._must_be_connected()
+        return asyncio.ensure_future(self._determine_offsets(topic, start))
+
+    async def _determine_offsets(self, topic: str, start: Start) -> bool:
+        await self._find(self._partitions_of(topic), start_to_timestamp(start))
+        return True
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def _consume(self, topic: str, start: Start) -> list[Any] | None:
+        if self.closing:
+            return None
+        timestamp = start_to_timestamp(start)
+        try:
+            await self._refresh(topic)
+            await self._sync(topic, timestamp)
+        except AllocatorError as error:
+            self._tell(error)
+        else:
+            if self._client.partitions(topic) is not None:
+                return (await self._read(topic))[0]
+            self._log(f"topic {topic!r} is unknown, or this user may not see it")
+        await asyncio.sleep(self.max_wait_time / 1000.0)  # else a loop of the user's would not wait at all
+        return None if self.closing else []
+
+    async def _refresh(self, topic: str) -> None:
+        now = time.monotonic()
+        if now < self._refresh_at and self._client.partitions(topic) is not None:
+            return
+        self._refresh_at = now + METADATA_AGE_S
+        try:
+            await self._client.refresh([topic])
+        except AllocatorError as error:
+            self._tell(error)  # what is known goes on being read
+
+    async def _sync(self, topic: str, timestamp: int) -> None:
+        """Gives every partition of the topic a position."""
+        partitions = self._partitions_of(topic)
+        if topic in self.synced_offsets:
+            # a topic that did not exist had no records either: what came since is new
+            known = self._subscription.all_consumed_offsets()
+            await self._find([p for p in partitions if p not in known], EARLIEST)
+            await self._find([p for p in partitions if p in self._astray], timestamp)
+        else:
+            await self._find([p for p in partitions if p not in self._chosen], timestamp)
+            self._chosen -= set(partitions)
+            self.synced_offsets.add(topic)
+
+    async def _find(self, partitions: Sequence[TopicPartition], timestamp: int) -> None:
+        if not partitions:
+            return
+        try:
+            found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
+            late = [partition for partition in partitions if found[partition] is None]
+            if late:  # no record is as young as that
+                found.update(await list_offsets(self._client, dict.fromkeys(late, LATEST), timeout_s=LOOKUP_S))
+        except AllocatorError as error:
+            unknown = NoOffsetsError(f"cannot tell where to begin topic {partitions[0].topic!r}: {error}")
+            unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
+            raise unknown from error
+        self._read_also(partitions)
+        for partition, there in found.items():
+            if there is not None:
+                self._subscription.seek(partition, there.offset)
+                self._astray.discard(partition)
+        self._records.wake()
+
+    def _partitions_of(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in sorted(self._client.partitions(topic) or ())]
+
+    def _read_also(self, partitions: Iterable[TopicPartition]) -> None:
+        assigned = self._subscription.assigned_partitions()
+        self._subscription.assign_from_user(sorted(assigned.union(partitions)))
+
+    # -- what the base asks --------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> SubscriptionState:
+        return self._subscription
+
+    @property
+    def _fetcher(self) -> Fetcher:
+        return self._records
+
+    def _deliver(self, batch: Batch, next_offset: int) -> None:
+        partition = TopicPartition(batch.topic, batch.partition)
+        self._subscription.update_position(partition, next_offset, self._records.leader_epoch(partition, next_offset))
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        if self._subscription.is_assigned(partition):
+            self._subscription.seek(partition, offset)
+            self._records.wake()
+
+    def _seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition.partition not in (self._client.partitions(partition.topic) or ()):
+            raise NotAssigned(partition)
+        self._read_also([partition])
+        self._subscription.seek(partition, offset)
+        self._astray.discard(partition)
+        if partition.topic not in self.synced_offsets:
+            self._chosen.add(partition)
+        self._records.wake()
+
+    def _tell(self, error: AllocatorError) -> None:
+        super()._tell(error)
+        if isinstance(error, OffsetOutOfRange):
+            self._astray.add(TopicPartition(error.topic, error.partition))
+
+
+def start_to_timestamp(start: Start) -> int:
+    """What ListOffsets is asked for: epoch milliseconds, or one of its special values. Raises ConfigError."""
+    if start is None:
+        return SingleConsumer.END
+    if isinstance(start, datetime.timedelta):
+        start = datetime.datetime.now(datetime.timezone.utc) - start
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            start = start.replace(tzinfo=datetime.timezone.utc)
+        start = round(start.timestamp() * 1000)
+    if isinstance(start, bool) or not isinstance(start, int) or start < EARLIEST:
+        raise ConfigError(
+            f"start is {start!r}; give SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
+        )
+    return start

@@ -1,0 +1,491 @@
+"""What every consumer is made of, started and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from allocator.client.client import KafkaClient
+from allocator.consumer.keywords import argument_faults
+from allocator.consumer.measures import lag
+from allocator.consumer.membership_config import Joining
+from allocator.consumer.ownership import Ownership
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
+from allocator.fetch.batch import Batch
+from allocator.fetch.fetcher import Fetcher
+from allocator.groups.fixed import FixedMembership
+from allocator.groups.kafka_classic.membership import KafkaMembership
+from allocator.groups.kip848.membership import KafkaNextMembership
+from allocator.groups.membership import Membership
+from allocator.groups.patterns import topic_pattern
+from allocator.groups.session import SessionMembership
+from allocator.offsets.coordinator import Coordinator
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.offsets.idle import IdleOffsets, commit_again
+from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
+from allocator.offsets.tracker import Progress
+from allocator.subscription.listener import check_listener
+from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
+from allocator.subscription.state import SubscriptionState
+from allocator.tasks import BackgroundTasks, within
+from allocator.tracing import spans_of
+from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Parts = frozenset[TopicPartition]
+
+LOSSES = 100  # kept
+FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
+COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
+
+
+class Engine:
+    """Client, membership, fetcher and offsets of one member of one group.
+
+    Guarantee: `take` gives a batch, and `commit` sends offsets, only while this member owns the partition and its
+    lease is valid. The rooms meet in the subscription state; this only starts, ends and asks them.
+    """
+
+    def __init__(
+        self,
+        joining: Joining,
+        *,
+        brokers: str | Sequence[str],
+        listener: Listener | None,
+        auto_commit_interval_s: float | None,
+        commit_on_revoke: bool,
+        auto_offset_reset: OffsetReset | int,
+        security: Mapping[str, Any] | None = None,
+        old_offsets: bool = False,
+        **fetch: Any,
+    ) -> None:
+        own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
+        faults = argument_faults({**own, "auto_offset_reset": auto_offset_reset, **fetch})
+        if faults:
+            raise ConfigError("; ".join(faults))
+        joining.check()
+        self.group = joining.group
+        self._joining = joining
+        self._old_offsets = old_offsets
+        self._read_committed = fetch.get("isolation_level") == "read_committed"
+        self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
+        self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
+        self.state = SubscriptionState(auto_offset_reset)
+        check_listener(listener)
+        self.state.rebalance_listener = listener
+        # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
+        self.client = KafkaClient(brokers, client_id=name, security=security)
+        self.fetcher = Fetcher(
+            self.client,
+            self.state,
+            auto_offset_reset=auto_offset_reset,
+            rack=joining.rack,
+            lost=self._records_lost,
+            **fetch,
+        )
+        self._ownership = Ownership(
+            self.state,
+            self.progress,
+            self.committed,
+            self.fetcher,
+            self.commit_progress,
+            self.commits_settled,
+            self.client.measures,
+            auto_commit=commit_on_revoke and self.group is not None,
+        )
+        self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
+        self._load = partial(lag, self.client, self.committed, auto_offset_reset)
+        self._offsets = None
+        if self.group is not None:
+            self._offsets = StoredOffsets(self.client, self.group, joining.storage, coordinator=self._coordinator)
+        self.membership = self._make_membership()
+        self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
+        self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
+        """The latest losses, for the page and for users."""
+        self.closing = False
+        """`close` was called: what cannot be committed now never will be."""
+        self.ever_chosen = False
+        """Topics were subscribed, or partitions assigned, at least once."""
+        self._started = False
+        self._note_choice()
+        self._broken: BaseException | None = None
+        self._under_way: dict[asyncio.Future[None], Parts] = {}  # commits, and what they are of
+        self._exits = contextlib.AsyncExitStack()
+        self._tasks = BackgroundTasks(self._broke)
+        self._one_commit: asyncio.Lock
+
+    def _make_membership(self) -> Membership:
+        made = self._joining.make(self.client, self._ownership, self._coordinator, self._load, self._offsets)
+        if self._offsets is not None and isinstance(made, (KafkaMembership, KafkaNextMembership)):
+            self._offsets.committer = made
+        return made
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        """After a lost ZooKeeper session, join only if `admitted` says so by what it reads in the next one."""
+        if isinstance(self.membership, SessionMembership):
+            self.membership.admitted = admitted
+
+    async def start(self) -> None:
+        """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
+        self._one_commit = asyncio.Lock()
+        self._started = True
+        joining, topics = self._joining, self._topics()
+        self.client.measures.spans = spans_of(self.group, joining.client_id)
+        try:
+            self._exits.push_async_callback(self.client.close)
+            # before the first answer, so that it tells of them
+            self.client.follow(topics)
+            if joining.pattern is not None:
+                self.client.follow_all()
+            await self.client.connect(joining.connect_timeout_s)
+            for topic in topics:
+                if self.client.partitions(topic) is None:
+                    log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)
+            if self._offsets is not None:
+                self._exits.push_async_callback(self._offsets.close)
+            self._exits.push_async_callback(self._tasks.close)
+            self._ownership.start(self._tasks)
+            self._exits.push_async_callback(self.fetcher.close)
+            await self.fetcher.start()
+            if self._auto_commit_interval_s is not None:
+                self._tasks.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
+            if self._offsets is not None:  # while we join: the first thing that is asked of what we are given
+                self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
+                if self._offsets.committer is None:  # else Kafka knows the members, and keeps what they have committed
+                    self._tasks.start(self._idle.run(), "idle offsets")
+            await self.membership.join()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+
+    async def _find_coordinator(self, offsets: GroupOffsets) -> None:
+        with contextlib.suppress(AllocatorError):  # whoever needs it asks again, and tells
+            await offsets.find()
+
+    async def close(self, *, commit: bool = True) -> None:
+        """Drains, commits what is done (unless told not to), leaves, and closes every connection."""
+        self.closing = True
+        self.fetcher.wake()
+        if not commit:
+            self._ownership.stop_committing()
+        try:
+            if self._offsets is not None:
+                await self._offsets.close()  # what was to be committed without waiting
+                if commit and self._offsets.committer is None:
+                    await self._leave_fresh()
+            await self.membership.leave()
+        finally:
+            await self._exits.aclose()
+
+    async def _leave_fresh(self) -> None:
+        """A service that runs for a moment now and then would commit nothing of idle partitions otherwise."""
+        old = self._idle.not_ours()
+        if self._auto_commit_interval_s is not None:
+            old -= self.progress.uncommitted().keys()  # which their release commits
+        if old:
+            with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                await within(self._commit_again(old), FRESH_WITHIN_S)
+
+    def _records_lost(self, loss: RecordsLost) -> None:
+        self._ownership.records_lost(loss)
+        self.losses.append(loss)
+
+    def _broke(self, error: BaseException) -> None:
+        """A task of ours met what nobody foresaw: whoever reads must hear of it, or would wait for ever."""
+        log.error("%s: the consumer is broken", self.group, exc_info=error)
+        self._broken = error
+        self.fetcher.wake()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def may_deliver(self) -> bool:
+        """Whether records may be given to the user at this instant."""
+        return self._joining.chosen and not self._ownership.closed_gate and self.membership.may_act()
+
+    @property
+    def ended(self) -> BaseException | None:
+        """Why nothing is read any more, ever; None while the consumer works."""
+        return self._broken or self.membership.ended or self.fetcher.broken
+
+    async def until_may_act(self) -> None:
+        """Returns once records may be handled and offsets committed; at once if that is so."""
+        while not self.membership.may_act():
+            await self.fetcher.news()  # `resumed` wakes it
+
+    def polled(self) -> None:
+        """The user asks for records."""
+        self.membership.polled()
+
+    async def news(self, timeout_s: float | None) -> None:
+        """Waits until something may have come for a user who waits for records, at most `timeout_s` seconds."""
+        limit_s = self._joining.max_poll_interval_s
+        if limit_s is not None:
+            # whoever waits is alive, and says so in time
+            timeout_s = limit_s / 3 if timeout_s is None else min(timeout_s, limit_s / 3)
+        await self.fetcher.news(timeout_s)
+        self.polled()
+
+    def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
+        """Replaces the subscription; with neither topics nor a pattern, ends it, and the choice by hand too.
+
+        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        """
+        joining = dataclasses.replace(self._joining, topics=topics, pattern=pattern, partitions=())
+        joining.check()
+        if joining.chosen and self._joining.partitions:
+            raise OutOfTurn(
+                "partitions are assigned by hand, and topics can't be subscribed beside them; unsubscribe() first"
+            )
+        self._joining = joining
+        if self._started:
+            self._note_choice()
+            if pattern is not None:
+                self.client.follow_all()
+            self.membership.subscribe(topics, pattern)
+        else:
+            self._choose_anew()
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Reads these and no others; they are assigned when this returns, if the consumer is started.
+
+        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
+        has not; then nothing has changed.
+        """
+        if not partitions:
+            self.subscribe((), None)
+            return
+        if self._joining.membership != "fixed":
+            raise OutOfTurn(
+                f"the group assigns the partitions with membership={self._joining.membership!r}; to assign them by "
+                'hand, make the consumer with membership="fixed"'
+            )
+        if self._joining.topics or self._joining.pattern:
+            raise OutOfTurn("topics are subscribed, and partitions can't be assigned beside them; unsubscribe() first")
+        joining = dataclasses.replace(self._joining, partitions=partitions)
+        joining.check()
+        if self._started:
+            assert isinstance(self.membership, FixedMembership)
+            gained = self.membership.assign(partitions)
+            self._joining = joining
+            self._note_choice()
+            if gained:
+                self._ownership.assign(gained)
+        else:
+            self._joining = joining
+            self._choose_anew()
+
+    def _choose_anew(self) -> None:
+        """Before the start the membership, which has touched nothing yet, is replaced."""
+        self.state.unsubscribe()
+        self._note_choice()
+        self.membership = self._make_membership()
+
+    def _note_choice(self) -> None:
+        """The state has to know of a first choice before anything of it is assigned."""
+        joining = self._joining
+        if joining.chosen:
+            self.ever_chosen = True
+            if not self.state.partitions_auto_assigned():
+                self.state.subscribe(self._topics(), joining.pattern, self.state.rebalance_listener)
+
+    def _topics(self) -> list[str]:
+        """The topics that are named, by their partitions too."""
+        return list(dict.fromkeys([*self._joining.topics, *(topic for topic, _ in self._joining.partitions)]))
+
+    def subscription(self) -> frozenset[str]:
+        """The topics that are subscribed; with a pattern, those of which metadata is known."""
+        joining = self._joining
+        if joining.pattern is None:
+            return frozenset(joining.topics)
+        if joining.membership == "zookeeper":
+            matches: Callable[[str], Any] = topic_pattern(joining.pattern).matches
+        else:
+            matches = re.compile(joining.pattern).match
+        return frozenset(filter(matches, self.client.topics()))
+
+    def take(self, topic: str | None = None) -> Batch | None:
+        """The next batch if there is one that may be delivered; raises what the user has to know."""
+        error = self._ownership.take_error() or self._broken or self.membership.ended
+        if error is not None:
+            raise error
+        return self.fetcher.take(topic) if self.may_deliver else None
+
+    def deliver(self, batch: Batch, next_offset: int) -> None:
+        """The user gets the records of `batch` up to `next_offset`."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        # with the epoch of what comes before it: by it a log that was cut is told from one that grew (KIP-320)
+        self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
+        self.progress.hand_out(partition, next_offset)
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> StoredOffsets:
+        """Raises IllegalState when there is no group to commit for."""
+        if self._offsets is None:
+            raise IllegalState(
+                "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
+                "the offsets yourself and `seek`"
+            )
+        return self._offsets
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed; with `old_offsets`, else what older clients left in ZooKeeper.
+
+        Nothing when there is no group.
+        """
+        if self._offsets is None or self.group is None:
+            return {}
+        wanted = set(partitions)
+        # an open transaction may still commit an offset: whoever reads only what is committed waits for it (KIP-447)
+        stable = self._read_committed and self.client.broker_version >= (2, 5)
+        found = await self._offsets.fetch(wanted, require_stable=stable)
+        rest = wanted - set(found)
+        if rest and self._old_offsets and self._offsets.storage == "kafka":
+            found = {**await fetch_old_offsets(self.client, self.group, rest), **found}
+        return found
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""
+        group = self.offsets
+        if offsets:
+            with self.committing(offsets):
+                await group.commit(self._to_send(offsets))
+            self._note_committed(offsets)
+
+    def _note_committed(self, offsets: Offsets) -> None:
+        self.progress.note_committed({p: o.offset for p, o in offsets.items()})
+        self._idle.committed(offsets)
+
+    async def _retention_s(self) -> float | None:
+        return await self.offsets.retention_s()
+
+    def _with_commit(self) -> Parts:
+        return frozenset(p for p in self.state.assigned_partitions() if self.progress.committed(p) is not None)
+
+    async def _commit_again(self, partitions: Collection[TopicPartition]) -> None:
+        """Idle positions, before Kafka forgets them. Raises AllocatorError."""
+        if self.offsets.storage != "zookeeper" and self.membership.may_act():  # ZooKeeper forgets nothing
+            await commit_again(self.offsets, partitions, self._known, self.commit)
+
+    def _known(self, partition: TopicPartition) -> int | None:
+        """The committed offset, unless another one is on its way."""
+        busy = any(partition in theirs for theirs in self._under_way.values())
+        return None if busy or not self.state.is_assigned(partition) else self.progress.committed(partition)
+
+    @contextlib.contextmanager
+    def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
+        """These are not released before the block is left."""
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way[under_way] = frozenset(partitions)
+        try:
+            yield
+        finally:
+            del self._under_way[under_way]
+            under_way.set_result(None)
+
+    async def commits_settled(self, partitions: Parts) -> None:
+        """Returns once no commit of one of these partitions is under way."""
+        while True:
+            waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
+            if not waits:
+                break
+            await asyncio.wait(waits)
+        if self._offsets is not None:
+            await self._offsets.settled()
+
+    async def commit_progress(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        in_hand: bool = False,
+    ) -> None:
+        """Commits how far the user has got; with `in_hand`, what was handed out as well, which then is done.
+
+        One at a time: a commit that was computed earlier and sent later would set the group back.
+        """
+        async with self._one_commit:
+            offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
+            epoch = self.fetcher.leader_epoch
+            await self.commit({p: OffsetAndMetadata(o, "", epoch(p, o)) for p, o in offsets.items()})
+            # only now: a partition that is to move is released when it is done, and the commit comes before
+            self.progress.finish_up_to(offsets)
+
+    def commit_soon(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
+        """As `commit`, without waiting: it has its place in the order when this returns, and `close` waits for it."""
+        group = self.offsets
+        if offsets:
+            task = group.commit_async(self._to_send(offsets), lambda _, error: self._decided(callback, offsets, error))
+            self._under_way[task] = frozenset(offsets)
+            task.add_done_callback(self._under_way.pop)
+
+    def _decided(self, callback: OnCommit | None, offsets: Offsets, error: AllocatorError | None) -> None:
+        if error is None:
+            self._note_committed(offsets)
+        if callback is not None:
+            callback(offsets, error)
+        elif error is not None:
+            log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), error)
+
+    def _to_send(self, offsets: Offsets) -> Offsets:
+        """With who commits, for people; raises what forbids it now."""
+        self.must_own(offsets)
+        if not self.membership.may_act():
+            error = CommitFailed(
+                f"{self.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed that this "
+                "member still owns them; they are committed once it is, or read again by the next owner"
+            )
+            error.retriable = True
+            raise error
+        stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
+        return {
+            p: OffsetAndMetadata(o.offset, o.metadata or self.stamped(stamp, p, topic_of_offset(o)), o.leader_epoch)
+            for p, o in offsets.items()
+        }
+
+    def stamped(self, text: str, partition: TopicPartition, topic_id: Any = None) -> str:
+        """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic.
+
+        `topic_id`: of the topic that the offset is known to belong to.
+        """
+        return stamped(text, topic_id or self.state.topic_id(partition) or self.client.topic_id(partition.topic))
+
+    async def _auto_commit(self, interval_s: float) -> None:
+        wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = interval_s
+            try:
+                await self.commit_progress()
+                backoff_s, told = COMMIT_BACKOFF_S, False
+            except AllocatorError as error:
+                # nothing is lost: the next turn, the revocation or the close commits a later offset
+                log.log(logging.DEBUG if told else logging.WARNING, "%s: auto-commit put off: %s", self.group, error)
+                told = True
+                if error.retriable:
+                    await self.until_may_act()
+                    wait_s, backoff_s = min(interval_s, backoff_s), 2 * backoff_s
+
+    # -- what is owned -------------------------------------------------------------------------------------------
+
+    def must_own(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises NotOwned naming those that are not ours."""
+        foreign = [p for p in partitions if not self.state.is_assigned(p)]
+        if foreign:
+            names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])
+            more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+            raise NotOwned(f"{self.group}: this member does not own {names}{more}")

@@ -1,0 +1,100 @@
+"""A daemon that goes where its group is told to: to another cluster, or to rest (`switching` has the znode)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from allocator.consumer.switching import ClusterChoice, Watcher
+from allocator.daemon.daemon import Daemon
+from allocator.daemon.notify import Notifier
+from allocator.errors import CommitFailed
+from allocator.tasks import Scope, first_of
+from allocator.types import TopicPartition
+
+__all__ = ["FollowingDaemon"]
+
+log = logging.getLogger(__name__)
+
+
+class FollowingDaemon:
+    """Runs one daemon after another, each on the cluster that the group is to read; none while it is frozen.
+
+    `make` makes the daemon for a choice that is not frozen. Constructing touches nothing.
+
+    Guarantee: a daemon has drained, committed and left the group before the next one begins. What its last commit did
+    not reach comes again, if offsets were moved before.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        make: Callable[[ClusterChoice], Daemon],
+        *,
+        connect_timeout_s: float | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self._watcher = watcher
+        self._make = make
+        self._connect_timeout_s = connect_timeout_s
+        self._notifier = notifier or Notifier({})
+        self._daemon: Daemon | None = None
+        self._stopping = False
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def stuck(self) -> frozenset[TopicPartition]:
+        """As `Daemon.stuck`."""
+        return frozenset() if self._daemon is None else self._daemon.stuck
+
+    def stop(self) -> None:
+        """As `Daemon.stop`."""
+        self._stopping = True
+        if self._stop is not None:
+            self._stop.set()
+        if self._daemon is not None:
+            self._daemon.stop()
+
+    async def run(self) -> None:
+        """As `Daemon.run`; raises ZooKeeperUnavailable, too, and ConfigError for a znode that says nothing."""
+        self._stop = asyncio.Event()
+        if self._stopping:
+            return
+        started, _ = await first_of(self._watcher.start(self._connect_timeout_s), self._stop.wait())
+        if not started:
+            return
+        try:
+            while not self._stopping:
+                self._watcher.changed.clear()
+                choice = self._watcher.current
+                if not choice.frozen:
+                    await self._run(choice)
+                    continue
+                log.info("resting: the group is paused")
+                self._notifier.tell("READY=1", "STATUS=the group is paused")
+                await first_of(self._stop.wait(), self._watcher.changed.wait())
+        finally:
+            await self._watcher.close()
+
+    async def _run(self, choice: ClusterChoice) -> None:
+        """Until the choice is another, or `stop`; raises what the daemon raises."""
+        self._daemon = daemon = self._make(choice)
+        switching = False
+
+        async def stop_at_change() -> None:
+            nonlocal switching
+            while self._watcher.current == choice:
+                self._watcher.changed.clear()
+                await self._watcher.changed.wait()
+            if not self._stopping:
+                switching = True
+                log.info("the group is told %s: draining", self._watcher.current)
+                daemon.stop()
+
+        try:
+            await Scope().run(daemon.run(), switch=stop_at_change())
+        except CommitFailed as error:
+            if not switching:
+                raise
+            log.warning("what was handled and not committed comes again: %s", error)

@@ -1,0 +1,238 @@
+"""What a daemon's settings meet: the checks of `allocator run --check --connect`.
+
+Every check looks at one thing that can keep the daemon from working, on the real servers, and changes nothing: no
+session of the group is begun, no znode is created, nothing is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from allocator.client.client import KafkaClient
+from allocator.consumer.membership_config import ON_ZOOKEEPER
+from allocator.daemon.config import Config
+from allocator.errors import AllocatorError, ConfigError
+from allocator.groups.describe import GroupState, describe
+from allocator.groups.patterns import topic_pattern
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.tasks import within
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import NoChroot, ZooKeeper
+
+__all__ = ["Check", "preflight", "refuse_new_chroot"]
+
+REACH_S = 3.0  # for one TCP connection; more: a host that swallows packets is waited for longer
+SETTLE_S = 5.0  # for topics to show themselves; more: a missing topic is reported later
+SHOWN = 5  # names in a line
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. `remedy` says what to do where `ok` is False, or None for a warning."""
+
+    what: str
+    ok: Optional[bool]
+    found: str
+    remedy: str = ""
+
+
+async def preflight(config: Config) -> AsyncIterator[Check]:
+    """Each check as soon as it is done. A failed one leaves out those that need what it looked for."""
+    yield _page(config)
+    if config.group.membership in ON_ZOOKEEPER:
+        async for check in _ensemble(config):
+            yield check
+    async for check in _cluster(config):
+        yield check
+
+
+async def refuse_new_chroot(config: Config) -> None:
+    """Raises ConfigError, having changed nothing, if the ensemble does not have the chroot."""
+    if "/" not in (config.zookeeper.hosts or ""):
+        return
+    try:
+        async with _session(config):
+            pass
+    except NoChroot as error:
+        raise ConfigError(f"{error} Correct the chroot in zookeeper.hosts, or start once with --create") from error
+
+
+@contextlib.asynccontextmanager
+async def _session(config: Config) -> AsyncIterator[ZooKeeper]:
+    assert config.zookeeper.hosts is not None
+    zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=10.0, options=config.zookeeper.options())
+    await zk.connect(config.group.connect_timeout_s, make_chroot=False)
+    try:
+        yield zk
+    finally:
+        await zk.close()
+
+
+def _page(config: Config) -> Check:
+    web = config.web
+    if web.port is None:
+        return Check("status page", True, "off")
+    where = f"{web.host}:{web.port}"
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            web.host, web.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        return Check(
+            "status page", False, f"{where}: {error.strerror or error}", "set web.port or web.host to a free one"
+        )
+    return Check("status page", True, where)
+
+
+# -- ZooKeeper ---------------------------------------------------------------------------------------------------------
+
+
+async def _ensemble(config: Config) -> AsyncIterator[Check]:
+    hosts = config.zookeeper.hosts or ""
+    servers, _, _ = hosts.partition("/")
+    async for check in _reached("ZooKeeper server", servers.split(","), 2181, "zookeeper.hosts"):
+        yield check
+    what = "ZooKeeper session"
+    try:
+        async with _session(config) as zk:
+            yield Check(what, True, hosts)
+            yield _members(config, await describe(zk, config.group.name, config.zookeeper.root))
+    except NoChroot as error:
+        yield Check(what, False, str(error), "correct the chroot in zookeeper.hosts, or start once with --create")
+    except AllocatorError as error:
+        yield Check(what, False, str(error), "check zookeeper.hosts, tls and the credentials in [zookeeper]")
+
+
+def _members(config: Config, state: GroupState | None) -> Check:
+    """The group's other members, and whether they can agree on an allocator function."""
+    what = f"group {config.group.name}"
+    if config.group.membership != "zookeeper":
+        return Check(what, True, f"its members are of the layout {config.group.membership!r}")
+    if state is None or not state.members:
+        return Check(what, True, "no other members; this one owns all partitions")
+    names = _few(map(state.name_of, state.members))
+    found = f"{len(state.members)} other members: {names}"
+    ours = set(config.group.assignor or ("naive",))
+    common = ours.intersection(*(info.strategies for info in state.members.values() if info.strategies))
+    if not common and all(info.strategies for info in state.members.values()):
+        theirs = _few(sorted({name for info in state.members.values() for name in info.strategies}))
+        remedy = f"set group.assignor to one that all members have: they offer {theirs}"
+        return Check(what, False, f"{found}; none of {sorted(ours)} is offered by all of them", remedy)
+    if state.problems:
+        return Check(what, None, f"{found}; {state.problems[0]}", f"allocator doctor {config.group.name}")
+    return Check(what, True, found)
+
+
+# -- Kafka ---------------------------------------------------------------------------------------------------------
+
+
+async def _cluster(config: Config) -> AsyncIterator[Check]:
+    async for check in _reached("Kafka broker", config.kafka.brokers, 9092, "kafka.brokers"):
+        yield check
+    client = KafkaClient(config.kafka.brokers, security=config.kafka.security())
+    try:
+        await client.connect(config.group.connect_timeout_s)
+        client.follow_all()
+        await _settled(config, client)
+    except AllocatorError as error:
+        await client.close()
+        yield Check("Kafka cluster", False, str(error), "check kafka.brokers, security_protocol and the credentials")
+        return
+    try:
+        version = ".".join(map(str, client.broker_version))
+        yield Check("Kafka cluster", True, f"{len(client.brokers)} brokers, version {version} or newer")
+        for check in _topics(config, client):
+            yield check
+        try:
+            committed = await GroupOffsets(client, config.group.name).fetch(None)
+        except AllocatorError as error:
+            remedy = "allow this user to describe and read the group, or correct group.name"
+            yield Check("group coordinator", False, str(error), remedy)
+        else:
+            begins = f"{len(committed)} committed offsets" if committed else "nothing committed"
+            yield Check(
+                "group coordinator", True, f"{begins}; auto_offset_reset = {config.consume.auto_offset_reset!r}"
+            )
+    finally:
+        await client.close()
+
+
+async def _settled(config: Config, client: KafkaClient) -> None:
+    """Gives topics that were just created, and brokers that just started, a moment to show themselves."""
+    deadline = time.monotonic() + SETTLE_S
+    await client.refresh()
+    while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
+        await asyncio.sleep(client.retry_backoff_s)
+        await client.refresh()
+
+
+def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
+    existing = client.topics()
+    if config.group.pattern is not None:
+        matches = sorted(filter(topic_pattern(config.group.pattern).matches, existing))
+        what = f"topics like {config.group.pattern}"
+        if matches:
+            yield Check(what, True, f"{len(matches)}: {_few(matches)}")
+        else:
+            yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
+    dead_letters = config.handler.dead_letter_topic
+    for topic in (*(config.group.topics or ()), *((dead_letters,) if dead_letters is not None else ())):
+        what = f"topic {topic}" + (" (dead letters)" if topic == dead_letters else "")
+        numbers = client.partitions(topic)
+        if numbers is None:
+            near = difflib.get_close_matches(topic, existing, 3)
+            hint = (
+                f"did you mean {_few(near)}? Otherwise create it"
+                if near
+                else "create it, or allow this user to describe it"
+            )
+            yield Check(what, False, "the cluster has no such topic, or does not show it to this user", hint)
+            continue
+        headless = [n for n in numbers if client.leader(TopicPartition(topic, n)) is None]
+        if headless:
+            remedy = "start the brokers that hold its replicas"
+            yield Check(what, False, f"{len(headless)} of {len(numbers)} partitions have no leader", remedy)
+        else:
+            yield Check(what, True, f"{len(numbers)} partitions")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+
+
+async def _reached(what: str, addresses: Iterable[str], port: int, setting: str) -> AsyncIterator[Check]:
+    """A warning for each address that takes no connection: the daemon starts as long as one does."""
+    listed = [address for address in addresses if address]
+    for address, why in zip(listed, await asyncio.gather(*(_refused(address, port) for address in listed))):
+        if why is None:
+            yield Check(f"{what} {address}", True, "accepts connections")
+        else:
+            yield Check(f"{what} {address}", None, why, f"start it, or correct the address in {setting}")
+
+
+async def _refused(address: str, default_port: int) -> str | None:
+    """Why nothing can connect there, None if something can."""
+    host, colon, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
+    host = (host if colon else address).strip("[]")
+    try:
+        _, writer = await within(asyncio.open_connection(host, int(port) if colon else default_port), REACH_S)
+    except asyncio.TimeoutError:
+        return f"no connection within {REACH_S:g} s"
+    except OSError as error:
+        return f"no connection: {error.strerror or error}"
+    writer.close()
+    return None
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")

@@ -1,0 +1,300 @@
+"""The process around the daemon: signals, logs, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import Any, Optional, TextIO, Union
+
+from allocator.assignors import resolve
+from allocator.consumer.consumer import Consumer
+from allocator.consumer.membership_config import ON_ZOOKEEPER
+from allocator.consumer.switching import ClusterChoice, Watcher, path_of
+from allocator.daemon.config import Config
+from allocator.daemon.daemon import Daemon, DaemonSettings
+from allocator.daemon.dead_letter import DeadLetterTopic
+from allocator.daemon.following import FollowingDaemon
+from allocator.daemon.handlers import Handler, load_handler, traced
+from allocator.daemon.notify import Notifier
+from allocator.daemon.partition_worker import Retries
+from allocator.daemon.preflight import refuse_new_chroot
+from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
+from allocator.foreign import CONTROL, plain
+from allocator.subscription.listener import RebalanceListener
+from allocator.tasks import Scope, first_of
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = [
+    "CLEAN",
+    "ERROR",
+    "HANDLER_FAILED",
+    "SETTINGS",
+    "Beside",
+    "JsonFormatter",
+    "TextFormatter",
+    "check",
+    "configure",
+    "run",
+]
+
+log = logging.getLogger(__name__)
+
+Runner = Union[Daemon, FollowingDaemon]
+
+
+Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextManager[Any]]
+
+
+"""What runs as long as the daemon; its consumer is in the list once it is made."""
+
+
+CLEAN = 0  # stopped by a signal: drained, committed, left
+
+
+ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
+
+
+SETTINGS = 2  # settings, the handler or an allocator function cannot be used; nothing was touched
+
+
+HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
+
+
+# a second signal: 128 + its number, nothing drained
+
+
+def check(config: Config) -> Handler:
+    """Everything that can be found out without connecting. Raises ConfigError or AssignorError."""
+    handler = load_handler(config.handler.target, config.handler.mode)
+    if config.group.group_protocol == "classic":  # else they are names of the broker's
+        for assignor in config.group.assignor or ():
+            resolve(assignor)
+    return handler
+
+
+def run(config: Config, beside: Beside | None = None, *, create: bool = False) -> int:
+    """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine.
+
+    `beside` is entered before the daemon starts and left after it has ended. `create`: a chroot that does not exist is
+    created instead of refused.
+    """
+    configure(config.log.level, config.log.format)
+    try:
+        handler = check(config)
+    except (AssignorError, ConfigError) as error:
+        log.error("%s", error)
+        return SETTINGS
+    consumers: list[Consumer] = []
+    notifier = Notifier()
+    daemon = _runner(config, handler, consumers, notifier)
+    first = None
+    if config.group.membership in ON_ZOOKEEPER and not create:
+        first = partial(refuse_new_chroot, config)
+    beside_it = beside and partial(beside, config, consumers, daemon)
+    code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
+    if daemon.stuck:
+        # the interpreter waits for threads at its end, and this one was waited for long enough
+        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
+        _exit_now(code)
+    return code
+
+
+def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
+    if config.group.membership != "zookeeper" or config.zookeeper.hosts is None:
+        return _daemon(config, handler, consumers, notifier)
+    settings = config.zookeeper
+    zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
+    watcher = Watcher(zk, path_of(settings.root, config.group.name))
+
+    def make(choice: ClusterChoice) -> Daemon:
+        return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))
+
+    return FollowingDaemon(
+        watcher,
+        make,
+        connect_timeout_s=config.group.connect_timeout_s,
+        notifier=notifier,
+    )
+
+
+def _daemon(
+    config: Config,
+    handler: Handler,
+    consumers: list[Consumer],
+    notifier: Notifier,
+    brokers: Optional[str] = None,
+    admitted: Optional[Callable[[ZooKeeper], Awaitable[bool]]] = None,
+) -> Daemon:
+    settings = config.handler
+    options = config.consumer_options()
+    if brokers is not None:
+        options["brokers"] = brokers
+    dead_letters = None
+    if settings.dead_letter_topic is not None:
+        dead_letters = DeadLetterTopic(
+            settings.dead_letter_topic,
+            options["brokers"],
+            config.group.name,
+            security=config.kafka.security(),
+        )
+
+    def consumer(listener: RebalanceListener) -> Consumer:
+        # the one before, on another cluster, has left
+        consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
+        if admitted is not None:
+            consumers[-1]._engine.join_again_if(admitted)
+        return consumers[-1]
+
+    return Daemon(
+        consumer,
+        traced(handler, config.group.name),
+        DaemonSettings(
+            concurrency=settings.concurrency,
+            queue_batches=settings.queue_batches,
+            retries=Retries(settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s),
+            drain_timeout_s=settings.drain_timeout_s,
+            commit_interval_s=config.commit.interval_s,
+        ),
+        dead_letters=dead_letters,
+        notifier=notifier,
+    )
+
+
+async def _until_signal(
+    daemon: Runner,
+    notifier: Notifier,
+    exit_now: Callable[[int], Any] | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    first: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> int:
+    """`first` runs before the daemon; a signal ends it."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        received.append(number)
+        if len(received) > 1:
+            log.warning("second signal, %s: stopping at once; what was handled and not committed comes again", name)
+            (exit_now or _exit_now)(128 + number)
+        else:
+            log.info("%s: draining; a second signal stops at once", name)
+            notifier.tell("STOPPING=1")
+            daemon.stop()
+            stopping.set()
+
+    async def main() -> None:
+        if first is not None:
+            await first_of(first(), stopping.wait())
+        await daemon.run()  # returns at once if it was stopped already
+
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # of nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        async with (beside or AsyncExitStack)():
+            await Scope().run(main(), watchdog=notifier.keep_alive())
+    except HandlerFailed as error:
+        log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
+        return HANDLER_FAILED
+    except (AssignorError, ConfigError) as error:
+        log.error("%s", error)
+        return SETTINGS
+    except AllocatorError as error:
+        log.error("%s", error)
+        return ERROR
+    except Exception:
+        log.exception("stopped by an error that nobody foresaw")
+        return ERROR
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+    return CLEAN
+
+
+def _exit_now(code: int) -> None:
+    logging.shutdown()
+    os._exit(code)
+
+
+# -- logs ----------
+# Logs of the daemon: one line for each event, for machines or for people.
+
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+# libraries that log every request at "info" or below
+_CHATTY = ("kafka", "kazoo")
+
+
+def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
+    """Send the logs of the whole process to `stream` (standard error), replacing what was set up before.
+
+    Text that a server or a znode brought cannot forge a line or steer a terminal: control characters are spelt out.
+    """
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, what the caller gave as `extra`, and the exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update((key, value) for key, value in _extras(record).items() if key not in line)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(line, default=str, ensure_ascii=False))
+
+
+class TextFormatter(logging.Formatter):
+    """`2024-05-01T10:00:00.123Z info allocator.x: message key=value`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
+        text = plain(f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}")
+        if record.exc_info:
+            text += _indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            text += _indented(self.formatStack(record.stack_info))
+        return text
+
+
+def _indented(lines: str) -> str:
+    # a message of an exception may have lines of its own: none begins as a log line does
+    return "".join(f"\n  {line}" for line in plain(lines, lines=True).split("\n"))
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,192 @@
+"""What may be wrong with a group's offsets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from allocator.doctor.finding import Finding, Severity, names
+from allocator.doctor.look import Look
+from allocator.groups.describe import GroupReport
+from allocator.types import TopicPartition
+
+__all__ = ["offset_findings"]
+
+MARKERS = 10  # transactions leave some offsets at the end that no consumer sees
+NOISE = 0.1  # of what was written: lag goes up and down by so much as commits come a little sooner or later
+A_WEEK_MINUTES = 7 * 24 * 60
+
+
+def offset_findings(before: Look, after: Look) -> Iterator[Finding]:
+    report = after.report
+    if report is None:
+        return
+    yield from _outside(after, report)
+    yield from _gone(after, report)
+    yield from _missing(before, after, report)
+    yield from _retention(after, report)
+    if before is not after and before.report is not None:
+        yield from _lag(before, after, before.report, report)
+
+
+def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
+    group, logs = report.state.group, report.logs
+
+    def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
+        """The command, which knows of offsets in Kafka alone."""
+        chosen = sorted({p.topic for p in partitions if p not in look.old_offsets})
+        topics = " ".join(f"--topic {topic}" for topic in chosen)
+        return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
+
+    below, above = {}, {}
+    for partition, committed in logs.committed.items():
+        start, end = logs.start.get(partition), logs.end.get(partition)
+        if start is not None and committed.offset < start:
+            below[partition] = start - committed.offset
+        if end is not None and committed.offset > end:
+            above[partition] = committed.offset - end
+    if below:
+        yield Finding(
+            "offset-below-log-start",
+            Severity.CRITICAL,
+            f"{sum(below.values())} records were deleted before the group had read them, in {len(below)} partitions",
+            names(below),
+            "They are lost to this group. A member that starts there goes where auto_offset_reset says: at `latest` "
+            "it skips what is left as well.",
+            "Save what is left: stop the members and begin at the oldest record. Then give the topic more retention "
+            "than the group's longest outage.",
+            reset("earliest", below),
+        )
+    if above:
+        yield Finding(
+            "offset-above-log-end",
+            Severity.CRITICAL,
+            f"offsets of {len(above)} partitions lie up to {max(above.values())} records beyond the end of the log",
+            names(above),
+            "The topic was made anew, offsets of another cluster were copied without a map, or an unclean election cut "
+            "the log. Members go where auto_offset_reset says, and read twice or skip.",
+            "Find out which of the three it was, then stop the members and set the offsets.",
+            reset("OFFSET", above),
+        )
+
+
+def _gone(look: Look, report: GroupReport) -> Iterator[Finding]:
+    gone = {p for p in report.partitions if p not in look.replicas}
+    if gone and look.replicas:
+        assigned = gone & report.state.assigned if report.state.members else set()
+        yield Finding(
+            "partition-gone",
+            Severity.WARNING if assigned else Severity.INFO,
+            f"the group has {'an assignment' if assigned else 'offsets'} of {len(gone)} partitions that do not exist",
+            names(gone),
+            "The topic was deleted. If it is made again under this name, members begin at the old offsets.",
+            "Nothing, if it stays deleted; Kafka drops the offsets in time.",
+        )
+
+
+def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding]:
+    in_zookeeper = set(after.old_offsets)
+    if in_zookeeper:
+        yield Finding(
+            "offsets-in-zookeeper",
+            # whose place it is
+            Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
+            f"offsets of {len(in_zookeeper)} partitions stand in ZooKeeper and not in Kafka",
+            names(in_zookeeper),
+            "kiel and consumers of 0.8 keep them there. Most newer clients look in Kafka alone, and would begin at an "
+            "end of the log.",
+            "Let GroupedConsumer take them over, or copy them while the group has no members.",
+            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper "
+            "--brokers BROKERS --zookeeper ZOOKEEPER --execute",
+        )
+    active = _owned(after) if before is after else _owned(before) & _owned(after)
+    logs = report.logs
+    bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
+    if bare and "committed offsets" not in dict(after.unseen):
+        known = after.settings.get("offsets.retention.minutes")
+        kept = f" The brokers keep offsets for {int(known) / 1440:g} days." if known is not None else ""
+        yield Finding(
+            "offsets-missing",
+            Severity.WARNING,
+            f"{len(bare)} partitions are owned and hold records, and the group has no offset committed there",
+            names(bare),
+            "Whoever gets them next goes where auto_offset_reset says: from the start, or past what was not read. The "
+            f"offsets expired, or were never committed.{kept}",
+            "If the handler commits, see whether it finishes records at all. If offsets expired, raise "
+            "offsets.retention.minutes above the longest time that a partition is quiet.",
+        )
+
+
+def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
+    minutes = look.settings.get("offsets.retention.minutes")
+    # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
+    by_kafka = look.kafka is not None and look.kafka.alive and look.version >= (2, 1)
+    if minutes is None or by_kafka or not set(report.logs.committed) - set(look.old_offsets):
+        return
+    records = _log_retention_minutes(look)
+    if records is not None and 0 <= records <= int(minutes):
+        return
+    yield Finding(
+        "offsets-expire",
+        Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
+        f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records for longer",
+        (report.state.group,),
+        "Kafka knows no members of this group. Running members commit idle offsets again in good time, but when all "
+        "of them have been stopped for so long, the offsets are dropped, and the next owner begins where "
+        "auto_offset_reset says.",
+        "Set offsets.retention.minutes of the brokers at least as high as the topics' retention.",
+    )
+
+
+def _log_retention_minutes(look: Look) -> float | None:
+    """None: for ever, or unknown; a topic's own setting is not asked for."""
+    for name, factor in (("ms", 1 / 60_000), ("minutes", 1), ("hours", 60)):
+        text = look.settings.get(f"log.retention.{name}")
+        if text is not None:
+            return None if int(text) < 0 else int(text) * factor
+    return None
+
+
+def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
+    growing: dict[TopicPartition, int] = {}
+    still: dict[TopicPartition, int] = {}
+    for partition in _owned(before) & _owned(after):
+        lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
+        committed, before_that = report.logs.committed.get(partition), earlier.logs.committed.get(partition)
+        if lag is None or was is None or committed is None or before_that is None:
+            continue
+        done = committed.offset - before_that.offset
+        if lag > MARKERS and lag >= was and done == 0:
+            still[partition] = lag
+        elif lag - was > max(MARKERS, NOISE * (report.logs.end[partition] - earlier.logs.end.get(partition, 0))):
+            growing[partition] = lag - was
+    seconds = (after.ended_ms - before.ended_ms) / 1000
+    if still:
+        yield Finding(
+            "no-progress",
+            Severity.CRITICAL,
+            f"nothing was committed in {seconds:.0f} s in {len(still)} partitions that have owners, "
+            f"with {sum(still.values())} records waiting",
+            names(still),
+            "A handler hangs, or fails at one record again and again. (Seconds prove it only if the members commit "
+            "more often than that: look again with a longer --interval.)",
+            "Look at the owner's log for that partition; a dead-letter topic keeps one bad record from stopping all.",
+            f"allocator group describe {report.state.group}",
+        )
+    if growing:
+        behind = sum(growing.values())
+        yield Finding(
+            "lag-grows",
+            Severity.WARNING,
+            f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
+            names(growing),
+            "The members are slower than the producers. If that stays so, records are deleted before they are read.",
+            "Add members (up to the number of partitions), or make the handler faster; look again with a longer "
+            "--interval to tell a burst from a trend.",
+        )
+
+
+def _owned(look: Look) -> set[TopicPartition]:
+    found = set() if look.state is None else set(look.state.owners)
+    for member in look.kafka.members if look.kafka is not None else ():
+        found |= member.partitions
+    return found | look.old.claimed | look.old.dealt

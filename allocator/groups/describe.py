@@ -1,0 +1,407 @@
+"""What a group looks like from outside; joins nothing and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Optional
+
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.foreign import plain
+from allocator.groups.names import member_name
+from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import (
+    GROUP_NAME,
+    Budget,
+    Claim,
+    Document,
+    MemberInfo,
+    Parts,
+    Paths,
+    Rubbish,
+    in_join_order,
+    to_ranges,
+)
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.zookeeper.client import NoZnode, ZooKeeper
+
+__all__ = [
+    "SHOWN",
+    "Coordinated",
+    "GroupReport",
+    "GroupState",
+    "Lag",
+    "Logs",
+    "describe",
+    "list_groups",
+    "name_of",
+    "read_logs",
+    "subscribed",
+]
+
+
+@dataclass(frozen=True)
+class Coordinated:
+    """What Kafka's coordinator says of a group by Kafka's own protocol."""
+
+    state: str
+    """In the coordinator's words: "Stable", "PreparingRebalance", ..."""
+    assignor: str
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """One group at about one moment."""
+
+    group: str
+    members: Mapping[str, MemberInfo]
+    """In join order; the first one leads."""
+    claims: Mapping[str, Claim]
+    document: Document | None
+    problems: tuple[str, ...] = field(default=())
+    """What is wrong with the znodes, or what the leader reports."""
+    coordinated: Coordinated | None = None
+    """None: the group stands in ZooKeeper. Else there is no document, and nobody is told who leads."""
+
+    @property
+    def leader(self) -> str | None:
+        return next(iter(self.members), None) if self.coordinated is None else None
+
+    @property
+    def strategy(self) -> str | None:
+        """The allocator function that was used last, as far as it is known."""
+        if self.coordinated is not None:
+            return self.coordinated.assignor or None
+        return None if self.document is None else self.document.strategy
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.document is None else self.document.generation
+
+    def name_of(self, member: str) -> str:
+        """How people are shown a member."""
+        return member_name(member, self.members.get(member))
+
+    @cached_property
+    def owners(self) -> dict[TopicPartition, str]:
+        """Who claims each partition, which is who processes it (a partition on the move may be nobody's)."""
+        return {p: member for member, claim in self.claims.items() for p in claim.held}
+
+    @property
+    def left_out(self) -> Parts:
+        """Every partition that the allocator function gives to nobody."""
+        return frozenset() if self.document is None else self.document.left_out
+
+    @cached_property
+    def assigned(self) -> Parts:
+        """Every partition that the assignment gives to somebody, now or as soon as it is released."""
+        if self.document is None:
+            return frozenset()
+        return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
+
+
+async def list_groups(zk: ZooKeeper, root: str = "/allocator") -> list[str]:
+    """The groups under a root, by name. Any znode may stand there; one with another name is no group."""
+    try:
+        return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
+    except NoZnode:
+        return []
+
+
+async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> GroupState | None:
+    """The group's state, None if there is no such group. What cannot be read is listed in `problems`."""
+    store = Store(zk, Paths(root, group))
+    problems: list[str] = []
+    try:
+        names = await store.member_names()
+    except NoZnode:
+        return None
+    for name in set(names) - set(in_join_order(names)):
+        problems.append(f"znode {store.paths.member(name)} is not a member of ours")
+    members: dict[str, MemberInfo] = {}
+    claims: dict[str, Claim] = {}
+    budget = Budget.of_claims()
+
+    async def read(name: str) -> None:
+        try:
+            info, claim = await store.member(name), await store.claim(name, budget=budget)
+        except Rubbish as error:
+            problems.append(str(error))
+            return
+        if info is not None:
+            members[name] = info
+        if claim is not None:
+            claims[name] = claim
+
+    await asyncio.gather(*(read(name) for name in in_join_order(names)))
+    document = None
+    try:
+        document, _ = await store.document()
+    except Rubbish as error:
+        problems.append(str(error))
+    if document is not None:
+        if document.problem:
+            problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
+        for member, why in document.refused.items():
+            problems.append(
+                f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
+            )
+    ordered = {name: members[name] for name in in_join_order(members)}
+    return GroupState(group, ordered, claims, document, tuple(problems))
+
+
+# -- report ----------
+# What is known of one group, put together: ZooKeeper's part and Kafka's. Reading it changes nothing.
+
+
+SHOWN = 10  # unowned partitions named in text; JSON has all
+
+
+class Lag(NamedTuple):
+    """Lag of several partitions together, in records."""
+
+    known: int
+    """Sum over the partitions whose lag is known."""
+    unknown: int
+    """How many partitions have a lag that is not known."""
+
+    @property
+    def total(self) -> Optional[int]:
+        """None if the lag of any partition is unknown: readers would take a partial sum for the total."""
+        return None if self.unknown else self.known
+
+    def __str__(self) -> str:
+        if not self.unknown:
+            return f"lag {self.known}"
+        if not self.known:
+            return "lag unknown"
+        return f"lag unknown (at least {self.known}; not known of {self.unknown} partitions)"
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What Kafka knows of partitions; one that is absent could not be asked."""
+
+    committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    start: Mapping[TopicPartition, int] = field(default_factory=dict)
+    end: Mapping[TopicPartition, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def lag(self, partition: TopicPartition) -> Optional[int]:
+        """Records between the committed offset and the end of the log; None where it is not known.
+
+        An empty log has no lag, whether or not an offset was committed. In a log with records and without a committed
+        offset, the lag depends on where the consumer begins, which only the consumer knows.
+        """
+        committed, end = self.committed.get(partition), self.end.get(partition)
+        if end is None:
+            return None
+        if committed is None:
+            return 0 if self.start.get(partition) == end else None
+        lag: int = max(0, end - committed.offset)
+        return lag
+
+    def lag_of(self, partitions: Collection[TopicPartition]) -> Lag:
+        found = [self.lag(partition) for partition in partitions]
+        return Lag(sum(lag for lag in found if lag is not None), found.count(None))
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group: who is in it, who owns what, how far it got, what is wrong."""
+
+    state: GroupState
+    logs: Logs = Logs()
+    subscribed: Collection[TopicPartition] = ()
+    """Every partition that exists of what the members subscribe to."""
+
+    @cached_property
+    def partitions(self) -> list[TopicPartition]:
+        return sorted({*self._to_read, *self.logs.committed})
+
+    @cached_property
+    def current(self) -> list[TopicPartition]:
+        """Partitions that the group reads.
+
+        The group may have committed offsets of more: of topics that no member subscribes to any more. Without
+        members, all partitions with committed offsets count.
+        """
+        if not self.state.members:
+            return self.partitions
+        return sorted(self._to_read)
+
+    @cached_property
+    def _to_read(self) -> frozenset[TopicPartition]:
+        return frozenset({*self.state.owners, *self.state.assigned, *self.state.left_out, *self.subscribed})
+
+    @cached_property
+    def lag(self) -> Lag:
+        """Over the partitions that the group reads."""
+        return self.logs.lag_of(self.current)
+
+    @cached_property
+    def unowned(self) -> list[TopicPartition]:
+        """Partitions that the group should be reading and nobody is."""
+        if not self.state.members:
+            return []
+        return sorted(self._to_read - set(self.state.owners))
+
+    @cached_property
+    def left_out(self) -> list[TopicPartition]:
+        """Those of `unowned` that nobody will read, because the allocator function gives them to nobody."""
+        return [partition for partition in self.unowned if partition in self.state.left_out]
+
+    @cached_property
+    def phase(self) -> str:
+        if not self.state.members:
+            return "empty"
+        if self.state.coordinated is not None:
+            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
+        document = self.state.document
+        moving = document is not None and (document.waiting or document.promised)
+        return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"
+
+    @cached_property
+    def problems(self) -> list[str]:
+        found = [*self.state.problems, *self.logs.problems]
+        for partition in self.partitions:
+            committed = self.logs.committed.get(partition)
+            start, end = self.logs.start.get(partition), self.logs.end.get(partition)
+            if committed is None:
+                continue
+            if start is not None and committed.offset < start:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, the log begins at {start}: "
+                    f"{start - committed.offset} records were deleted unread"
+                )
+            if end is not None and committed.offset > end:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, the log ends at {end}: "
+                    "was the topic made anew?"
+                )
+        waiting = sorted(set(self.unowned) - set(self.left_out))
+        if waiting:
+            found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
+        if self.left_out:
+            assert self.state.document is not None
+            function = plain(self.state.document.strategy)
+            found.append(
+                f"{len(self.left_out)} partitions have no owner, because allocator function {function} leaves them "
+                f"out: {_some(self.left_out)}"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.state.group,
+            "state": self.phase,
+            "generation": None if self.state.document is None else self.state.generation,
+            "strategy": self.state.strategy,
+            "leader": self.state.leader,
+            "members": [self._member(member) for member in self.state.members],
+            "partitions": [self.partition_to_json(partition) for partition in self.partitions],
+            "lag": self.lag.total,
+            "lag_unknown_partitions": self.lag.unknown,
+            "unowned": [_plain(partition) for partition in self.unowned],
+            "left_out": [_plain(partition) for partition in self.left_out],
+            "problems": self.problems,
+        }
+
+    def _member(self, member: str) -> dict[str, Any]:
+        info, claim = self.state.members[member], self.state.claims.get(member)
+        return {
+            "id": member,
+            "name": self.state.name_of(member),
+            "client_id": info.name,
+            "host": info.host,
+            "pid": info.pid,
+            "weight": info.weight if self.state.coordinated is None else None,
+            "rack": info.rack,
+            "topics": sorted(info.topics),
+            "pattern": info.pattern,
+            "strategies": list(info.strategies),
+            "partitions": 0 if claim is None else len(claim.held),
+        }
+
+    def partition_to_json(self, partition: TopicPartition) -> dict[str, Any]:
+        committed = self.logs.committed.get(partition)
+        owner = self.state.owners.get(partition)
+        info = None if owner is None else self.state.members.get(owner)
+        return {
+            **_plain(partition),
+            "owner": owner,
+            "owner_name": None if owner is None else self.state.name_of(owner),
+            "client_id": None if info is None else info.name,
+            "committed": None if committed is None else committed.offset,
+            "metadata": None if committed is None else committed.metadata,
+            "log_start": self.logs.start.get(partition),
+            "log_end": self.logs.end.get(partition),
+            "lag": self.logs.lag(partition),
+        }
+
+    def headline(self) -> str:
+        strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""
+        generation = "" if self.state.document is None else f", generation {self.state.generation}"
+        by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
+        return (
+            f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}"
+        )
+
+
+async def read_logs(
+    client: KafkaClient,
+    partitions: Iterable[TopicPartition],
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    timeout_s: float,
+) -> Logs:
+    """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
+    asked: list[TopicPartition] = []
+    gone: list[TopicPartition] = []
+    headless: list[TopicPartition] = []
+    for partition in sorted(partitions):
+        exists = partition.partition in (client.partitions(partition.topic) or ())
+        (gone if not exists else headless if client.leader(partition) is None else asked).append(partition)
+    problems = [*_each(gone, "does not exist (any more)"), *_each(headless, "has no leader")]
+    start, end = await asyncio.gather(
+        *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
+    )
+    return Logs(
+        committed,
+        {p: found.offset for p, found in start.items() if found is not None},
+        {p: found.offset for p, found in end.items() if found is not None},
+        tuple(problems),
+    )
+
+
+def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
+    if state is None:
+        return frozenset()
+    topics: set[str] = set()
+    for info in state.members.values():
+        topics |= info.topics
+        if info.pattern is not None:
+            topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
+    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
+    """A line for each topic, not for each of its perhaps thousands of partitions."""
+    for topic, ranges in to_ranges(partitions).items():
+        yield f"{topic}:{ranges} {what}"
+
+
+def _some(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(map(name_of, partitions[:SHOWN])) + (", ..." if len(partitions) > SHOWN else "")
+
+
+def _plain(partition: TopicPartition) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition}
+
+
+def name_of(partition: TopicPartition) -> str:
+    return f"{partition.topic}:{partition.partition}"

@@ -1,0 +1,261 @@
+"""What a member of a Kafka group says of itself, and what the leader makes of it. Pure.
+
+The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, and what is said
+under them is what those say. Under any other name there are only members of ours, and they say who they are as well.
+
+A partition moves in two rounds wherever members may hold on to what they have (KIP-429): the leader leaves out of the
+first one what somebody else still claims, that member gives it up and joins again, and the second round gives it away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allocator.assignors import Assignor, GroupView, Member, compute
+from allocator.assignors.sticky import first_step, give_back
+from allocator.errors import AllocatorError
+from allocator.groups.kafka_classic.consumer_protocol import (
+    NEWEST,
+    Given,
+    Malformed,
+    StickyUserData,
+    Subscription,
+    generation_data,
+    generation_from,
+)
+from allocator.groups.kafka_classic.messages import JoinedMember
+from allocator.types import TopicPartition
+
+__all__ = ["DOUBT_S", "Decision", "Joined", "Self", "Sizes", "decide", "is_cooperative", "offers"]
+
+log = logging.getLogger(__name__)
+
+Parts = frozenset[TopicPartition]
+
+
+NONE: Parts = frozenset()
+
+
+EAGER = frozenset({"range", "roundrobin", "sticky"})
+
+
+COMMON = EAGER | {"cooperative-sticky"}
+
+
+def is_cooperative(assignors: Iterable[str]) -> bool:
+    """Whether a member that offers these may hold on to its partitions while it joins: none of them forbids it."""
+    return not EAGER.intersection(assignors)
+
+
+@dataclass(frozen=True)
+class Self:
+    """What a member says of itself."""
+
+    topics: frozenset[str]
+    held: Parts = NONE
+    generation: int = -1
+    """The generation that the member joined last while it held `held`."""
+    before: Parts = NONE
+    """What it was given last, and may have released to join."""
+    before_generation: int = -1
+    name: str = ""
+    host: str = ""
+    weight: float = 1.0
+    rack: str | None = None
+
+
+def offers(assignors: Iterable[str], me: Self) -> list[tuple[str, bytes]]:
+    """The protocols of a JoinGroup, the preferred one first."""
+    topics = tuple(sorted(me.topics))
+    return [(name, _offer(name, topics, me).encode()) for name in assignors]
+
+
+def _offer(name: str, topics: tuple[str, ...], me: Self) -> Subscription:
+    if name in EAGER:
+        # v0 is what other clients send under these names, and all of them read
+        sticky = name == "sticky" and me.before
+        user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
+        version = 0 if me.rack is None else NEWEST
+        return Subscription(topics, user_data, NONE, -1, me.rack, version)
+    # Java leaders from 2.8 to 3.3 read no generation but this one, and give away at once what is claimed under an older
+    user_data = generation_data(me.generation) if name in COMMON else _described(me)
+    return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
+
+
+def _described(me: Self) -> bytes:
+    return json.dumps({"name": me.name, "host": me.host, "weight": me.weight}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the leader hands out."""
+
+    target: Mapping[str, Parts]
+    """What the function wants; in the end."""
+    given: Mapping[str, bytes]
+    """By member id: what each is given now."""
+    problem: AllocatorError | None
+    """Why the function's answer could not be used: members keep what they have."""
+
+
+class Joined:
+    """What the members of a group said when they joined under the function that all of them offer."""
+
+    def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
+        said = _read(members)
+        self.protocol = protocol
+        self.ids = [member.member_id for member in members]
+        self.members = tuple(_member(protocol, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said)
+        """Those that can be read."""
+        self.topics = frozenset(topic for each in said.values() for topic in each.topics)
+        """All topics that somebody in the group wants."""
+        self.claims = {member: _claims(protocol, each) for member, each in said.items()}
+
+    @property
+    def owned(self) -> dict[str, Parts]:
+        """Each partition with the member that was given it last; with none if two of one generation claim it."""
+        return _owned(self.claims)
+
+    def former(self, owned: Mapping[str, Parts]) -> dict[TopicPartition, str]:
+        """Each partition with the member that claims it since the newest generation, of those that do not own it."""
+        best: dict[TopicPartition, tuple[int, str]] = {}
+        for member, (parts, generation) in sorted(self.claims.items()):
+            for partition in parts - owned.get(member, NONE):
+                if partition not in best or generation > best[partition][0]:
+                    best[partition] = (generation, member)
+        return {partition: member for partition, (_, member) in best.items()}
+
+
+def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[str, Parts]) -> Decision:
+    """One assignment. `before` is the last target that this leader knows, for when the function fails."""
+    problem = None
+    target: Mapping[str, Parts]
+    try:
+        target = compute(assignor, view)
+    except AllocatorError as error:
+        problem = error
+        held = view.owned if any(view.owned.values()) else before
+        target = {member.id: held.get(member.id, NONE) for member in joined.members}
+    if joined.protocol == "sticky" and problem is None:
+        topics = {member.id: member.topics for member in joined.members}
+        target = give_back(target, view.owned, joined.former(view.owned), topics)
+    now = target
+    if joined.protocol not in EAGER:
+        now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
+    given = {member: Given(now.get(member, NONE)).encode() for member in joined.ids}
+    return Decision(target, given, problem)
+
+
+def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
+    found: dict[str, Subscription] = {}
+    for member in members:
+        try:
+            found[member.member_id] = Subscription.decode(member.metadata)
+        except Malformed as error:
+            log.error("member %s gets no partitions: %s", member.member_id, error)
+    return found
+
+
+def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
+    """Static members first, by their lasting names: their partitions stay with them when they come back (KIP-345).
+
+    The coordinator lists members in no order, and each leader must come to the same answer.
+    """
+    return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
+
+
+def _claims(protocol: str, said: Subscription) -> tuple[Parts, int]:
+    """What a member says that it holds, and since when. Under `sticky` it is what the member would like to keep."""
+    if protocol == "sticky" and said.user_data:
+        try:
+            data = StickyUserData.decode(said.user_data)
+        except Malformed as error:
+            log.warning("%s; it counts as a member without partitions", error)
+            return NONE, -1
+        return data.partitions, data.generation
+    if protocol in COMMON and said.generation < 0:
+        return said.owned, generation_from(said.user_data)
+    return said.owned, said.generation
+
+
+def _owned(claims: Mapping[str, tuple[Parts, int]]) -> dict[str, Parts]:
+    best: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member, (parts, generation) in claims.items():
+        for partition in parts:
+            known = best.get(partition)
+            if known is None or generation > known[0]:
+                best[partition] = (generation, member)
+            elif generation == known[0]:
+                best[partition] = (generation, None)
+    return {
+        member: frozenset(p for p in parts if best[p] == (generation, member))
+        for member, (parts, generation) in claims.items()
+    }
+
+
+def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
+    about: dict[str, Any] = {}
+    if protocol not in COMMON and said.user_data:
+        try:
+            loaded = json.loads(said.user_data)
+        except ValueError:
+            loaded = None
+        about = loaded if isinstance(loaded, dict) else {}
+    weight = about.get("weight", 1.0)
+    sound = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 < weight < float("inf")
+    return Member(
+        id=member.member_id,
+        name=str(about.get("name", "")),
+        topics=frozenset(said.topics),
+        weight=float(weight) if sound else 1.0,
+        rack=said.rack,
+        host=str(about.get("host", "")),
+    )
+
+
+# -- kafka_sizes ----------
+# How many partitions topics have, as far as brokers can be believed. Pure.
+
+
+# a broker that has just started denies topics until the controller has told it of them.
+# more: a topic that was deleted is noticed later; less: the group rebalances because a broker came back
+DOUBT_S = 1.5
+
+
+class Sizes:
+    """The partitions of each topic that was asked about.
+
+    More partitions than before are believed at once. Fewer, or none, are believed once they were seen for `DOUBT_S`;
+    until then the topic is what it was. `known` is what the newest answers of the brokers say.
+    """
+
+    def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:
+        self._known = known
+        self._clock = clock
+        self._believed: dict[str, Sequence[int]] = {}
+        self._since: dict[str, float] = {}
+
+    def __call__(self, topic: str) -> Sequence[int]:
+        """Partition numbers; none of a topic that does not exist."""
+        now, before = self._known(topic) or (), self._believed.get(topic, ())
+        if len(now) < len(before) and self._clock() - self._since.setdefault(topic, self._clock()) < DOUBT_S:
+            return before
+        self._since.pop(topic, None)
+        self._believed[topic] = now
+        return now
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether some topic seems to have shrunk: read the metadata again after `DOUBT_S`, and ask."""
+        return bool(self._since)
+
+    def keep(self, topics: Iterable[str]) -> None:
+        """Only these matter from now on."""
+        kept = frozenset(topics)
+        for gone in self._believed.keys() - kept:
+            del self._believed[gone]
+            self._since.pop(gone, None)

@@ -1,0 +1,209 @@
+"""What the doctor asks brokers that nobody else in this library does.
+
+Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (0.11 and up), DescribeGroups (0.9 and up),
+ConsumerGroupDescribe for next-generation groups (KIP-848).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.errors import for_code
+from allocator.errors import BrokerError
+from allocator.groups.describe import Coordinated, GroupState
+from allocator.groups.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Given, Malformed, Subscription
+from allocator.groups.kip848.messages import ConsumerGroupDescribeRequest
+from allocator.groups.names import member_name
+from allocator.groups.zookeeper.znodes import Claim, MemberInfo
+from allocator.offsets.coordinator import Coordinator
+from allocator.types import TopicPartition
+
+__all__ = ["BrokerSeen", "KafkaGroup", "KafkaMember", "Replicas", "brokers", "group", "replicas", "settings"]
+
+ASKS_WHAT_IT_KNOWS = (0, 10)  # from here on a broker answers ApiVersions
+NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions want to be told who asks
+AT_ONCE = 20  # brokers asked at the same time
+BROKER_S = 5.0  # more: a broker that hangs is waited for longer; less: a busy one is taken for dead
+BROKER_RESOURCE = 4
+GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
+WANTED_SETTINGS = [
+    "group.min.session.timeout.ms",
+    "group.max.session.timeout.ms",
+    "offsets.retention.minutes",
+    "log.retention.ms",
+    "log.retention.minutes",
+    "log.retention.hours",
+]
+
+
+@dataclass(frozen=True)
+class BrokerSeen:
+    id: int
+    address: str
+    version: tuple[int, ...] = ()
+    """() where it cannot be asked for."""
+    refused: Optional[str] = None
+    """Why it does not answer."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    leader: Optional[int]
+    all: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KafkaMember:
+    id: str
+    client_id: str
+    host: str
+    topics: frozenset[str]
+    partitions: frozenset[TopicPartition]
+
+    @property
+    def info(self) -> MemberInfo:
+        """What is known of it, as of a member in ZooKeeper."""
+        return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
+
+    @property
+    def name(self) -> str:
+        """How people are shown this member."""
+        return member_name(self.id, self.info)
+
+
+@dataclass(frozen=True)
+class KafkaGroup:
+    """A group by Kafka's own protocol."""
+
+    state: str
+    kind: str
+    """"classic" or "consumer", as the brokers name them."""
+    assignor: str
+    members: tuple[KafkaMember, ...]
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.members)
+
+    def as_state(self, name: str) -> GroupState:
+        """As of a group in ZooKeeper, as far as the coordinator tells."""
+        return GroupState(
+            name,
+            {member.id: member.info for member in self.members},
+            {member.id: Claim(0, member.partitions) for member in self.members},
+            None,
+            coordinated=Coordinated(self.state, self.assignor),
+        )
+
+
+async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
+    """Every partition of the cluster."""
+    request = MetadataRequest(
+        topics=MetadataRequest.ALL_TOPICS,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    response = await client.send_any(request)
+    return {
+        TopicPartition(topic.name, p.partition_index): Replicas(
+            p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes), tuple(p.isr_nodes)
+        )
+        for topic in response.topics
+        for p in topic.partitions
+    }
+
+
+async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
+    """Each broker that the cluster names, asked itself."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(node: int, address: str) -> BrokerSeen:
+        timeout_s = min(BROKER_S, client.request_timeout_s)
+        async with turn:
+            try:
+                if client.broker_version < ASKS_WHAT_IT_KNOWS:
+                    await client.send(node, MetadataRequest(topics=MetadataRequest.ALL_TOPICS), timeout_s)
+                    return BrokerSeen(node, address)
+                answer = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
+            except BrokerError as error:
+                return BrokerSeen(node, address, refused=str(error))
+        known = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        return BrokerSeen(node, address, tuple(BrokerVersionData(api_versions=known).broker_version))
+
+    seen = await asyncio.gather(*(ask(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
+    return {broker.id: broker for broker in seen}
+
+
+async def settings(client: KafkaClient, node: int) -> dict[str, str]:
+    """Those that matter here; {} from brokers that do not tell, which 0.11 and up do."""
+    if client.api_version(DescribeConfigsRequest) is None:
+        return {}
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=WANTED_SETTINGS
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    (result,) = (await client.send(node, request)).results
+    if result.error_code:
+        raise for_code(result.error_code, f"settings of broker {node}")
+    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
+
+async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
+    """None if Kafka has no members of it and never had, or is older than 0.9. Raises BrokerError."""
+    if client.api_version(DescribeGroupsRequest) is None:
+        return None
+    deadline = time.monotonic() + client.request_timeout_s
+    coordinator = Coordinator(client, name, client.retry_backoff_s)
+    if client.api_version(ConsumerGroupDescribeRequest) is not None:
+        request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
+        (newer,) = (await coordinator.ask(request, deadline)).groups
+        if not newer.error_code:
+            of_it = tuple(map(_next_member, newer.members))
+            return KafkaGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
+        # which a classic group is, to this request; 3.7 to 3.9 know it, and refuse it unless they are set to take it
+        if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
+            raise for_code(newer.error_code, f"group {name!r}")
+    request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
+    (found,) = (await coordinator.ask(request, deadline)).groups
+    if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
+        return None
+    if found.error_code:
+        raise for_code(found.error_code, f"group {name!r}")
+    members = tuple(_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
+    if not members and not found.protocol_type:
+        return None  # offsets, and no member by this protocol ever
+    return KafkaGroup(found.group_state, "classic", found.protocol_data or "", members)
+
+
+def _next_member(member: Any) -> KafkaMember:
+    """`topics` are those subscribed to by name, and what a regular expression has given it."""
+    partitions = frozenset(
+        TopicPartition(topic.topic_name, number)
+        for topic in member.assignment.topic_partitions
+        for number in topic.partitions
+    )
+    topics = frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions)
+    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+
+
+def _member(member: Any) -> KafkaMember:
+    topics: frozenset[str] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
+    try:
+        # empty while the group is being rebalanced
+        if member.member_metadata:
+            topics = frozenset(Subscription.decode(member.member_metadata).topics)
+        partitions = Given.decode(member.member_assignment).partitions
+    except Malformed:
+        pass  # not a consumer's; what can be read of it is
+    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)

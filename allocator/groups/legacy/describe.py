@@ -1,0 +1,94 @@
+"""What ZooKeeper tells of a group on a layout before ours: kiel's, or that of Kafka 0.8's consumers and of pykafka."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from allocator.groups.legacy.kiel import KielPaths, read_shared
+from allocator.groups.legacy.old_consumer import Subscription
+from allocator.groups.zookeeper.znodes import Rubbish
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import NoZnode, ZooKeeper
+
+__all__ = ["KIEL", "OLD_CONSUMERS", "OLD_OWNERS", "OldLayouts", "children", "old_layouts"]
+
+KIEL = "/kiel/groups/{}/members"
+OLD_CONSUMERS = "/consumers/{}/ids"
+OLD_OWNERS = "/consumers/{}/owners"
+OLD_OFFSETS = "/consumers/{}/offsets"
+
+
+@dataclass(frozen=True)
+class OldLayouts:
+    kiel: tuple[str, ...] = ()
+    """Members where kiel's stand."""
+    dealt: frozenset[TopicPartition] = frozenset()
+    """What those share out; which of them has which stands nowhere."""
+    consumers: tuple[str, ...] = ()
+    """Members where consumers of 0.8 stand."""
+    subscriptions: tuple[Subscription, ...] = ()
+    claimed: frozenset[TopicPartition] = frozenset()
+    """What those own."""
+    stored: frozenset[str] = frozenset()
+    """Topics of which offsets stand in ZooKeeper, members or no members."""
+
+    def __add__(self, other: OldLayouts) -> OldLayouts:
+        """Of several ensembles, of which two may be one."""
+        return OldLayouts(
+            tuple(sorted({*self.kiel, *other.kiel})),
+            self.dealt | other.dealt,
+            tuple(sorted({*self.consumers, *other.consumers})),
+            (*self.subscriptions, *other.subscriptions),
+            self.claimed | other.claimed,
+            self.stored | other.stored,
+        )
+
+    def reads(self, partition: TopicPartition) -> bool:
+        """Whether a member should be reading it."""
+        return partition in self.dealt or any(each.threads(partition.topic) for each in self.subscriptions)
+
+
+async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
+    """Nothing is raised for what does not read: those members are counted, and what they want is not known."""
+    kiel = await children(zk, KIEL.format(group))
+    consumers = await children(zk, OLD_CONSUMERS.format(group))
+    claims: set[TopicPartition] = set()
+    for directory in await children(zk, OLD_OWNERS.format(group)) if consumers else ():
+        topic = re.sub("^b'(.*)'$", r"\1", directory)  # pykafka's, on Python 3
+        numbers = [name.rpartition("-")[2] for name in await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")]
+        claims |= {TopicPartition(topic, int(number)) for number in numbers if number.isdigit()}
+    subscriptions = [await _subscription(zk, f"{OLD_CONSUMERS.format(group)}/{name}") for name in consumers]
+    return OldLayouts(
+        tuple(kiel),
+        await _dealt(zk, KielPaths(group)) if kiel else frozenset(),
+        tuple(consumers),
+        tuple(filter(None, subscriptions)),
+        frozenset(claims),
+        frozenset(await children(zk, OLD_OFFSETS.format(group))),
+    )
+
+
+async def children(zk: ZooKeeper, path: str) -> list[str]:
+    """Sorted; [] where there is no such znode."""
+    try:
+        return sorted(await zk.get_children(path))
+    except NoZnode:
+        return []
+
+
+async def _dealt(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
+    try:
+        return read_shared(paths.partitions, (await zk.get(paths.partitions))[0])[0]
+    except (NoZnode, Rubbish):
+        return frozenset()
+
+
+async def _subscription(zk: ZooKeeper, path: str) -> Subscription | None:
+    try:
+        data = (await zk.get(path))[0]
+        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # pykafka's members say their one topic
+            return Subscription("static", {data.decode(): 1})
+        return Subscription.decode(path, data)
+    except (NoZnode, Rubbish):
+        return None

@@ -1,0 +1,42 @@
+"""How members are named in everything that people read: tables, the page, logs, errors.
+
+allocator-web1-4242-3f9a#12     the default client id has the host and the process id; 12 is the member's sequence
+                                number in ZooKeeper, which differs for two sessions of one process
+billing@web1:4242#12            a client id that the user chose, which many members may share
+billing@10.0.0.7#6f1c2d3e       a member of Kafka's own protocol: the first digits of its UUID
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from typing import Optional
+
+from allocator.groups.zookeeper.znodes import MemberInfo, sequence
+
+__all__ = ["default_client_id", "member_name"]
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+ID_DIGITS = 8  # shown of an id without a sequence number
+
+
+def default_client_id(program: str = "allocator") -> str:
+    """A name that no other consumer has, of whatever process and host: "allocator-web1-4242-3f9a"."""
+    return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def member_name(member: str, info: Optional[MemberInfo]) -> str:
+    """The name of the member with the id `member`; of its short id alone if `info`, what the member says, is gone."""
+    number, uuid = sequence(member), UUID.search(member)
+    short = number if number is not None else (member if uuid is None else uuid.group())[:ID_DIGITS]
+    return f"#{short}" if info is None else f"{_with_place(info)}#{short}"
+
+
+def _with_place(info: MemberInfo) -> str:
+    """The client id, with the host and the process id unless it has them itself."""
+    name, host, pid = info.name, info.host, info.pid
+    if host in name and (pid is None or re.search(rf"(?<![0-9]){pid}(?![0-9])", name)):
+        return name
+    return f"{name}@{host}" if pid is None else f"{name}@{host}:{pid}"

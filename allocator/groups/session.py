@@ -1,0 +1,389 @@
+"""A member that lives in ZooKeeper sessions: joining, losing a session, joining again, leaving.
+
+Guarantee, whatever layout of znodes a group has: the member acts only while its lease is valid (`keeper`); a session
+that ends takes all that was held with it (`Owner.lost`) before the member joins again; leaving returns when everything
+is released in good order, or when the end of the session has released it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+from allocator.errors import ConfigError, ZooKeeperUnavailable
+from allocator.groups.lease import Keeper, MembershipLost
+from allocator.groups.membership import Owner
+from allocator.groups.zookeeper.znodes import NONE, Parts
+from allocator.measures import Measures
+from allocator.tasks import Scope, first_of, happens, within
+from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
+
+__all__ = ["Polls", "SessionMembership", "Watchdog"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.1  # more: a member whose znodes were deleted joins later; less: more requests while they are deleted
+
+
+ADMISSION_S = 0.5  # more: a member that may join again does so later; less: more reads while it may not
+
+
+class _Silence(Exception):
+    """The user shows no sign of life. Never leaves this room."""
+
+
+class SessionMembership:
+    """What members of every layout share; a layout says how to register, what to follow, and what to delete.
+
+    `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
+    and its znode in messages. The constructor touches nothing.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        base: str,
+        owner: Owner,
+        settings: Any,
+        measures: Measures | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.member_id = ""
+        self.generation = 0
+        self.ended: BaseException | None = None
+        """What ended this membership for good, other than `leave`."""
+        self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        """Asked in each session but the first, before the member registers; while it says False, the member waits."""
+        self._zk = zk
+        self._group = group
+        self._base = base
+        self._owner = owner
+        self._settings = settings
+        self._held: Parts = NONE
+        self._draining: Parts = NONE
+        self._leaving = False
+        self._renewing = False  # leaving, to come back with another subscription
+        self._polls = Polls(settings.max_poll_interval_s, clock)
+        self._task: asyncio.Task[None] | None = None
+        self._keeper = Keeper(zk, group, owner, clock, measures or Measures())
+
+    # -- what a layout says --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises ConfigError for what cannot be written, before anything is touched."""
+
+    async def _register(self) -> None:
+        """Makes the member known in this session, and sets `member_id`."""
+        raise NotImplementedError
+
+    def _proof(self) -> tuple[str, bytes]:
+        """The member's own znode and its data; writing it again proves that the session lives."""
+        raise NotImplementedError
+
+    async def _take_part(self, scope: Scope) -> None:
+        """From the first lease on; returns when the member leaves (or renews itself), holding nothing."""
+        raise NotImplementedError
+
+    def _znodes(self) -> Iterable[str]:
+        """What is to be deleted when the membership ends while the session lives."""
+        raise NotImplementedError
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> str:
+        """How people are shown this member; empty before it joined."""
+        return self.member_id
+
+    @property
+    def held(self) -> Parts:
+        return self._held
+
+    def may_act(self) -> bool:
+        return self._keeper.may_act
+
+    def polled(self) -> None:
+        """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
+        self._polls.polled()
+
+    async def join(self) -> None:
+        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._check()
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._session_lost = asyncio.Event()
+        self._polls.polled()
+        self._keeper.begin()  # the connection may be lost before the first session has a member
+        await self._zk.connect(self._settings.connect_timeout_s)
+        self._connected.set()
+        remove = self._zk.on_state(self._state_changed)
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
+        try:
+            await within(joined, self._settings.connect_timeout_s)
+        except BaseException as error:
+            await self._abandon()
+            if isinstance(error, asyncio.TimeoutError):
+                raise ZooKeeperUnavailable(
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join "
+                    f"{self._base} within {self._settings.connect_timeout_s} s"
+                ) from None
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._leaving = True
+        if not self._held | self._draining:
+            # nothing to release: whatever this member waits for need not come, ZooKeeper may be silent
+            await self._abandon()
+            return
+        self._changed.set()
+        self._connected.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # whoever waits for us gave up: go at once, our session's end frees what we hold
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+        await self._zk.close()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
+        """One turn for each session, until we leave."""
+        try:
+            while True:
+                await self._connected.wait()
+                if self._leaving:
+                    return
+                self._session_lost.clear()
+                try:
+                    await self._session(joined)
+                except _Silence as error:
+                    log.warning("%s: %s left: %s", self._group, self.shown, error)
+                    await self._until_polled()
+                except (MembershipLost, ConnectionLost) as error:
+                    log.warning("%s: %s lost its session: %s", self._group, self.shown, error)
+                except NoZnode as error:
+                    # somebody deleted what was made a moment ago; who gives up waiting for that is `join`
+                    log.warning("%s: %s cannot join yet: %s", self._group, self.shown or "a member", error)
+                    await asyncio.sleep(RETRY_S)
+                except ZooKeeperError as error:
+                    if not joined.done():
+                        joined.set_exception(error)
+                        return
+                    log.error("%s: %s", self._group, error)
+                    self._owner.failed(error)
+                    await asyncio.sleep(1.0)
+        except Exception as error:
+            log.exception("%s: membership of %s ended", self._group, self.shown)
+            self.ended = error
+            if not joined.done():
+                joined.set_exception(error)
+            else:
+                self._owner.failed(error)
+        finally:
+            remove_listener()
+            self._keeper.end()
+            await self._zk.close()
+
+    async def _session(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves, all within one ZooKeeper session."""
+        self._renewing = False
+        if joined.done():
+            await self._admission()
+        await self._register()
+        try:
+            self._keeper.begin()
+            scope = Scope()
+            await scope.run(
+                self._live(scope, joined),
+                lease=self._keeper.keep(*self._proof()),
+                loss=self._wait_for_loss(),
+                silence=self._wait_for_silence(),
+            )
+            # everything has been released in good order: only the znodes are left to delete
+        finally:
+            await self._end_session()
+
+    async def _live(self, scope: Scope, joined: asyncio.Future[None]) -> None:
+        if self._polls.limit_s is not None:
+            # kazoo's own thread would keep the session of a loop that stands still for ever
+            why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
+            scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
+        await self._keeper.granted()
+        if not joined.done():
+            joined.set_result(None)
+        self._changed.set()  # look at the assignment that stands
+        await self._take_part(scope)
+
+    async def _admission(self) -> None:
+        """Until this member may join again; `leave` cancels it, as the member holds nothing."""
+        while self.admitted is not None and not await self.admitted(self._zk):
+            await happens(self._session_lost, ADMISSION_S)
+
+    async def _end_session(self) -> None:
+        self._keeper.end()
+        lost, self._held, self._draining = self._held | self._draining, NONE, NONE
+        if lost:
+            await self._owner.lost(lost)
+        if self._zk.state is SessionState.CONNECTED:
+            # the session may live on though our znode was deleted, and then so does our claim
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._delete_ours(released=not lost), 2.0)
+
+    async def _delete_ours(self, released: bool) -> None:
+        """`released`: whether the member had let go of all partitions by itself."""
+        await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
+
+    def _state_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+            self._keeper.prove_now()
+            return
+        self._connected.clear()
+        if state is SessionState.LOST:
+            self._session_lost.set()
+            self._keeper.end()
+        self._keeper.suspend(f"the ZooKeeper session is {state.value}")
+
+    async def _wait_for_loss(self) -> None:
+        await self._session_lost.wait()
+        raise MembershipLost("it expired")
+
+    async def _wait_for_silence(self) -> None:
+        await self._polls.silence()
+        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+
+    async def _until_polled(self) -> None:
+        await first_of(self._polls.heard(), self._until_leaving())
+
+    async def _until_leaving(self) -> None:
+        while not self._leaving:
+            await self._changed.wait()
+            self._changed.clear()
+
+    # -- giving up partitions ------------------------------------------------------------------------------------
+
+    def _release(self, partitions: Parts, scope: Scope) -> None:
+        if partitions:
+            self._held -= partitions
+            self._draining |= partitions
+            scope.start(self._drain(partitions), "drain")
+
+    async def _drain(self, partitions: Parts) -> None:
+        log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
+        try:
+            await self._owner.revoked(partitions)
+        except Exception:
+            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
+        await self._drained(partitions)
+        self._draining -= partitions
+        self._changed.set()
+
+    async def _drained(self, partitions: Parts) -> None:
+        """The user has let go of them; they still count as ours until this returns."""
+
+
+# -- polls ----------
+# Whether the user of a membership still asks for records.
+
+
+class Polls:
+    """Signs of life of the user, and what it means that none come.
+
+    `limit_s` None: the user may be silent for ever.
+    """
+
+    def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
+        if limit_s is not None and not limit_s > 0:
+            raise ConfigError(f"max_poll_interval_s must be positive or None, not {limit_s!r}")
+        self.limit_s = limit_s
+        self._clock = clock
+        self._last = clock()
+        self._heard: asyncio.Event | None = None
+
+    def polled(self) -> None:
+        """The user is alive."""
+        self._last = self._clock()
+        if self._heard is not None:
+            self._heard.set()
+
+    @property
+    def silent(self) -> bool:
+        return self.limit_s is not None and self._clock() - self._last >= self.limit_s
+
+    async def silence(self) -> None:
+        """Returns once the user was silent for too long."""
+        while not self.silent:
+            if self.limit_s is None:
+                await asyncio.get_running_loop().create_future()
+            else:
+                await asyncio.sleep(self._last + self.limit_s - self._clock())
+
+    async def heard(self) -> None:
+        """Returns when the user is heard of again; at once if he is not silent."""
+        self._heard = asyncio.Event()
+        while self.silent:
+            self._heard.clear()
+            await self._heard.wait()
+
+
+# -- watchdog ----------
+# A thread that notices when the event loop stands still.
+
+
+GRACE_S = 0.5  # a process that was frozen as a whole wakes with both: the loop may speak first
+
+
+class Watchdog:
+    """Calls `bite` once, in a thread of its own, after the loop stood still for `limit_s` seconds.
+
+    `watch` feeds it and ends it; a bite comes at most a quarter of `limit_s`, and half a second, too late.
+    """
+
+    def __init__(self, limit_s: float, bite: Callable[[], None]) -> None:
+        self._limit_s = limit_s
+        self._bite = bite
+        self._fed = 0.0
+        self._ended = threading.Event()
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        self._fed = time.monotonic()
+        threading.Thread(target=self._run, name="allocator-watchdog", daemon=True).start()
+        try:
+            while True:
+                await asyncio.sleep(self._limit_s / 4)
+                self._fed = time.monotonic()
+        finally:
+            self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._left_s())):
+            if self._left_s() <= 0 and not self._ended.wait(GRACE_S) and self._left_s() <= 0:
+                self._bite()
+                return
+
+    def _left_s(self) -> float:
+        return self._fed + self._limit_s - time.monotonic()

@@ -1,0 +1,388 @@
+"""What the oldest member does for the group: compute assignments and see that partitions change hands safely."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from allocator.assignors import Assignor, Member, choose, compute, left_out
+from allocator.errors import AllocatorError
+from allocator.foreign import plain, shown
+from allocator.groups.membership import Topics
+from allocator.groups.names import member_name
+from allocator.groups.patterns import topic_pattern
+from allocator.groups.view import Load, Surroundings, tell_left_out
+from allocator.groups.zookeeper.plan import adopt, advance
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import Budget, Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
+from allocator.tasks import Scope
+from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
+
+__all__ = ["Leader", "LeaderSettings"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaderSettings:
+    """How the leader waits. All in seconds."""
+
+    debounce_s: float = 0.01  # more: fewer rebalances when many join at once; less: a sooner one
+    debounce_max_s: float = 0.5  # a stream of changes cannot put a rebalance off for longer
+    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One assignment that a function gave, and what it was computed from."""
+
+    target: Mapping[str, Parts]
+    strategy: str
+    refused: Mapping[str, str]
+    left_out: Parts
+
+
+class Leader:
+    """Runs while this member is the oldest.
+
+    Guarantee: keeps no state that its successor needs. Whatever it decides is written by compare-and-set on the
+    document it was decided from, so a leader that was paused and deposed cannot undo what its successor did.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: str,
+        topics: Topics,
+        assignors: Mapping[str, Assignor],
+        settings: LeaderSettings,
+        load: Load | None = None,
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._topics = topics
+        self._assignors = assignors
+        self._settings = settings
+        self._surroundings = Surroundings(store.paths.group, topics, load)
+        self._changed = asyncio.Event()
+        self._group_changed = True
+        self._names = Watched(store.member_names, self._poke_group)
+        self._claim_names = Watched(store.claim_names, self._changed.set)
+        self._infos: dict[str, MemberInfo] = {}
+        self._claims: dict[str, Watched[Claim | None]] = {}
+        self._budget = Budget.of_claims()
+        self._document: tuple[Document | None, int] | None = None
+        self._last: Document | None = None
+        self._restarts = 0
+        self._computed_from: object = None
+        self._counts: dict[str, int] = {}
+        self._missing: set[str] = set()
+        self._patterns: set[str] = set()
+
+    async def run(self) -> None:
+        """Leads until cancelled."""
+        log.info("%s: %s leads", self._store.paths.group, self._me)
+        remove = self._topics.on_metadata(self._metadata_came)
+        try:
+            await Scope().run(self._lead(), topics=self._poll_topics())
+        finally:
+            remove()
+
+    def start_over(self) -> None:
+        """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
+        self._document = None
+        # kazoo tells answers and events in two threads: the document may come before the news of a member in it, and
+        # whoever is in a document but not among the names we know would be taken for gone; and a claim that has grown
+        # before the document was lost would be taken for what it was
+        self._names.forget()
+        self._claim_names.forget()
+        self._claims.clear()
+        self._computed_from = None
+        self._restarts += 1
+        self._poke_group()
+
+    async def _lead(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._step()
+            except (BadVersion, ZnodeExists):
+                log.info("%s: somebody else wrote the assignment; reading it again", self._store.paths.group)
+                self.start_over()
+                continue
+            except NoZnode as error:
+                # somebody deleted what all members use, and no other member creates it again. A member whose own znodes
+                # were deleted with it notices when it writes them next
+                log.warning("%s: %s; making the group's znodes again", self._store.paths.group, error)
+                self.start_over()
+                with contextlib.suppress(ConnectionLost, NoZnode):
+                    await self._store.prepare()
+                await asyncio.sleep(0.05)
+                continue
+            except ConnectionLost:
+                # the write may have arrived: only what stands there counts
+                self.start_over()
+                await asyncio.sleep(0.05)
+                continue
+            await self._changed.wait()
+            if self._group_changed:
+                await self._debounce()
+
+    async def _debounce(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.debounce_max_s
+        self._group_changed = False
+        while loop.time() < end:
+            await asyncio.sleep(min(self._settings.debounce_s, max(0.0, end - loop.time())))
+            if not self._group_changed:
+                break
+            self._group_changed = False
+        self._group_changed = True
+
+    def _poke_group(self) -> None:
+        self._group_changed = True
+        self._changed.set()
+
+    def _metadata_came(self) -> None:
+        # a step may ask for metadata itself, so only what differs may cause the next step
+        if any(len(self._topics.partitions(topic) or ()) > count for topic, count in self._counts.items()) or (
+            self._patterns and self._matching(self._topics.topics()) - set(self._counts)
+        ):
+            self._poke_group()
+
+    async def _poll_topics(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.topic_poll_s)
+            try:
+                await self._topics.refresh()
+            except AllocatorError as error:
+                log.warning("%s: no metadata from Kafka: %s", self._store.paths.group, error)
+            self._poke_group()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        # taken before anything is read: what changes from here on is for the next step
+        recompute, self._group_changed = self._group_changed, False
+        document, version = await self._read_document()
+        names = in_join_order(await self._names.get())
+        # a member whose znode was deleted by hand works on until it notices; its claim says so, and it is waited for
+        alive = {*names, *in_join_order(await self._claim_names.get())}
+        computed = None
+        if recompute or self._computed_from is None:
+            computed, document, version = await self._recompute(names, document, version)
+        claims = await self._claims_of([member for member in document.waiting if member in alive])
+        if computed is None:
+            successor = advance(document, self._me, alive, claims)
+        else:
+            successor = advance(
+                document,
+                self._me,
+                alive,
+                claims,
+                computed.target,
+                strategy=computed.strategy,
+                refused=computed.refused,
+                left_out=computed.left_out,
+            )
+        if successor is not None:
+            await self._write(successor, version)
+            if successor.waiting:
+                self._changed.set()  # once more: the claims of those it waits for are not watched yet
+
+    async def _recompute(
+        self, names: list[str], document: Document, version: int
+    ) -> tuple[Computed | None, Document, int]:
+        members = await self._members(names)
+        await self._count_partitions(members, document)
+        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())))
+        if inputs == self._computed_from:
+            return None, document, version
+        try:
+            computed = await self._compute(members, document)
+        except AllocatorError as error:
+            problem = str(error)
+            log.error("%s: the assignment stays as it is: %s", self._store.paths.group, problem)
+            if document.problem != problem:
+                document = document.but(problem=problem, leader=self._me, revision=document.revision + 1)
+                version = await self._write(document, version)
+            self._computed_from = inputs
+            return None, document, version
+        self._computed_from = inputs
+        if computed is not None and self._stands(computed, document):
+            computed = None
+        return computed, document, version
+
+    def _stands(self, computed: Computed, document: Document) -> bool:
+        """Whether the document leads to that assignment already (a new leader finds its predecessor's work)."""
+        present = dict(document.owners)
+        for member, parts in document.promised.items():
+            present[member] = present.get(member, frozenset()) | parts
+        wanted = {member: parts for member, parts in computed.target.items() if parts}
+        return (
+            document.generation > 0
+            and document.problem is None
+            and present == wanted
+            and document.strategy == computed.strategy
+            and document.refused == computed.refused
+            and document.left_out == computed.left_out
+        )
+
+    async def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
+        if not members:
+            return None
+        strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
+        for member, reason in refused.items():
+            if member not in document.refused:
+                called = plain(member_name(member, members[member]))
+                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, called, plain(reason))
+        assignor = self._assignors.get(strategy)
+        if assignor is None:
+            raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
+        taking_part = tuple(
+            Member(
+                id=member,
+                name=info.name,
+                topics=self._subscription(info),
+                weight=info.weight,
+                rack=info.rack,
+                host=info.host,
+            )
+            for member, info in members.items()
+            if member not in refused
+        )
+        owned = {member: parts for member, parts in document.owners.items() if member in members}
+        view = await self._surroundings.view(assignor, taking_part, self._counts, owned)
+        target = compute(assignor, view)
+        without = left_out(view, target)
+        if without != document.left_out:
+            tell_left_out(self._store.paths.group, strategy, without)
+        return Computed(target, strategy, refused, without)
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    async def _read_document(self) -> tuple[Document, int]:
+        if self._document is None:
+            try:
+                self._document = await self._store.document(counts=self._partitions_of)
+            except Rubbish as error:
+                log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
+                self._document = None, error.version
+        document, version = self._document
+        if document is None:
+            claims = await self._claims_of(in_join_order(await self._claim_names.get()))
+            document = adopt(claims, self._last, writes=version + 1)
+            self._computed_from = None
+        return document, version
+
+    def _partitions_of(self, topic: str) -> int | None:
+        known = self._topics.partitions(topic)
+        return None if known is None else len(known)
+
+    async def _write(self, document: Document, version: int) -> int:
+        self._document = None
+        restarts = self._restarts
+        new_version = await self._store.write_document(document, version)
+        if restarts == self._restarts:  # else somebody overwrote it before we heard that it was written
+            self._document = document, new_version
+        self._last = document
+        log.info(
+            "%s: generation %d revision %d (%s): %d members own %d partitions, %d on the move%s",
+            self._store.paths.group,
+            document.generation,
+            document.revision,
+            document.strategy,
+            len(document.owners),
+            sum(map(len, document.owners.values())),
+            sum(len(entry.partitions) for entry in document.waiting.values()),
+            f"; problem: {document.problem}" if document.problem else "",
+        )
+        return new_version
+
+    async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
+        self._claims = {member: watched for member, watched in self._claims.items() if member in wanted}
+        self._budget.keep(map(self._store.paths.claim, wanted))
+        for member in wanted:
+            if member not in self._claims:
+                self._claims[member] = Watched(partial(self._read_claim, member), self._changed.set)
+        found = await asyncio.gather(*(self._claims[member].get() for member in wanted))
+        return {member: claim for member, claim in zip(wanted, found) if claim is not None}
+
+    async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
+        try:
+            return await self._store.claim(member, watch, budget=self._budget)
+        except Rubbish as error:
+            # it shows nothing, so its partitions stay where they are until the member writes again or goes
+            log.error("%s: %s", self._store.paths.group, error)
+            return None
+
+    async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
+        fresh = [name for name in names if name not in self._infos]
+        self._infos = {name: info for name, info in self._infos.items() if name in names}
+        for name, info in zip(fresh, await asyncio.gather(*(self._read_member(name) for name in fresh))):
+            if info is not None:
+                self._infos[name] = info
+        return {name: self._infos[name] for name in names if name in self._infos}
+
+    async def _read_member(self, member: str) -> MemberInfo | None:
+        try:
+            return await self._store.member(member)
+        except Rubbish as error:
+            log.error("%s: this member gets no partitions: %s", self._store.paths.group, error)
+            return None
+
+    def _subscription(self, info: MemberInfo) -> frozenset[str]:
+        if info.pattern is None:
+            return info.topics
+        return info.topics | set(filter(topic_pattern(info.pattern).matches, self._counts))
+
+    async def _count_partitions(self, members: Mapping[str, MemberInfo], document: Document) -> None:
+        """Brings `_counts` up to date for every topic that somebody subscribes to."""
+        if not self._counts:
+            self._counts = _counts_of(document)
+        topics = set().union(*(info.topics for info in members.values()))
+        self._patterns = {info.pattern for info in members.values() if info.pattern is not None}
+        self._topics.follow(topics)
+        if self._patterns:
+            self._topics.follow_all()
+        answered = True
+        if self._patterns or any(self._topics.partitions(topic) is None for topic in topics):
+            try:
+                await self._topics.refresh()
+            except AllocatorError as error:
+                log.warning("%s: no metadata from Kafka: %s", self._store.paths.group, error)
+                answered = False
+        topics |= self._matching(self._topics.topics())
+        counts = {}
+        for topic in topics | set(self._counts):
+            found = self._topics.partitions(topic)
+            before = self._counts.get(topic)
+            if found:
+                counts[topic] = max(found) + 1
+                self._missing.discard(topic)
+            elif before is not None and (not answered or topic not in self._missing):
+                # one answer without the topic may come from a broker that has just started: believe the second
+                counts[topic] = before
+                if answered:
+                    self._missing.add(topic)
+        subscribed = topics | self._matching(counts)
+        self._counts = {topic: count for topic, count in counts.items() if topic in subscribed}
+
+    def _matching(self, names: Iterable[str]) -> set[str]:
+        patterns = list(map(topic_pattern, self._patterns))
+        return {topic for topic in names if any(pattern.matches(topic) for pattern in patterns)}
+
+
+def _counts_of(document: Document) -> dict[str, int]:
+    """Partition counts as a predecessor knew them: Kafka may be silent just when a new leader begins."""
+    counts: dict[str, int] = {}
+    everything = [*document.owners.values(), *document.promised.values()]
+    everything += [entry.partitions for entry in document.waiting.values()]
+    for parts in everything:
+        for topic, partition in parts:
+            counts[topic] = max(counts.get(topic, 0), partition + 1)
+    return counts

@@ -1,0 +1,315 @@
+"""Exclusive ownership of partitions through ZooKeeper.
+
+Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the pace of
+the ensemble's (wall clocks do not matter). A member begins with a partition only after its claim is written in one
+transaction with a check that the assignment which gives it still stands; the leader gives a partition away only
+after its last owner's claim, or the end of that owner's session, has shown that it let go. A member that is cut off
+or paused stops by its own clock before its session can end.
+
+In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
+quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
+assignment by each member, and one or two writes of its claim by each member that gains or loses something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from allocator.assignors import Assignor
+from allocator.clock import boot_clock
+from allocator.errors import InconsistentAssignor
+from allocator.groups.lease import MembershipLost
+from allocator.groups.membership import Owner, Topics
+from allocator.groups.names import member_name
+from allocator.groups.session import SessionMembership
+from allocator.groups.view import Load
+from allocator.groups.zookeeper.leader import Leader, LeaderSettings
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.measures import Measures
+from allocator.tasks import Scope
+from allocator.zookeeper.client import (
+    BadVersion,
+    ConnectionLost,
+    NoZnode,
+    Op,
+    Watched,
+    ZnodeExists,
+    ZooKeeper,
+    ZooKeeperError,
+)
+
+__all__ = ["Settings", "ZooKeeperMembership"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a member takes part. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = 1.0
+    rack: str | None = None
+    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+
+
+class ZooKeeperMembership(SessionMembership):
+    """One member of one group; see the module for what it guarantees.
+
+    `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
+    functions by name, the preferred one first; `load` tells those that want it how much work each partition is.
+    `followed` is called with each assignment once this member holds what that gives it, as far as it can;
+    `measures` gets the times of the proofs that the session lives. The constructor touches nothing.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        paths: Paths,
+        owner: Owner,
+        topics: Topics,
+        assignors: Mapping[str, Assignor],
+        settings: Settings,
+        *,
+        load: Load | None = None,
+        followed: Callable[[Document], None] | None = None,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        super().__init__(zk, paths.group, paths.base, owner, settings, measures, clock)
+        self._paths = paths
+        self._store = Store(zk, paths)
+        self._topics = topics
+        self._assignors = dict(assignors)
+        self._load = load
+        self._followed = followed
+        self._info = MemberInfo(
+            name=settings.name,
+            host=socket.gethostname(),
+            topics=settings.topics,
+            pattern=settings.pattern,
+            weight=settings.weight,
+            rack=settings.rack,
+            strategies=tuple(self._assignors),
+            pid=os.getpid(),
+        )
+        self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
+        self._tried = False  # to register
+        self._leader: Leader | None = None
+        self._claim = Claim(0)
+        self._refused: str | None = None
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def leading(self) -> bool:
+        """Whether this member computes the assignments at present."""
+        return self._leader is not None
+
+    @property
+    def shown(self) -> str:
+        return member_name(self.member_id, self._info)
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription: the member releases what it holds in good order, and joins again as a new one."""
+        info = replace(self._info, topics=frozenset(topics), pattern=pattern)
+        info.encode()  # refuses what does not fit before anything is touched
+        self._info = info
+        if self._task is not None:
+            self._renewing = True
+            self._changed.set()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._info.encode()
+
+    def _proof(self) -> tuple[str, bytes]:
+        return self._paths.member(self.member_id), self._info.encode()
+
+    def _znodes(self) -> Iterable[str]:
+        return self._paths.claim(self.member_id), self._paths.member(self.member_id)
+
+    async def _delete_ours(self, released: bool) -> None:
+        if released and self._claim.held:
+            # without this, observers cannot tell a member that left from one that crashed
+            empty = Claim(self._claim.revision, NONE, self._claim.generation)
+            with contextlib.suppress(ZooKeeperError):
+                await self._zk.set(self._paths.claim(self.member_id), empty.encode())
+        await super()._delete_ours(released)
+
+    async def _take_part(self, scope: Scope) -> None:
+        scope.start(self._elect(), "election")
+        await self._follow(scope)
+
+    async def _register(self) -> None:
+        await self._store.prepare()
+        if self._tried:
+            await self._clear()
+        self._tried = True
+        self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
+        path = await self._zk.create(
+            f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
+        )
+        self.member_id = path.rsplit("/", 1)[1]
+        self._claim = Claim(0)
+        with contextlib.suppress(ZnodeExists):
+            await self._zk.create(self._paths.claim(self.member_id), self._claim.encode(), ephemeral=True)
+        self._refused = None
+        self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
+        log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
+
+    async def _clear(self) -> None:
+        """Delete what an earlier turn of this very session left because a reply was lost: nobody acts for such a
+        member, and such a claim keeps its partitions from everyone."""
+        members, claims = await asyncio.gather(self._store.member_names(), self._store.claim_names())
+        for path in [*map(self._paths.member, members), *map(self._paths.claim, claims)]:
+            if self._prefix in path:
+                with contextlib.suppress(NoZnode):
+                    await self._zk.delete(path)
+
+    # -- leading -------------------------------------------------------------------------------------------------
+
+    async def _elect(self) -> None:
+        """Leads while no older member stands; else watches the one just before us, so that no herd wakes."""
+        while True:
+            gone = asyncio.Event()
+            try:
+                names = in_join_order(await self._members())
+                if self.member_id not in names:
+                    raise MembershipLost("its znode was deleted")
+                place = names.index(self.member_id)
+                if place == 0:
+                    await self._lead()
+                # a watch on its children fires when it goes, but not at each of its proofs of life
+                await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
+            except NoZnode:
+                continue
+            except ConnectionLost:
+                await asyncio.sleep(0.05)
+                continue
+            await gone.wait()
+
+    async def _members(self) -> list[str]:
+        try:
+            return await self._store.member_names()
+        except NoZnode:
+            return []  # somebody deleted all of them
+
+    async def _lead(self) -> None:
+        self._leader = Leader(
+            self._store, self.member_id, self._topics, self._assignors, self._settings.leader, self._load
+        )
+        try:
+            await self._leader.run()
+        finally:
+            self._leader = None
+
+    # -- following -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, scope: Scope) -> None:
+        """Makes what we hold equal to what the newest assignment gives us; returns when we leave, holding nothing."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._leaving or self._renewing:
+                # needs nothing of ZooKeeper, which may be silent: the end of the session is our release
+                self._release(self._held, scope)
+                if not self._draining:
+                    return
+                continue
+            try:
+                document, version = await self._read_document()
+                await self._apply(document, version, scope)
+                if document is not None and self._followed is not None:
+                    self._followed(document)
+            except ConnectionLost:
+                # nothing is known of a write that was under way: the next turn writes the claim again
+                self._claim = Claim(-1)
+                await asyncio.sleep(0.05)
+                self._changed.set()
+
+    async def _read_document(self) -> tuple[Document | None, int]:
+        try:
+            document, version = await self._document.get()
+        except Rubbish as error:
+            log.error("%s: %s", self._paths.group, error)
+            document, version = None, -1
+        if document is None and self._leader is not None:
+            self._leader.start_over()
+        return document, version
+
+    async def _apply(self, document: Document | None, version: int, scope: Scope) -> None:
+        if document is None:
+            return  # what we hold is ours by our claim; the leader will write a readable assignment
+        self.generation = max(self.generation, document.generation)
+        self._tell_refusal(document.refused.get(self.member_id))
+        mine = document.owners.get(self.member_id, NONE)
+        self._release(self._held - mine, scope)
+        gained = mine - self._held - self._draining
+        if gained:
+            await self._gain(gained, document, version)
+        elif self._must_write(document):
+            await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
+
+    async def _gain(self, gained: Parts, document: Document, version: int) -> None:
+        claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
+        try:
+            # the check makes sure that a newer assignment, which we have not read, gave none of them away
+            await self._zk.multi(
+                [
+                    Op("check", self._paths.assignment, version=version),
+                    Op("set", self._paths.claim(self.member_id), claim.encode()),
+                ]
+            )
+        except (BadVersion, NoZnode):
+            if await self._zk.exists(self._paths.claim(self.member_id)) is None:
+                raise MembershipLost("its claim was deleted") from None
+            return  # the watch on the assignment has fired, or is about to
+        self._claim = claim
+        self._held |= gained
+        log.info(
+            "%s: %s gains %d partitions, holds %d (generation %d)",
+            self._paths.group,
+            self.shown,
+            len(gained),
+            len(self._held),
+            document.generation,
+        )
+        await self._owner.assigned(gained)
+
+    def _must_write(self, document: Document) -> bool:
+        if self._claim.held != self._held | self._draining:
+            return True
+        waiting = document.waiting.get(self.member_id)
+        if waiting is None or self._claim.revision >= waiting.since:
+            return False
+        # while all of it is being drained there is no release to show; the end of the drain writes the claim anyway
+        return not waiting.partitions <= self._draining
+
+    async def _write_claim(self, claim: Claim) -> None:
+        try:
+            await self._zk.set(self._paths.claim(self.member_id), claim.encode())
+        except NoZnode:
+            raise MembershipLost("its claim was deleted") from None
+        self._claim = claim
+
+    def _tell_refusal(self, reason: str | None) -> None:
+        if reason is not None and reason != self._refused:
+            self._owner.failed(
+                InconsistentAssignor(f"group {self._paths.group!r} gives this member no partitions: {reason}")
+            )
+        self._refused = reason

@@ -1,0 +1,151 @@
+"""Reading and writing a group's znodes; shared by members, the leader and whoever only looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from allocator.groups.zookeeper.znodes import (
+    Budget,
+    Claim,
+    Counts,
+    Document,
+    MemberInfo,
+    Paths,
+    Rubbish,
+    quick,
+    shard_names,
+    split,
+)
+from allocator.zookeeper.client import NoZnode, ZnodeExists, ZooKeeper
+
+__all__ = ["Store"]
+
+log = logging.getLogger(__name__)
+
+Watch = Callable[[], None]
+T = TypeVar("T")
+
+
+# one thread, so that only one znode at a time takes the memory that decoding needs
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
+
+
+class Store:
+    """The znodes of one group as values. A `watch` is called once, when what was read may have changed."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+        self.zk = zk
+        self.paths = paths
+
+    async def prepare(self) -> None:
+        """Makes the persistent znodes."""
+        await asyncio.gather(*map(self.zk.ensure_path, (self.paths.members, self.paths.claims, self.paths.shards)))
+
+    async def member_names(self, watch: Watch | None = None) -> list[str]:
+        """Names of the znodes under members/, in no order, whatever they are."""
+        return await self.zk.get_children(self.paths.members, watch)
+
+    async def claim_names(self, watch: Watch | None = None) -> list[str]:
+        """Names of the znodes under claims/, in no order, whatever they are."""
+        return await self.zk.get_children(self.paths.claims, watch)
+
+    async def member(self, member: str) -> MemberInfo | None:
+        """What a member says of itself; None when it has gone. Raises Rubbish."""
+        path = self.paths.member(member)
+        try:
+            data, _ = await self.zk.get(path)
+        except NoZnode:
+            return None
+        return MemberInfo.decode(path, data)
+
+    async def claim(
+        self,
+        member: str,
+        watch: Watch | None = None,
+        *,
+        budget: Budget | None = None,
+        deleted: Watch | None = None,
+    ) -> Claim | None:
+        """A member's claim; None when there is none. Raises Rubbish.
+
+        `budget` is for all claims that are kept together. `deleted` is called before `watch` if the claim, as it was
+        read, was deleted without another change.
+        """
+        path = self.paths.claim(member)
+        while True:
+            try:
+                data, _ = await self.zk.get(path, watch, deleted=deleted)
+            except NoZnode:
+                # a watch is left only where the znode exists, so ask for its creation instead
+                if watch is None or await self.zk.exists(path, watch) is None:
+                    return None
+            else:
+                return await _decoded(data, partial(Claim.decode, path, data, budget))
+
+    async def document(
+        self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
+    ) -> tuple[Document | None, int]:
+        """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish.
+
+        `only`: as far as it is about that member. `counts`: how many partitions topics have, as far as it is known.
+        """
+        path = self.paths.assignment
+        while True:
+            try:
+                data, stat = await self.zk.get(path, watch)
+            except NoZnode:
+                if watch is None or await self.zk.exists(path, watch) is None:
+                    return None, -1
+                continue
+            try:
+                names = shard_names(path, data)
+                if names is not None:
+                    pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
+                    data = b"".join(piece for piece, _ in pieces)
+                return await _decoded(data, partial(Document.decode, path, data, only, counts)), stat.version
+            except NoZnode:
+                # the next document has been written meanwhile, and the shards of this one deleted
+                if (await self.zk.get(path))[1].version == stat.version:
+                    missing = Rubbish(path, "shards that it names are missing")
+                    missing.version = stat.version
+                    raise missing from None
+            except Rubbish as error:
+                # whoever replaces it must replace this, and not a good one that somebody has written since
+                error.version = stat.version
+                raise
+
+    async def write_document(self, document: Document, version: int) -> int:
+        """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
+
+        Raises BadVersion or ZnodeExists when somebody else wrote first.
+        """
+        head, shards = split(document.encode(), document.leader, document.revision)
+        for name, piece in shards.items():
+            with contextlib.suppress(ZnodeExists):
+                await self.zk.create(f"{self.paths.shards}/{name}", piece)
+        if version < 0:
+            await self.zk.create(self.paths.assignment, head)
+            new_version = 0
+        else:
+            new_version = (await self.zk.set(self.paths.assignment, head, version)).version
+        await self._sweep(keep=set(shards))
+        return new_version
+
+    async def _sweep(self, keep: set[str]) -> None:
+        for name in await self.zk.get_children(self.paths.shards):
+            if name not in keep:
+                with contextlib.suppress(NoZnode):
+                    await self.zk.delete(f"{self.paths.shards}/{name}")
+
+
+async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
+    """The value, made in a thread where that takes long: the loop has to renew the lease meanwhile."""
+    if quick(data):
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)

@@ -1,0 +1,153 @@
+"""The plan of a cutover: a TOML file, wholly checked before anything is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Optional
+
+from allocator.errors import ConfigError
+from allocator.migrate.storage import Place
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Plan", "load_plan"]
+
+# section -> key -> (type, default); ... has to be given
+_KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
+    "cutover": {
+        "groups": (list, ...),
+        "topics": (list, ...),
+        "zookeeper": (str, ...),
+        "root": (str, "/allocator"),
+        "state": (str, None),
+        "mirror": (str, "allocator-mirror"),
+        "audit": (bool, True),
+    },
+    "old": {"brokers": (str, ...), "zookeeper": (str, None), "storage": (str, "kafka"), "security": (dict, None)},
+    "new": {"brokers": (str, ...), "security": (dict, None)},
+    "producers": {"znode": (str, None)},
+    "wait": {
+        "freeze_s": (float, 120.0),  # for members to finish what is in their hands
+        "drain_s": (float, 600.0),  # for the mirror to come as far as the groups are
+        "verify_s": (float, 120.0),  # for the groups to work on the new cluster
+        "quiet_s": (float, 5.0),  # nothing must have been written to the old topics for so long
+        "producers_s": (float, 600.0),  # for that, and for the mirror to have copied all
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to go from which cluster to which. Times in seconds; docs/migration.md has the file."""
+
+    path: Path
+    digest: str
+    groups: tuple[str, ...]
+    topics: tuple[str, ...]
+    zookeeper: str
+    root: str
+    state: Path
+    mirror: str
+    audit: bool
+    old_brokers: str
+    old_zookeeper: Optional[str]
+    old_storage: str
+    old_security: Optional[Mapping[str, Any]]
+    new_brokers: str
+    new_security: Optional[Mapping[str, Any]]
+    producers: Optional[str]
+    freeze_s: float
+    drain_s: float
+    verify_s: float
+    quiet_s: float
+    producers_s: float
+
+    def old(self, group: str) -> Place:
+        """Where a group's offsets are."""
+        zookeepers = tuple(filter(None, (self.zookeeper, self.old_zookeeper)))
+        return Place(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
+
+    def new(self, group: str) -> Place:
+        """Where they are to be."""
+        return Place(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
+
+
+def load_plan(path: Path) -> Plan:
+    """Raises one ConfigError that lists every fault."""
+    try:
+        data = path.read_bytes()
+        told = tomllib.loads(data.decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} does not read: {error}") from error
+    faults: list[str] = []
+    values: dict[str, dict[str, Any]] = {section: {} for section in _KEYS}
+    for section, given in told.items():
+        if section not in _KEYS:
+            faults.append(f"[{section}] is no section; there are {', '.join(_KEYS)}")
+        elif not isinstance(given, dict):
+            faults.append(f"{section} must be a section, [{section}]")
+        else:
+            faults += [
+                f"[{section}] has no {key!r}; it has {', '.join(_KEYS[section])}"
+                for key in given
+                if key not in _KEYS[section]
+            ]
+    for section, keys in _KEYS.items():
+        given = told.get(section, {})
+        for key, (kind, default) in keys.items():
+            value = given.get(key, default) if isinstance(given, dict) else default
+            if value is ...:
+                faults.append(f"[{section}] {key} is missing")
+            elif value is not None and not _fits(value, kind):
+                faults.append(f"[{section}] {key} is {value!r}; it must be {_WORDS[kind]}")
+            values[section][key] = value
+    if not faults and values["old"]["storage"] not in ("kafka", "zookeeper"):
+        faults.append(f"[old] storage is {values['old']['storage']!r}, not 'kafka' or 'zookeeper'")
+    if not faults and values["old"]["brokers"] == values["new"]["brokers"]:
+        faults.append(f"[old] and [new] are the same brokers, {values['old']['brokers']}")
+    if faults:
+        raise ConfigError(f"{path}: {'; '.join(faults)}")
+    cutover, old, new = values["cutover"], values["old"], values["new"]
+    return Plan(
+        path=path,
+        digest=hashlib.sha256(data).hexdigest(),
+        groups=tuple(cutover["groups"]),
+        topics=tuple(cutover["topics"]),
+        zookeeper=cutover["zookeeper"],
+        root=cutover["root"],
+        state=path.parent / (cutover["state"] or f"{path.stem}.state.json"),
+        mirror=cutover["mirror"],
+        audit=cutover["audit"],
+        old_brokers=old["brokers"],
+        old_zookeeper=old["zookeeper"],
+        old_storage=old["storage"],
+        old_security=old["security"],
+        new_brokers=new["brokers"],
+        new_security=new["security"],
+        producers=values["producers"]["znode"],
+        **{key: float(value) for key, value in values["wait"].items()},
+    )
+
+
+_WORDS: Final = {
+    list: "a list of names, and not empty",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+    float: "a positive number of seconds",
+}
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    if kind is list:
+        return isinstance(value, list) and bool(value) and all(isinstance(each, str) and each for each in value)
+    return isinstance(value, kind) and value != ""

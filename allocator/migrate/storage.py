@@ -1,0 +1,186 @@
+"""Where the offsets of a group stand, who is in the group, and replacing its offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from kafka.protocol.consumer import OffsetCommitRequest
+from kafka.protocol.consumer.group import OffsetDeleteRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.errors import for_code
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.fetch.batch import Batch
+from allocator.groups import kafka_describe as requests
+from allocator.groups.describe import describe
+from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, children
+from allocator.migrate.spans import read_spans
+from allocator.offsets.coordinator import Coordinator
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.subscription.loss import stamped, topic_of
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = ["CONNECT_S", "GroupAlive", "OpenPlace", "Place", "connected"]
+
+CONNECT_S = 10.0  # for the servers; more: a mistyped address is reported later
+PATIENCE_S = 30.0  # with a coordinator that does not answer yet
+
+
+class GroupAlive(AllocatorError):
+    """Offsets cannot be moved while members of the group commit theirs. Nothing was changed."""
+
+    retriable = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """A group on a cluster. `storage` "zookeeper": where clients before 0.8.2, and kiel, keep offsets.
+
+    `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
+    cluster's own and, if it is another, that of this library's groups (under `root`). `security` is for the brokers,
+    `zookeeper_options` for the ensembles.
+    """
+
+    brokers: str
+    group: str
+    storage: str = "kafka"
+    zookeepers: tuple[str, ...] = ()
+    root: str = "/allocator"
+    security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[OpenPlace]:
+        """Connected; closed with the block."""
+        if self.storage not in ("kafka", "zookeeper"):
+            raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
+        async with contextlib.AsyncExitStack() as stack:
+            client = await connected(stack, self.brokers, self.security)
+            ensembles = []
+            for hosts in dict.fromkeys(self.zookeepers):
+                ensemble = ZooKeeper(hosts, options=self.zookeeper_options)
+                stack.push_async_callback(ensemble.close)
+                await ensemble.connect(CONNECT_S, make_chroot=False)
+                ensembles.append(ensemble)
+            offsets = GroupOffsets(client, self.group, in_zookeeper=self.storage == "zookeeper")
+            stack.push_async_callback(offsets.close)
+            yield OpenPlace(self, client, ensembles, offsets)
+
+
+async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Mapping[str, Any] | None) -> KafkaClient:
+    """A client that knows all topics, until `stack` ends."""
+    client = KafkaClient(brokers, security=security)
+    stack.push_async_callback(client.close)
+    await client.connect(CONNECT_S)
+    client.follow_all()
+    await client.refresh()
+    return client
+
+
+class OpenPlace:
+    """A `Place` whose servers can be asked."""
+
+    def __init__(self, place: Place, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets) -> None:
+        self.place = place
+        self.client = client
+        self.offsets = offsets
+        self._ensembles = ensembles
+
+    def __str__(self) -> str:
+        return f"group {self.place.group!r} on {self.place.brokers} ({self.place.storage})"
+
+    async def members(self) -> list[str]:
+        """Everybody who may commit for this group, of whatever kind, as far as these servers tell."""
+        found: list[str] = []
+        for ensemble in self._ensembles:
+            state = await describe(ensemble, self.place.group, self.place.root)
+            if state is not None:
+                found += map(state.name_of, state.members)
+            for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
+                found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.place.group))]
+        if self.client.broker_version >= (0, 9):
+            group = await self._kafka_group()
+            if group is not None:
+                found += [f"{member.name} (Kafka)" for member in group.members]
+        return list(dict.fromkeys(found))
+
+    async def _kafka_group(self) -> requests.KafkaGroup | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await requests.group(self.client, self.place.group)
+            except BrokerError as error:
+                # a coordinator that has just begun loads what it knows
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(self.client.retry_backoff_s)
+
+    def read(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> AsyncGenerator[Batch, None]:
+        """The records from one offset to another of each partition, see `spans.read_spans`."""
+        return read_spans(self.place.brokers, spans, self.place.security)
+
+    async def refuse_members(self) -> None:
+        """Raises GroupAlive naming them."""
+        found = await self.members()
+        if found:
+            some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+            raise GroupAlive(
+                f"{self} has members: {some}; stop them first, or they commit their own offsets over these"
+            )
+
+    async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """What stands there; a partition with nothing is absent."""
+        found = await self.offsets.fetch(partitions)
+        return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
+
+    async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Those whose committed offset says that it is of a topic that was deleted and created again since."""
+        found = await self.offsets.fetch(partitions)
+        ids = {each: (topic_of(at.metadata), self.client.topic_id(each.topic)) for each, at in found.items()}
+        return frozenset(each for each, (then, now) in ids.items() if None not in (then, now) and then != now)
+
+    async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
+        """All of these, with their topics' ids. Raises CommitFailed naming what is not committed."""
+        ids = {each.topic: self.client.topic_id(each.topic) for each in offsets}
+        await self.offsets.commit(
+            {each: OffsetAndMetadata(at, stamped(why, ids[each.topic]), -1) for each, at in offsets.items()}
+        )
+
+    def can_forget(self) -> bool:
+        """Whether a committed offset can be taken away again (Kafka 2.4 and newer)."""
+        return self.place.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
+
+    async def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing is committed for these any more. Raises BrokerError."""
+        topics: dict[str, list[Any]] = {}
+        kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
+        for each in partitions:
+            part = kind.OffsetDeleteRequestPartition(partition_index=each.partition)
+            topics.setdefault(each.topic, []).append(part)
+        if not topics:
+            return
+        node = await Coordinator(self.client, self.place.group, 0.1).find(time.monotonic() + PATIENCE_S)
+        if node is None:
+            raise BrokerError(f"{self} has no coordinator", retriable=True)
+        request = OffsetDeleteRequest(
+            group_id=self.place.group, topics=[kind(name=name, partitions=parts) for name, parts in topics.items()]
+        )
+        answer = await self.client.send(node, request)
+        codes = [answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)]
+        for code in codes:
+            if code:
+                raise for_code(code, f"taking back offsets of {self}")
+
+    def check_storage(self) -> None:
+        """Raises ConfigError when this cluster cannot keep offsets there."""
+        if self.place.storage != "zookeeper":
+            return
+        request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
+        if self.client.api_version(request) is None:
+            raise ConfigError(f"{self.place.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")

@@ -1,0 +1,176 @@
+"""Which offset of another log says the same: the ways there are to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Optional
+
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.errors import ConfigError
+from allocator.migrate.offset_map import OffsetMap, map_topic
+from allocator.migrate.tails import digest
+from allocator.migrate.topics import TopicIds
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.record import Record
+from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.migrate.storage import OpenPlace
+
+__all__ = ["WAYS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
+
+WAYS: Final = ("offset", "timestamp", "content", "map")
+# so many records in a row are one place of a log. More: old duplicates are told apart; less: a short log is compared
+SAMPLE: Final = 20
+
+
+class Found(NamedTuple):
+    """Where to go on on the other side, or why that cannot be said; `note` is for the reader of the table."""
+
+    offset: Optional[int]
+    note: str = ""
+
+
+class Ends(NamedTuple):
+    """Of one log: its first offset, and the one after its last."""
+
+    start: int
+    end: int
+
+
+async def ends_of(client: KafkaClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ends]:
+    """Of those that exist."""
+    await client.refresh()
+    asked = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
+    start = await list_offsets(client, dict.fromkeys(asked, EARLIEST))
+    end = await list_offsets(client, dict.fromkeys(asked, LATEST))
+    found = {each: (start[each], end[each]) for each in asked}
+    return {each: Ends(low.offset, high.offset) for each, (low, high) in found.items() if low and high}
+
+
+def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found]:
+    """The same number: right where both places speak of the same log."""
+    return {each: Found(offset) for each, offset in committed.items()}
+
+
+async def by_timestamp(
+    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Found]:
+    """The first record that is not older than the next one to read; those of the same millisecond come again."""
+    ends = await ends_of(old.client, committed)
+    found: dict[TopicPartition, Found] = {}
+    times: dict[TopicPartition, int] = {}
+    # what was deleted or compacted away stands for the record after it
+    spans = {
+        each: (max(offset, ends[each].start), ends[each].end) for each, offset in committed.items() if each in ends
+    }
+    unread = {each for each, (start, stop) in spans.items() if start < stop}
+    batches = old.read(spans)
+    try:
+        while unread:
+            batch = await batches.__anext__()
+            partition = TopicPartition(batch.topic, batch.partition)
+            if len(batch) and partition not in times:
+                times[partition] = batch[0].timestamp
+                unread.discard(partition)
+    except StopAsyncIteration:
+        pass  # nothing but markers is left of those
+    finally:
+        await batches.aclose()
+    for each in committed:
+        if each not in ends:
+            found[each] = Found(None, "not on the old cluster")
+        elif times.get(each) == -1:
+            found[each] = Found(None, "its records have no timestamp (before 0.10); use map or content")
+    targets = await list_offsets(new.client, {each: when for each, when in times.items() if each not in found})
+    rest = {each for each in committed if each not in found}
+    new_ends = await ends_of(new.client, rest)
+    for each in rest:
+        target = targets.get(each)
+        if each not in new_ends:
+            found[each] = Found(None, "not on the new cluster")
+        elif target is not None:
+            found[each] = Found(target.offset, f"at {times[each]} ms")
+        else:
+            note = "everything was read" if each not in times else "nothing that new is there yet"
+            found[each] = Found(new_ends[each].end if each not in times else None, note)
+    return found
+
+
+async def by_map(
+    old: OpenPlace, new: OpenPlace, mirror: str, committed: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Found]:
+    """As the mirror of this group has noted. Raises ConfigError when there is no such map."""
+    known = OffsetMap(new.client, new.place.brokers, map_topic(mirror), new.place.security)
+    await new.client.refresh([known.topic])
+    if new.client.partitions(known.topic) is None:
+        raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
+    mirrored = {
+        each: offset.offset for each, offset in (await GroupOffsets(old.client, mirror).fetch(list(committed))).items()
+    }
+    await known.open()  # after the positions: what they say is in it then
+    ids = await TopicIds(old.client).of({each.topic for each in committed})
+    ends = await ends_of(new.client, committed)
+    found = {}
+    for each, offset in committed.items():
+        target = known.positions(each).target(offset)
+        recreated = known.recreated(each, ids[each.topic])
+        if each not in ends:
+            found[each] = Found(None, "not on the new cluster")
+        elif recreated is not None:
+            found[each] = Found(None, f"the old topic was created again: {recreated}; tell the mirror how to go on")
+        elif offset > mirrored.get(each, -1):
+            found[each] = Found(None, f"mirrored up to {mirrored.get(each, 'nothing')} only; wait for the mirror")
+        elif target is None:
+            # below the first offset that was mirrored, which was the first that there was
+            runs = known.positions(each).runs
+            found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
+        else:
+            found[each] = Found(min(target, ends[each].end))
+    return found
+
+
+async def by_content(
+    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Found]:
+    """Where the same records stand, those before it and those after it. Reads the new logs through."""
+    old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
+    found: dict[TopicPartition, Found] = {}
+    for each, offset in sorted(committed.items()):
+        if each not in old_ends or each not in new_ends:
+            found[each] = Found(None, f"not on the {'old' if each not in old_ends else 'new'} cluster")
+            continue
+        low, high = old_ends[each]
+        span = {each: (max(low, offset - SAMPLE), min(high, max(low, offset) + SAMPLE))}
+        sample = [record async for batch in old.read(span) for record in batch]
+        if not sample:
+            empty = Found(new_ends[each].start, "the old log is empty")
+            found[each] = empty if low == high else Found(None, "there is no record left to compare at that offset")
+            continue
+        before = sum(record.offset < offset for record in sample)
+        found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before)
+    return found
+
+
+async def _search(new: OpenPlace, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int) -> Found:
+    """The first place in the log where `sample` stands in a row: the offset behind `before` records of it."""
+    places: list[int] = []
+    window: list[tuple[int, bytes]] = []
+    async for batch in new.read({partition: ends}):
+        for record in batch:
+            window.append((record.offset, _bare(record)))
+            del window[: -len(sample)]
+            if [content for _, content in window] == sample:
+                places.append(window[before][0] if before < len(window) else window[-1][0] + 1)
+    if not places:
+        return Found(None, f"the {len(sample)} records around it are not on the new cluster in a row")
+    note = f"{len(sample)} records compared"
+    return Found(
+        places[0], note if len(places) == 1 else f"{note}; they stand in {len(places)} places, the first taken"
+    )
+
+
+def _bare(record: Record) -> bytes:
+    """Without the time: other ways of copying than ours set their own."""
+    return digest(record, timed=False)

@@ -1,0 +1,130 @@
+"""Which broker coordinates a group, for as long as that holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.errors import FIND, Reaction, for_code, react
+from allocator.client.offset_commit import OffsetCommit
+from allocator.errors import BrokerError
+from allocator.measures import Measure, Measures
+
+__all__ = ["Coordinator"]
+
+log = logging.getLogger(__name__)
+
+MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks for its own
+
+# for one request. more: a coordinator that hangs costs its successor's time; less: a slow one is asked twice
+PATIENCE_S = 10.0
+
+HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
+MEASURED: dict[int, Callable[[Measures], Measure]] = {
+    JoinGroupRequest.API_KEY: lambda measures: measures.join,
+    SyncGroupRequest.API_KEY: lambda measures: measures.sync,
+    **dict.fromkeys(HEARTBEATS, lambda measures: measures.heartbeat),
+    OffsetCommit.API_KEY: lambda measures: measures.commit,
+}
+
+
+class Coordinator:
+    """The coordinator of `group`: found when needed, forgotten when it moved or died.
+
+    Before 0.8.2 there is none: any broker takes the offsets, to ZooKeeper (`ask` sends to the least busy one).
+    """
+
+    def __init__(self, client: KafkaClient, group: str, retry_backoff_s: float) -> None:
+        self._client = client
+        self._group = group
+        self._retry_backoff_s = retry_backoff_s
+        self._node: int | None = None
+        self._finding: asyncio.Lock | None = None
+        self.failure: BrokerError | None = None
+        """Why the last lookup failed; None after a lookup that succeeded."""
+
+    @property
+    def node(self) -> int | None:
+        """Node id, if it is known."""
+        return self._node
+
+    @property
+    def measures(self) -> Measures:
+        """Of the consumer that asks."""
+        return self._client.measures
+
+    async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
+        """The coordinator's answer to `request`; it has `patience_s` for it, if given, from when it is known.
+
+        Raises `BrokerError`, and looks for the coordinator anew after it.
+        """
+        node = await self.find(deadline)
+        measures = self._client.measures
+        started = measures.clock()
+        if request.API_KEY in HEARTBEATS:
+            measures.last_heartbeat = started
+        try:
+            if node is None:
+                answer = await self._client.send_any(request, self._timeout(deadline))
+            else:
+                answer = await self._client.send(node, request, self._timeout(deadline, patience_s))
+        except BrokerError:
+            self.forget(node)
+            raise
+        if request.API_KEY in MEASURED:
+            MEASURED[request.API_KEY](measures).add(measures.clock() - started)
+        return answer
+
+    async def settled(self, request_class: Any) -> None:
+        """Returns once no such request is under way, whoever waits for its answer."""
+        await self._client.settled(request_class)
+
+    def forget(self, node: int | None = None) -> None:
+        """Find it again before the next request, unless another one than `node` was found meanwhile."""
+        if node is None or node == self._node:
+            self._node = None
+
+    def _timeout(self, deadline: float, patience_s: float | None = None) -> float:
+        if patience_s is None:
+            patience_s = min(self._client.request_timeout_s, PATIENCE_S)
+        return max(0.1, min(patience_s, deadline - time.monotonic()))
+
+    async def find(self, deadline: float) -> int | None:
+        """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        if self._node is not None:
+            return self._node
+        if self._client.api_version(FindCoordinatorRequest) is None:
+            return None
+        if self._finding is None:
+            self._finding = asyncio.Lock()
+        async with self._finding:
+            while self._node is None:
+                try:
+                    self._node = await self._ask_once(deadline)
+                except BrokerError as exc:
+                    self.failure = exc
+                    if not exc.retriable or time.monotonic() >= deadline:
+                        raise
+                    log.debug("group %s: no coordinator yet: %s", self._group, exc)
+                    await asyncio.sleep(self._retry_backoff_s)
+            return self._node
+
+    async def _ask_once(self, deadline: float) -> int:
+        # `key_type` 0 (a group) is the default and does not exist in v0
+        request = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
+        response = await self._client.send_any(request, self._timeout(deadline))
+        if response.error_code:
+            error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
+            error.retriable = react(FIND, response.error_code) is Reaction.RETRY
+            raise error
+        self.failure = None
+        log.info("group %s: coordinator is broker %s", self._group, response.node_id)
+        self._client.note_broker(response.node_id, response.host, response.port)
+        return int(response.node_id)

@@ -1,0 +1,159 @@
+"""Committing what stands once more, before Kafka forgets the offsets of partitions that are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from allocator.client.client import KafkaClient
+from allocator.clock import boot_clock
+from allocator.errors import AllocatorError
+from allocator.offsets.group_offsets import SHORTEST_DEFAULT_S, GroupOffsets
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["IdleOffsets", "KeptOffsets", "commit_again"]
+
+log = logging.getLogger(__name__)
+
+Known = Callable[[TopicPartition], "int | None"]
+
+# of the retention. An offset is committed again at half of it at the latest. More: fewer requests; less: a coordinator
+# that is away for longer costs no offsets
+PERIOD: Final = 0.25
+MAX_PERIOD_S: Final = 6 * 3600.0  # the setting may change with a restart of the brokers
+# how soon offsets are committed that this member has not committed itself, and may be old. More: a member that lives
+# shortly commits none; less: more turns
+LOOK_S: Final = 20.0
+
+IDLE_S: Final = 5.0  # while nothing is owned
+
+
+class IdleOffsets:
+    """When each owned partition was committed last, and which are to be committed again.
+
+    One request, of all that are due soon, about every quarter of the retention; partitions that are committed anyway
+    cost nothing. `owned` are those with a committed offset, `again` commits them, `retention_s` tells the retention.
+    """
+
+    def __init__(
+        self,
+        owned: Callable[[], Collection[TopicPartition]],
+        again: Callable[[Collection[TopicPartition]], Awaitable[None]],
+        retention_s: Callable[[], Awaitable[float | None]],
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._owned = owned
+        self._again = again
+        self._retention_s = retention_s
+        self._clock = clock
+        self._committed: dict[TopicPartition, float] = {}
+        self._period_s: float | None = None  # as of
+        self._learnt = float("-inf")
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> None:
+        """They stand in Kafka as of now."""
+        self._committed.update(dict.fromkeys(partitions, self._clock()))
+
+    def not_ours(self) -> set[TopicPartition]:
+        """Owned partitions that nobody is known to have committed since they are owned."""
+        return set(self._owned()) - self._committed.keys()
+
+    def due(self, period_s: float) -> set[TopicPartition]:
+        """To be committed now; none while none is older than `period_s`, else all older than half of it."""
+        owned, now = self._owned(), self._clock()
+        self._committed = {p: at for p, at in self._committed.items() if p in owned}
+        ages = {p: now - self._committed.get(p, float("-inf")) for p in owned}
+        if not any(age >= period_s for age in ages.values()):
+            return set()
+        return {p for p, age in ages.items() if age >= period_s / 2}
+
+    async def turn(self) -> float:
+        """Commits what is due; returns the seconds until it should be called again."""
+        if not self._owned():
+            return IDLE_S
+        period_s = await self._period()
+        due = self.due(period_s)
+        if due:
+            try:
+                await self._again(due)
+            except AllocatorError as error:
+                log.debug("%d idle offsets are committed later: %s", len(due), error)
+            else:
+                self.committed(due)  # also what was left out, as somebody else moved it
+        return min(period_s / 2, LOOK_S)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            pause_s = await self.turn()
+            await asyncio.sleep(pause_s)
+
+    async def _period(self) -> float:
+        now = self._clock()
+        if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
+            told = await self._retention_s()
+            period_s = min(MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_DEFAULT_S if told is None else told)))
+            if told is None:
+                return period_s  # asked again at the next turn
+            self._period_s, self._learnt = period_s, now
+        return self._period_s
+
+
+class KeptOffsets(GroupOffsets):
+    """`GroupOffsets` for a member that Kafka knows nothing of, and whose user commits what he likes."""
+
+    def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
+        super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
+        self._known: dict[TopicPartition, int] = {}
+        self._under_way = 0
+        self._idle = IdleOffsets(lambda: self._known.keys(), self._all_again, self.retention_s)
+        self._still_ours: Callable[[], bool] = bool
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self._under_way += 1
+        try:
+            await super().commit(offsets)
+        finally:
+            self._under_way -= 1
+        self._known.update({p: value.offset for p, value in offsets.items()})
+        self._idle.committed(offsets)
+
+    async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
+        """Keeps these offsets, and later commits, from expiring. Runs until cancelled; acts only while `still_ours`."""
+        self._known = {p: value.offset for p, value in committed.items()}
+        self._still_ours = still_ours
+        await self._idle.run()
+
+    async def _all_again(self, partitions: Collection[TopicPartition]) -> None:
+        if self._still_ours():
+            await commit_again(self, partitions, self._not_under_way, self.commit)
+
+    def _not_under_way(self, partition: TopicPartition) -> int | None:
+        return None if self._under_way or not self._still_ours() else self._known.get(partition)
+
+
+async def commit_again(
+    offsets: GroupOffsets,
+    partitions: Collection[TopicPartition],
+    known: Known,
+    commit: Callable[[dict[TopicPartition, OffsetAndMetadata]], Awaitable[None]],
+) -> None:
+    """Commits what stands, unchanged. Raises AllocatorError.
+
+    A partition is left out whose committed offset is not the `known` one (None: none, or not now): somebody has moved
+    it. What Kafka has forgotten already is committed as it was known.
+    """
+    stands = await offsets.fetch(partitions)
+    again = {}
+    for partition in partitions:
+        offset = known(partition)
+        found = stands.get(partition)
+        if offset is not None and found is None:
+            log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
+            again[partition] = OffsetAndMetadata(offset, "", -1)
+        elif found is not None and found.offset == offset:
+            again[partition] = found
+    if again:
+        await commit(again)

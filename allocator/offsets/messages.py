@@ -1,0 +1,175 @@
+"""Who a member is to the coordinator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Optional, Protocol
+
+from kafka.protocol.consumer import OffsetFetchRequest
+
+from allocator.client.offset_commit import OffsetCommit
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = [
+    "ALL_PARTITIONS",
+    "OUTSIDE",
+    "STABLE",
+    "Answer",
+    "Committer",
+    "Identity",
+    "commit_request",
+    "fetch_code",
+    "fetch_request",
+    "fetch_results",
+]
+
+
+class Identity(NamedTuple):
+    """What a member says of itself in each request; the coordinator refuses what does not fit its own view."""
+
+    generation: int
+    member_id: str
+    instance_id: Optional[str] = None
+    """Of a static member (KIP-345)."""
+    by_epoch: bool = False
+    """`generation` is the member epoch of the next-generation protocol (KIP-848)."""
+
+
+class Committer(Protocol):
+    """Under whose name offsets are committed. A membership by Kafka's group protocol is one."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """As of now; None while this process is no member."""
+
+    def may_commit(self, partition: TopicPartition) -> bool:
+        """Whether the member holds the partition, or is still giving it up."""
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        """The coordinator refused a commit that was sent under this identity. Returns whether the member goes on with
+        what it held, so that the commit may be repeated under the identity that it has by then."""
+
+
+# -- messages ----------
+# The requests about offsets, over their versions.
+#
+# OffsetCommit and OffsetFetch v0 keep offsets in ZooKeeper, v1 and newer in Kafka; a broker gets the newest it knows
+# (0.8.1: v0, from 0.8.2 on: v1 or newer), so offsets stand in Kafka wherever Kafka can keep them, unless it is told
+# otherwise (`in_zookeeper`).
+
+
+# v9 is v8 for who is no member by epoch; from v10 on topics go by id instead of by name
+MAX_COMMIT = 8
+
+
+EPOCH_COMMIT = 9
+
+
+# the last version in which a commit says for how long it is to be kept
+MAX_RETAINED_COMMIT = 4
+
+
+# from v8 on one request may ask for several groups; v9 says which member asks
+MAX_FETCH = 7
+
+
+EPOCH_FETCH = 9
+
+
+# from this version of OffsetFetch on a request can ask for offsets that no open transaction may still change (KIP-447)
+STABLE = 7
+
+
+# from this version of OffsetFetch on a request can ask for whatever the group has committed
+ALL_PARTITIONS = 2
+
+
+class Answer(NamedTuple):
+    """About one partition: the code, and what is committed (None when nothing is)."""
+
+    partition: TopicPartition
+    code: int
+    committed: OffsetAndMetadata | None
+
+
+OUTSIDE = Identity(-1, "")
+
+
+def commit_request(
+    group: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    identity: Identity = OUTSIDE,
+    retention_s: float | None = None,
+    *,
+    in_zookeeper: bool = False,
+) -> OffsetCommit:
+    """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
+
+    `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
+    `in_zookeeper`: v0, which keeps the offset alone.
+    """
+    newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
+    return OffsetCommit(
+        group,
+        offsets,
+        generation=identity.generation,
+        member_id=identity.member_id,
+        instance_id=identity.instance_id,
+        retention_s=retention_s,
+        oldest=EPOCH_COMMIT if identity.by_epoch else 0,
+        newest=0 if in_zookeeper else newest,
+    )
+
+
+def fetch_request(
+    group: str,
+    partitions: Iterable[TopicPartition] | None,
+    *,
+    require_stable: bool = False,
+    identity: Identity = OUTSIDE,
+    in_zookeeper: bool = False,
+) -> Any:
+    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on, and in Kafka).
+
+    A member by epoch says who it is, and hears `STALE_MEMBER_EPOCH` when the group has gone on without it.
+    """
+    request = OffsetFetchRequest
+    by_topic: dict[str, list[int]] | None = None
+    if partitions is not None:
+        by_topic = defaultdict(list)
+        for tp in partitions:
+            by_topic[tp.topic].append(tp.partition)
+    if identity.by_epoch:
+        of_group = request.OffsetFetchRequestGroup
+        topics = _listed(by_topic, of_group.OffsetFetchRequestTopics)
+        asked = of_group(group_id=group, member_id=identity.member_id, member_epoch=identity.generation, topics=topics)
+        return request(groups=[asked], require_stable=require_stable, min_version=EPOCH_FETCH, max_version=EPOCH_FETCH)
+    oldest = 0 if partitions is not None else ALL_PARTITIONS
+    return request(
+        group_id=group,
+        topics=_listed(by_topic, request.OffsetFetchRequestTopic),
+        require_stable=require_stable,
+        min_version=STABLE if require_stable else oldest,
+        max_version=0 if in_zookeeper else MAX_FETCH,
+    )
+
+
+def _listed(by_topic: Mapping[str, list[int]] | None, kind: Any) -> list[Any] | None:
+    return None if by_topic is None else [kind(name=n, partition_indexes=p) for n, p in by_topic.items()]
+
+
+def fetch_code(response: Any) -> int:
+    """About the group."""
+    return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
+
+
+def fetch_results(response: Any) -> Iterator[Answer]:
+    for topic in response.groups[0].topics if response.API_VERSION >= 8 else response.topics:
+        for part in topic.partitions:
+            tp = TopicPartition(topic.name, part.partition_index)
+            committed = None
+            if part.error_code == 0 and part.committed_offset >= 0:
+                epoch = part.committed_leader_epoch
+                committed = OffsetAndMetadata(part.committed_offset, part.metadata or "", epoch)
+            yield Answer(tp, part.error_code, committed)

@@ -1,0 +1,12 @@
+"""Topics to Parquet files, each record exactly once, and back.
+
+In: a topic, a directory. Out: Parquet files with a list of commits, and a report. May touch: that directory.
+"""
+
+from __future__ import annotations
+
+from allocator.spark.archive.commits import Transform
+from allocator.spark.archive.read import Archive
+from allocator.spark.archive.write import ArchiveReport, Progress, Reach, archive, compact
+
+__all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact"]

@@ -1,0 +1,438 @@
+"""The commits of an archive of one topic: what is in which file, written so that a crash leaves a whole commit or none.
+
+Guarantee: a commit exists once its manifest has its final name, which a link gives it: at once, and only if no other
+run took the number before. What no manifest names is not part of the archive.
+
+    topic=orders/
+      _commits/00000001.json    ranges of offsets, files, whose archive it is, and a checksum of all that
+      _new-<random>/            what a run is writing; thrown away if it dies before its manifest is there
+      commit=00000001/          the same, renamed after its manifest was written; what was not, the next run renames
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.files import write_file
+from allocator.spark.errors import ArchiveFull, SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "ArchiveBusy",
+    "ArchiveCorrupt",
+    "ArchiveMismatch",
+    "Commits",
+    "DataFile",
+    "Manifest",
+    "Transform",
+    "check_writable",
+    "columns_of",
+    "disk_full",
+    "is_full",
+    "now",
+    "transformed",
+    "write",
+]
+
+FORMAT = 1
+
+
+_LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+Reach = Mapping[int, tuple[int, int]]
+
+
+class ArchiveCorrupt(AllocatorError):
+    """What stands in an archive's directory is not what a run wrote there."""
+
+
+class ArchiveMismatch(AllocatorError):
+    """The directory holds an archive of something else."""
+
+
+class ArchiveBusy(AllocatorError):
+    """Another run is writing the same archive."""
+
+    retriable = True
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file; `name` within the commit's directory. Offsets are inclusive."""
+
+    name: str
+    partition: int
+    records: int
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One commit. `ranges`: partition -> the first offset that it covers, and the one after the last."""
+
+    number: int
+    kind: str  # "append" or "compact"
+    topic: str
+    cluster: Optional[str]
+    topic_id: Optional[str]
+    ranges: Reach
+    files: tuple[DataFile, ...]
+    staged: str
+    at: str
+    gaps: Reach = field(default_factory=dict)
+    """What was gone from the topic before it was archived, and was passed over by the user's wish."""
+    replaces: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Of its files: name -> type, as Spark writes it in JSON."""
+
+    @property
+    def directory(self) -> str:
+        return f"commit={self.number:08d}"
+
+    @property
+    def records(self) -> int:
+        return sum(found.records for found in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(found.size for found in self.files)
+
+    def to_bytes(self) -> bytes:
+        # as it is read back: the names of partitions are texts there, which are sorted otherwise than numbers
+        body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+        """Raises ArchiveCorrupt."""
+        try:
+            body = json.loads(data)
+            stated = body.pop("checksum")
+            if stated != _checksum(body):
+                raise ValueError("its checksum does not fit its content")
+            if body.pop("format") != FORMAT:
+                raise ValueError("it was written by a newer version of allocator; use that")
+            for name in ("ranges", "gaps"):
+                body[name] = {int(partition): tuple(reach) for partition, reach in body[name].items()}
+            body["files"] = tuple(DataFile(**entry) for entry in body["files"])
+            body["replaces"] = tuple(body["replaces"])
+            return cls(**body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArchiveCorrupt(
+                f"{path} cannot be read ({error}); bring it back from a backup, or move the directory away and archive "
+                "anew"
+            ) from error
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class Commits:
+    """The commits under one directory. Reading changes nothing; writing is for who holds `locked`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifests = directory / "_commits"
+
+    def live(self) -> list[Manifest]:
+        """What the archive holds, in order. Raises ArchiveCorrupt for what does not fit together."""
+        found = {manifest.number: manifest for manifest in self._all()}
+        replaced = {number for manifest in found.values() for number in manifest.replaces}
+        missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
+        if missing:
+            raise ArchiveCorrupt(
+                f"{self.manifests} lacks {min(missing):08d}.json, and has later ones; bring it back from a backup"
+            )
+        alive = [manifest for number, manifest in found.items() if number not in replaced]
+        # one that replaces others stands where they stood
+        alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
+        _check_ranges(alive, self.manifests)
+        return alive
+
+    def _all(self) -> Iterator[Manifest]:
+        if not self.manifests.is_dir():
+            return
+        for path in sorted(self.manifests.iterdir()):
+            if re.fullmatch(r"\d{8,}\.json", path.name):
+                manifest = Manifest.from_bytes(path.read_bytes(), path)
+                if f"{manifest.number:08d}.json" != path.name:
+                    raise ArchiveCorrupt(f"{path} says that it is commit {manifest.number}; was it copied?")
+                yield manifest
+
+    def paths(self, manifest: Manifest) -> list[Path]:
+        """Its files, where they stand now. Raises ArchiveCorrupt when one is gone."""
+        home = self.directory / manifest.directory
+        if not home.is_dir():
+            home = self.directory / manifest.staged
+        paths = [home / found.name for found in manifest.files]
+        for path, found in zip(paths, manifest.files):
+            if not path.is_file() or path.stat().st_size != found.size:
+                raise ArchiveCorrupt(
+                    f"{path} is gone or was changed, and commit {manifest.number} needs it; bring it back from a backup"
+                )
+        return paths
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For one run at a time. Finishes what a run that died had committed, and removes what it had not.
+
+        Raises ArchiveBusy, and ConfigError where nothing can be written.
+        """
+        try:
+            self.manifests.mkdir(parents=True, exist_ok=True)
+            lock = os.fdopen(os.open(self.directory / "_lock", _LOCK, 0o666), "w")
+        except OSError as error:
+            if is_full(error):
+                raise disk_full(self.directory) from error
+            raise ConfigError(
+                f"{self.directory} cannot be written: {error.strerror}; name a directory that can be"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ArchiveBusy(f"{self.directory} is being written by another run; wait until it ends") from error
+            self._recover()
+            yield
+
+    def stage(self) -> Path:
+        """The name of a directory for the files of the next commit."""
+        return self.directory / f"_new-{uuid.uuid4().hex}"
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make it so: everything on disk, then the manifest, then the rename for who reads without manifests.
+
+        Raises ArchiveBusy, ArchiveFull; then nothing of the commit is kept.
+        """
+        staged = self.directory / manifest.staged
+        final = self.manifests / f"{manifest.number:08d}.json"
+        try:
+            for found in manifest.files:
+                _sync(staged / found.name)
+            for directory in {(staged / found.name).parent for found in manifest.files} | {staged, self.directory}:
+                if directory.is_dir():
+                    _sync(directory)
+            write_file(final, manifest.to_bytes(), fresh=True)
+        except FileExistsError:
+            raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
+        except OSError as error:
+            if final.exists():
+                raise  # the commit stands, so its files must
+            shutil.rmtree(staged, ignore_errors=True)
+            if is_full(error):
+                raise disk_full(self.directory) from error
+            raise
+        self._settle(manifest)
+
+    def _settle(self, manifest: Manifest) -> None:
+        """What follows from a manifest; may be done again."""
+        staged, home = self.directory / manifest.staged, self.directory / manifest.directory
+        if staged.is_dir() and not home.exists():
+            os.rename(staged, home)
+            _sync(self.directory)
+        for number in manifest.replaces:
+            files, old = self.directory / f"commit={number:08d}", self.manifests / f"{number:08d}.json"
+            if files.is_dir():
+                shutil.rmtree(files)
+            if old.exists():
+                old.unlink()
+
+    def _recover(self) -> None:
+        alive = self.live()
+        for manifest in alive:
+            self._settle(manifest)
+        known = {manifest.directory for manifest in alive}
+        for path in self.directory.iterdir():
+            stray = path.name.startswith("_new-") or (path.name.startswith("commit=") and path.name not in known)
+            if stray and path.is_dir():
+                shutil.rmtree(path)
+        for path in self.manifests.glob(".*"):
+            path.unlink()
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk, or the user's share of one, has no space left; `error` may be one of Spark's."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
+    """`scratch`: where Spark sorts what does not fit in memory."""
+    places = [f"{_free(directory)} free in {directory}"]
+    if scratch is not None:
+        places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
+    return ArchiveFull(
+        f"no space left on device: {', '.join(places)}. Nothing of this commit is kept, and earlier commits are whole. "
+        "Free space, or reduce --offsets-per-commit, and run again"
+    )
+
+
+def _free(place: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(place).free / 1e6:.1f} MB"
+    except OSError:
+        return "unknown space"
+
+
+def check_writable(directory: Path) -> None:
+    """Raises ConfigError if an archive cannot be written there; makes nothing."""
+    there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        what = "a link to nothing" if there.is_symlink() and not there.exists() else "a file"
+        raise ConfigError(f"{directory} cannot be a directory: {there} is {what}; name another directory")
+    effective = os.access in os.supports_effective_ids
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=effective):
+        why = "is on a read-only file system" if os.statvfs(there).f_flag & os.ST_RDONLY else "may not be written"
+        raise ConfigError(
+            f"{directory} cannot be written: {there} {why} by this user; name another directory, or change its rights"
+        )
+
+
+def _check_ranges(alive: list[Manifest], where: Path) -> None:
+    """Each partition's ranges and gaps, put together, are one run without a hole or an overlap."""
+    runs: dict[int, list[tuple[int, int]]] = {}
+    for manifest in alive:
+        for reaches in (manifest.ranges, manifest.gaps):
+            for partition, reach in reaches.items():
+                runs.setdefault(partition, []).append(reach)
+    for partition, found in runs.items():
+        found.sort()
+        for (_, end), (start, _) in zip(found, found[1:]):
+            if end != start:
+                raise ArchiveCorrupt(
+                    f"{where}: of partition {partition}, offsets up to {end - 1} are archived, and then from {start} "
+                    "on; manifests of two archives stand in one directory, or were changed"
+                )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- archive_files ----------
+# The Parquet files of one commit: written by Spark, measured by their own footers.
+
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:
+    """The rows as they are written. Raises SchemaMismatch for what could not be read beside `manifests`' files."""
+    if transform is not None:
+        rows = transform(rows)
+        if not hasattr(rows, "columns"):
+            raise SchemaMismatch(f"the transform returned {type(rows).__name__}, no DataFrame")
+        gone = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
+        if gone:
+            raise SchemaMismatch(
+                f"the transform leaves out {', '.join(gone)}, without which nobody can tell what is where"
+            )
+    kinds = {name.lower(): kind for name, kind in columns_of(rows).items()}
+    for manifest in manifests:
+        for name, kind in manifest.columns.items():
+            now = kinds.get(name.lower(), kind)
+            if not _merge(kind, now):
+                raise SchemaMismatch(
+                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: no reader "
+                    "could put them together; give it another name, or archive to another directory"
+                )
+    return rows
+
+
+def columns_of(rows: DataFrame) -> dict[str, Any]:
+    """What `Manifest.columns` says of files with these rows."""
+    return {field.name: field.dataType.jsonValue() for field in rows.schema if field.name not in ("topic", "partition")}
+
+
+def _merge(one: Any, other: Any) -> bool:
+    """Whether Spark reads columns of both types as one: fields of structs may come and go, all else is equal."""
+    if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
+        if one["type"] == "struct":
+            known = {field["name"].lower(): field["type"] for field in one["fields"]}
+            return all(_merge(known.get(f["name"].lower(), f["type"]), f["type"]) for f in other["fields"])
+        if one["type"] in ("array", "map"):
+            return all(_merge(one[key], other[key]) for key in ("elementType", "keyType", "valueType") if key in one)
+    return bool(one == other)
+
+
+def _shown(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "struct":
+        return f"struct<{', '.join(field['name'] + ': ' + _shown(field['type']) for field in kind['fields'])}>"
+    return str(kind["type"])
+
+
+def write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
+    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
+    # in the order in which the files are written: without it Spark sorts by partition alone, and mixes offsets
+    rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
+    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    try:
+        writer.partitionBy("partition").parquet(str(staged))
+        return tuple(_measured(staged, ranges))
+    except Exception as error:
+        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
+        full = is_full(error) and disk_full(staged.parent, scratch)
+        shutil.rmtree(staged, ignore_errors=True)
+        if full:
+            raise full from error
+        raise
+
+
+def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
+    from pyarrow import parquet
+
+    found = []
+    counts: dict[int, int] = {}
+    for path in sorted(staged.glob("partition=*/*.parquet")):
+        metadata = parquet.read_metadata(path)
+        # the column, and not a field of that name within another
+        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
+        columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+        if not metadata.num_rows:
+            continue
+        partition = int(path.parent.name.partition("=")[2])
+        first, last = min(column.min for column in columns), max(column.max for column in columns)
+        low, high = ranges.get(partition, (0, 0))
+        counts[partition] = counts.get(partition, 0) + metadata.num_rows
+        if first < low or last >= high or counts[partition] > high - low:
+            raise ArchiveCorrupt(
+                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were asked"
+                " for: nothing was committed"
+            )
+        name = str(path.relative_to(staged))
+        found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))
+    for checksum in staged.glob("**/.*.crc"):
+        checksum.unlink()
+    return found
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,89 @@
+"""`Archive`: what `archive` wrote, exactly, whatever a run that was killed left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allocator.errors import ConfigError
+from allocator.spark.archive.commits import Commits, Manifest
+from allocator.spark.rows import COLUMNS, HEADERS, schema_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Archive", "reach_of"]
+
+Reach = dict[int, tuple[int, int]]
+LOW, HIGH = "_allocator_low", "_allocator_high"  # no user's columns
+
+
+class Archive:
+    """The archive of one topic under `directory`, to be read. Raises ConfigError if there is none."""
+
+    def __init__(self, directory: str | Path, topic: str | None = None) -> None:
+        root = Path(directory)
+        found = sorted(path.name[len("topic=") :] for path in root.glob("topic=*") if (path / "_commits").is_dir())
+        if topic is None:
+            if len(found) != 1:
+                what = f"archives of {', '.join(found)}: say which" if found else "no archive"
+                raise ConfigError(f"{root} holds {what}")
+            topic = found[0]
+        elif topic not in found:
+            raise ConfigError(f"{root} holds no archive of {topic!r}; it holds {', '.join(found) or 'none'}")
+        self.directory, self.topic = root, topic
+        self._commits = Commits(root / f"topic={topic}")
+        self.manifests = self._commits.live()
+
+    def __str__(self) -> str:
+        return f"archive:{self.directory}/topic={self.topic}"
+
+    @property
+    def records(self) -> int:
+        return sum(manifest.records for manifest in self.manifests)
+
+    def reach(self) -> Reach:
+        """Partition -> the first offset that is archived, and the one after the last."""
+        return reach_of(self.manifests)
+
+    def frame(self, spark: SparkSession, reach: Mapping[int, tuple[int, int]] | None = None) -> DataFrame:
+        """The records, with the columns of Spark's Kafka connector and what the archive's transform added.
+
+        `reach`: only those offsets. Raises ArchiveCorrupt.
+        """
+        from pyspark.sql import functions as F
+
+        wanted = self.reach() if reach is None else reach
+        paths, partly = [], False
+        for manifest in self.manifests:
+            for path, found in zip(self._commits.paths(manifest), manifest.files):
+                low, high = wanted.get(found.partition, (0, 0))
+                if found.first < high and found.last >= low:
+                    paths.append(path)
+                    partly = partly or found.first < low or found.last >= high
+        if not paths:
+            return spark.createDataFrame([], schema_text(True))
+        reader = spark.read.option("basePath", str(self._commits.directory)).option("mergeSchema", "true")
+        rows = reader.parquet(*map(str, paths))
+        rows = rows.withColumn("topic", F.lit(self.topic)).withColumn("partition", F.col("partition").cast("int"))
+        if partly:
+            # a filter for each partition would be a plan that Spark takes minutes over
+            bounds = [(partition, low, high) for partition, (low, high) in wanted.items()]
+            cut = spark.createDataFrame(bounds, f"partition int, {LOW} bigint, {HIGH} bigint")
+            inside = (F.col("offset") >= F.col(LOW)) & (F.col("offset") < F.col(HIGH))
+            rows = rows.join(F.broadcast(cut), "partition").where(inside).drop(LOW, HIGH)
+        known = [*COLUMNS, *HEADERS]
+        plain = [name for name in known if name in rows.columns]
+        added = [name for name in rows.columns if name not in known and name != "commit"]
+        return rows.select(*plain, *added)
+
+
+def reach_of(manifests: Iterable[Manifest]) -> Reach:
+    found: Reach = {}
+    for manifest in manifests:
+        for reaches in (manifest.ranges, manifest.gaps):
+            for partition, (low, high) in reaches.items():
+                first, end = found.get(partition, (low, high))
+                found[partition] = (min(first, low), max(end, high))
+    return found

@@ -1,0 +1,281 @@
+"""`audit(left, right)`: whether two sides hold the same records, and if not, which differ and how.
+
+Each difference is exactly one of these; left is the truth, right is judged:
+
+- missing: a record of the left that the right lacks; truncated: the same, and nothing of its partition is found after
+  it (a mirror that is behind, or a tail that was lost);
+- duplicated: the right has it once more than the left; extra: the right has it and the left does not know it;
+- moved: it is there, in another partition (`by="offset"`: or at another offset);
+- altered: a record of each side, alike but for what `fields` names. Sought in this order: same key and value; same key
+  and timestamp; same value and timestamp. What shares less is missing here and extra there;
+- reordered: it is there, and a record that follows it on the left stands before it on the right.
+
+`by` says within what records are matched and their order counts: "partition", for equal numbers of partitions; "key",
+where they differ (records without a key then have no order); "offset", where offsets are kept, as in an archive:
+there a record is known by its offset, and one at which something else stands is altered.
+
+Exact, whatever the size: memory is bounded by Spark's, which sorts on disk what does not fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+
+from allocator.errors import ConfigError
+from allocator.foreign import readable
+from allocator.spark.audit.report import KINDS, Difference, Report, Side
+from allocator.spark.errors import SchemaMismatch
+from allocator.spark.topic import Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["BY", "Report", "Source", "audit"]
+
+BY = ("partition", "key", "offset")
+FIELDS = ("key", "value", "headers", "timestamp")
+NEEDED = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
+LOOKED_UP = 200  # samples of which key and value are shown; more: a longer report
+
+Reach = Mapping[int, tuple[int, int]]
+
+
+class Archived(Protocol):
+    """What an archive gives (`allocator.spark.archive.Archive`)."""
+
+    topic: str
+
+    def reach(self) -> dict[int, tuple[int, int]]: ...
+
+    def frame(self, spark: SparkSession, reach: Reach | None = None) -> DataFrame: ...
+
+
+Source = Union["Topic", "Archived", "DataFrame"]
+
+
+@dataclass
+class _Pinned:
+    """A side whose end stands still while it is read, however often."""
+
+    name: str
+    frame: DataFrame
+    topic: Optional[str] = None
+    reach: Optional[Reach] = None
+
+
+def audit(
+    left: Source,
+    right: Source,
+    *,
+    by: str | None = None,
+    ignore: Collection[str] = (),
+    rename: Mapping[str, str] | None = None,
+    samples: int = 10,
+    spark: SparkSession | None = None,
+) -> Report:
+    """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector; see the module.
+
+    by: None takes "offset" when one side is an archive, else "partition" when both have the same partitions, else
+    "key". ignore: fields ("timestamp", "headers", ...) that may differ, as between a broker that has none and one that
+    has. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics are compared
+    whatever their names. samples: differences of each kind and topic that are told one by one; all are counted.
+    spark: by default the active session, or a new one.
+
+    What topics and archives hold is what they held when the audit began: later records are not looked at. Of a topic
+    and an archive, only what the archive covers and the topic still has is compared; a note says how much is not.
+    Raises ConfigError, SchemaMismatch, and what reading a topic raises.
+    """
+    _check(by, ignore, samples)
+    if spark is None:
+        from allocator.spark import session
+
+        spark = session("allocator audit")
+    began, started = time.monotonic(), datetime.now(timezone.utc)
+    notes: list[str] = []
+    one, other = _pin(spark, left, right, notes)
+    chosen = by or _choose(left, right, one, other)
+    if chosen == "key" and "key" in ignore:
+        raise ConfigError("by = key compares the records of each key: key cannot be ignored")
+    # pyspark is loaded only now, so that a mistake is told without it
+    from allocator.spark.audit.compare import Comparison, prepare
+
+    frames = [_checked(side.frame, side.name) for side in (one, other)]
+    frames[1] = _renamed(frames[1], one, other, rename or {})
+    rows = [prepare(frame, left, chosen, ignore) for frame, left in zip(frames, (True, False))]
+    with Comparison(rows[0], rows[1], chosen) as comparison:
+        partitions = comparison.partitions()
+        counts, found = _counted(comparison.differences(), samples)
+    sides = [Side(side.name, [row for row in partitions if row.side is (side is one)]) for side in (one, other)]
+    shown = _looked_up(found, *frames)
+    if not sides[0].records and not sides[1].records:
+        notes.append("both sides are empty: nothing was compared")
+    return Report(
+        left=sides[0],
+        right=sides[1],
+        by=chosen,
+        ignored=tuple(sorted(ignore)),
+        counts=counts,
+        samples=tuple(shown),
+        notes=tuple(notes),
+        started=started,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
+    if by is not None and by not in BY:
+        raise ConfigError(f"by = {by!r} must be one of {', '.join(BY)}")
+    unknown = sorted(set(ignore) - set(FIELDS))
+    if unknown:
+        raise ConfigError(f"ignore: {unknown[0]!r} is no field of a record; fields are {', '.join(FIELDS)}")
+    if set(ignore) >= set(FIELDS):
+        raise ConfigError("ignore names every field: nothing would be compared")
+    if samples < 0:
+        raise ConfigError(f"samples = {samples} must be 0 or more")
+
+
+def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> tuple[_Pinned, _Pinned]:
+    archived = [source.reach() if hasattr(source, "reach") else None for source in (left, right)]
+    extents = [source.extent() if isinstance(source, Topic) else None for source in (left, right)]
+    pinned = []
+    for number, source in enumerate((left, right)):
+        extent, other = extents[number], archived[1 - number]
+        if isinstance(source, Topic):
+            assert extent is not None
+            reach = extent.chosen if other is None else _common(extent.chosen, other)
+            frame = source.frame(spark, source.ranges(reach))
+            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen))
+        elif hasattr(source, "reach"):
+            covered, topic_has = archived[number], extents[1 - number]
+            assert covered is not None
+            if topic_has is not None:
+                covered = _still_there(covered, topic_has.chosen, notes)
+            pinned.append(_Pinned(str(source), source.frame(spark, covered), source.topic, covered))
+        else:
+            pinned.append(_Pinned(("left", "right")[number], source))
+    return pinned[0], pinned[1]
+
+
+def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
+    """What of `has` an archive covers."""
+    found = {}
+    for partition, (low, high) in covered.items():
+        first, end = has.get(partition, (low, low))
+        found[partition] = (max(low, first), max(low, min(high, end)))
+    return found
+
+
+def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tuple[int, int]]:
+    """What of an archive the topic has not deleted by retention. What it lacks at its end stays: that is a fault."""
+    found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
+    gone = sum(found[p][0] - low for p, (low, _) in covered.items())
+    newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())
+    if gone:
+        notes.append(f"{gone} offsets of the archive are no longer in the topic (retention) and were not compared")
+    if newer:
+        notes.append(f"{newer} offsets of the topic are not in the archive yet and were not compared")
+    return found
+
+
+def _choose(left: Source, right: Source, one: _Pinned, other: _Pinned) -> str:
+    if hasattr(left, "reach") or hasattr(right, "reach"):
+        return "offset"
+    if one.reach is not None and other.reach is not None and len(one.reach) != len(other.reach):
+        return "key"
+    return "partition"
+
+
+def _checked(frame: DataFrame, name: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    types = dict(frame.dtypes)
+    for column, kind in NEEDED.items():
+        if types.get(column) != kind:
+            there = f"is {types[column]}" if column in types else "is missing"
+            raise SchemaMismatch(f"{name}: column {column!r} {there}; an audit needs it as {kind}")
+    if "timestamp" not in types:
+        frame = frame.withColumn("timestamp", F.lit(None).cast("timestamp"))
+    return frame
+
+
+def _renamed(frame: DataFrame, one: _Pinned, other: _Pinned, rename: Mapping[str, str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if one.topic is not None and other.topic is not None:
+        return frame.withColumn("topic", F.lit(one.topic))
+    if rename:
+        names = F.create_map(*(F.lit(name) for pair in rename.items() for name in pair))
+        return frame.withColumn("topic", F.coalesce(names[F.col("topic")], F.col("topic")))
+    return frame
+
+
+def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[str, str, int, str], int], list[Any]]:
+    """(kind, topic, partition, fields) -> how many; and the first few of each kind and topic."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    if differences is None:
+        return {}, []
+    rows = differences.selectExpr("kind", "t", "coalesce(lp, rp) p", "fields").groupBy("kind", "t", "p", "fields")
+    counts = {(row.kind, row.t, row.p, row.fields): row["count"] for row in rows.count().collect()}
+    if not counts or not samples:
+        return counts, []
+    order = Window.partitionBy("kind", "t").orderBy(F.expr("coalesce(lp, rp)"), F.expr("coalesce(lo, ro)"))
+    rows = differences.withColumn("n", F.row_number().over(order)).where(F.col("n") <= samples).collect()
+    return counts, sorted(rows, key=lambda row: (list(KINDS).index(row.kind), row.t, row.n))
+
+
+def _looked_up(found: list[Any], left: DataFrame, right: DataFrame) -> list[Difference]:
+    """The samples, with what the records say."""
+    some = found[:LOOKED_UP]
+    lefts = _contents(left, {(row.t, row.lp, row.lo) for row in some if row.lo is not None})
+    rights = _contents(right, {(row.t, row.rp, row.ro) for row in some if row.ro is not None})
+    return [
+        Difference(
+            kind=row.kind,
+            topic=row.t,
+            partition=row.lp,
+            offset=row.lo,
+            other_partition=row.rp,
+            other_offset=row.ro,
+            fields=tuple(filter(None, row.fields.split(","))),
+            passed=row.passed,
+            left=lefts.get((row.t, row.lp, row.lo)),
+            right=rights.get((row.t, row.rp, row.ro)),
+        )
+        for row in found
+    ]
+
+
+def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple[str, int, int], dict[str, Any]]:
+    if not wanted:
+        return {}
+    from pyspark.sql import functions as F
+
+    # one range of offsets and a list: what the source can leave unread, it does
+    low, high = min(o for *_, o in wanted), max(o for *_, o in wanted)
+    chosen = frame.where(
+        F.col("partition").isin(sorted({p for _, p, _ in wanted}))
+        & F.col("offset").between(low, high)
+        & F.col("offset").isin(sorted({o for *_, o in wanted}))
+    )
+    columns = ["topic", "partition", "offset", "key", "value", F.expr("unix_millis(timestamp)").alias("ms")]
+    headers = F.col("headers") if "headers" in frame.columns else F.lit(None).alias("headers")
+    return {
+        (row.topic, row.partition, row.offset): {
+            "key": _text(row.key),
+            "value": _text(row.value),
+            "timestamp": row.ms,
+            "headers": [[header.key, _text(header.value)] for header in row.headers or ()],
+        }
+        for row in chosen.select(*columns, headers).collect()
+        if (row.topic, row.partition, row.offset) in wanted
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else readable(value, 80)

@@ -1,0 +1,110 @@
+"""The group that a stream commits to: whether it may, and doing it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+
+from allocator.client.client import KafkaClient
+from allocator.errors import BrokerError, CommitFailed
+from allocator.groups.describe import describe
+from allocator.groups.names import member_name
+from allocator.groups.zookeeper.znodes import MemberInfo
+from allocator.offsets.coordinator import Coordinator
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.spark.errors import GroupInUse
+from allocator.spark.options import Options
+from allocator.subscription.loss import stamped
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = ["commit", "refuse_members"]
+
+log = logging.getLogger(__name__)
+
+IDLE = ("Empty", "Dead", "")
+BY_EPOCH = 5  # the version of ListGroups that names the groups of the next-generation protocol (KIP-848)
+REMEDY = "give the stream a group of its own, or stop those members first"
+
+
+async def refuse_members(client: KafkaClient, options: Options) -> None:
+    """Raises GroupInUse if the group has live members, by Kafka's protocol or (with `zookeeper`) in ZooKeeper.
+
+    Brokers before 0.9 know no members.
+    """
+    assert options.group is not None
+    members = await _native_members(client, options.group, options.timeout_s)
+    if members:
+        raise GroupInUse(f"group {options.group!r} has live members ({members}), which commit themselves; {REMEDY}")
+    if options.zookeeper is None:
+        return
+    zk = ZooKeeper(options.zookeeper)
+    try:
+        await zk.connect(options.timeout_s, make_chroot=False)
+        state = await describe(zk, options.group, options.zookeeper_root)
+    finally:
+        await zk.close()
+    if state is not None and state.members:
+        names = ", ".join(list(map(state.name_of, state.members))[:5])
+        raise GroupInUse(
+            f"group {options.group!r} has {len(state.members)} live members in ZooKeeper ({names}); {REMEDY}, or join "
+            "it with membership = zookeeper"
+        )
+
+
+async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> str:
+    """What the coordinator says of the group while it has members; empty when it has none."""
+    if client.api_version(DescribeGroupsRequest) is None:
+        return ""
+    coordinator = Coordinator(client, group, client.retry_backoff_s)
+    deadline = monotonic() + timeout_s
+    while True:
+        answer = await coordinator.ask(DescribeGroupsRequest(groups=[group], max_version=4), deadline)
+        (found,) = answer.groups
+        if found.error_code not in (14, 15, 16):  # loading, or elsewhere
+            break
+        coordinator.forget()
+        if monotonic() >= deadline:
+            raise BrokerError(f"group {group!r}: its coordinator does not say whether it has members", retriable=True)
+    if found.error_code == 0 and found.group_state not in IDLE:
+        names = [member_name(m.member_id, MemberInfo(m.client_id, m.client_host.lstrip("/"))) for m in found.members]
+        return f"{found.group_state}: {', '.join(names[:5])}" if names else str(found.group_state)
+    version = client.api_version(ListGroupsRequest)
+    if version is not None and version >= BY_EPOCH:
+        listed = await coordinator.ask(
+            ListGroupsRequest(states_filter=[], types_filter=["consumer"], max_version=BY_EPOCH), deadline
+        )
+        states = [each.group_state for each in listed.groups if each.group_id == group]
+        if states and states[0] not in IDLE:
+            return str(states[0])
+    return ""
+
+
+async def commit(
+    client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
+) -> bool:
+    """Commits the next offset to read of each; False if that may succeed later, with a line in the log.
+
+    `ids`: of the topics that these are offsets of.
+
+    Raises GroupInUse when the group got members meanwhile, CommitFailed for what retrying does not mend.
+    """
+    assert options.group is not None
+    group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))
+    wanted = {tp: OffsetAndMetadata(at, stamped("spark", ids.get(tp.topic)), -1) for tp, at in offsets.items()}
+    try:
+        await group.commit(wanted)
+    except CommitFailed as error:
+        members = await _native_members(client, options.group, options.timeout_s)
+        if members:
+            raise GroupInUse(f"{error}; it has live members by now ({members}): {REMEDY}") from error
+        if not error.retriable:
+            raise
+        log.warning("%s; the next micro-batch commits them", error)
+        return False
+    finally:
+        await group.close()
+    return True

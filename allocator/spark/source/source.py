@@ -1,0 +1,139 @@
+"""The data source as Spark sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from allocator.spark.errors import in_one_line
+from allocator.spark.link import Link
+from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
+from allocator.spark.ranges import Range, split
+from allocator.spark.rows import arrow_schema, check_schema, schema_text
+from allocator.spark.source.plan import Narrow, narrowed, plan_batch
+from allocator.spark.source.reading import read_range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["NAME", "AllocatorDataSource", "Piece", "register"]
+
+NAME = "allocator"
+
+# pyspark 4.1 and up; off by default, as a source that pushes filters without it is refused
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
+    """What one task reads."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(tuple(wanted))
+
+    @property
+    def range(self) -> Range:
+        return Range(*self.value)
+
+
+class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed
+    """`spark.dataSource.register(AllocatorDataSource)`, then `spark.read.format("allocator")`; see `Options`.
+
+    Columns are those of Spark's Kafka connector. A schema given with `.schema(...)` may name fewer of them: then only
+    those are made. What is wrong with the options is raised all at once, as a ConfigError within Spark's own error.
+    """
+
+    @in_one_line()
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        # raises what is wrong before anything is touched; what depends on the use, reader and writer check
+        self._include_headers = read_options(self.options).include_headers
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return schema_text(self._include_headers)
+
+    @in_one_line()
+    def reader(self, schema: Any) -> DataSourceReader:
+        options = read_options(self.options, READ)
+        return BatchReader(options, columns_of(schema, options))
+
+    @in_one_line()
+    def streamReader(self, schema: Any) -> Any:
+        from allocator.spark.source.stream import StreamReader
+
+        options = read_options(self.options, STREAM)
+        return StreamReader(options, columns_of(schema, options))
+
+    @in_one_line()
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from allocator.spark.sink.sink import BatchWriter
+
+        return BatchWriter(read_options(self.options, WRITE), schema, overwrite)
+
+    @in_one_line()
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        from allocator.spark.sink.sink import StreamWriter
+
+        # "complete" and "update" output modes arrive as overwrite; a topic can only grow
+        return StreamWriter(read_options(self.options, WRITE), schema, overwrite)
+
+
+class _PushingDataSource(AllocatorDataSource):
+    """The same, where the session lets filters be pushed."""
+
+    @in_one_line()
+    def reader(self, schema: Any) -> DataSourceReader:
+        options = read_options(self.options, READ)
+        return _PushingReader(options, columns_of(schema, options))
+
+
+def columns_of(schema: Any, options: Options) -> pa.Schema:
+    """The columns of a Spark schema as Arrow has them. Raises SchemaMismatch."""
+    check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
+    return arrow_schema([(field.name, field.nullable) for field in schema.fields])
+
+
+class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
+    """Plans on the driver, reads in tasks."""
+
+    def __init__(self, options: Options, columns: pa.Schema) -> None:
+        self.options = options
+        self.columns = columns
+        self.narrow: Narrow | None = None
+
+    @in_one_line()
+    def partitions(self) -> list[InputPartition]:
+        options = self.options
+
+        async def plan() -> list[Range]:
+            return await plan_batch(await link.client(), options, self.narrow)
+
+        with Link(options) as link:
+            ranges = link.run(plan())
+        return [Piece(found) for found in split(ranges, options.min_partitions, options.max_records_per_partition)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark asks for None where there is nothing to read
+        if isinstance(partition, Piece):
+            yield from read_range(self.options, partition.range, self.columns)
+
+
+class _PushingReader(BatchReader):
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        self.narrow, rest = narrowed(filters)
+        return rest
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("allocator")` known to a session, with filters pushed down where pyspark can (4.1 and up)."""
+    if hasattr(DataSourceReader, "pushFilters"):
+        spark.conf.set(PUSHDOWN, "true")
+        spark.dataSource.register(_PushingDataSource)
+    else:
+        spark.dataSource.register(AllocatorDataSource)

@@ -1,0 +1,56 @@
+"""Members that offer different functions agree on one that all support, or say why not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.assignors import choose
+from allocator.errors import InconsistentAssignor
+
+OFFERS = st.lists(st.lists(st.sampled_from("abcd"), unique=True, max_size=4), min_size=1, max_size=6).map(
+    lambda names: [(f"m{i}", offered) for i, offered in enumerate(names)]
+)
+
+
+def test_the_oldest_members_preference_decides_among_what_all_support() -> None:
+    assert choose([("m1", ["a", "b", "c"]), ("m2", ["c", "b"]), ("m3", ["c", "b", "a"])]) == ("b", {})
+
+
+def test_a_newcomer_with_nothing_in_common_is_refused_and_told_both_sides() -> None:
+    name, refused = choose([("m1", ["a", "b"]), ("m2", ["b", "c"]), ("m3", ["c"]), ("m4", ["b"])])
+    assert name == "b"
+    assert refused == {
+        "m3": "it offers 'c', the members before it (the oldest is 'm1') share 'b'; offer one of these too"
+    }
+
+
+def test_a_member_that_offers_nothing_is_refused_even_when_it_is_the_oldest() -> None:
+    name, refused = choose([("m1", []), ("m2", ["b"])])
+    assert name == "b"
+    assert list(refused) == ["m1"]
+
+
+def test_a_group_without_any_offer_is_an_error() -> None:
+    for offers in ([], [("m1", [])]):
+        with pytest.raises(InconsistentAssignor, match="no member of the group offers"):
+            choose(offers)
+
+
+@given(OFFERS)
+def test_every_kept_member_supports_the_choice_and_no_refused_one_could_have_stayed(
+    offers: list[tuple[str, list[str]]],
+) -> None:
+    if not any(names for _, names in offers):
+        return
+    name, refused = choose(offers)
+    kept = [(member, names) for member, names in offers if member not in refused]
+    assert kept
+    assert all(name in names for _, names in kept)
+    common = set.intersection(*(set(names) for _, names in kept))
+    assert name == next(n for n in kept[0][1] if n in common)
+    for member, names in offers:
+        if member in refused:
+            before = [set(n) for m, n in offers[: offers.index((member, names))] if m not in refused]
+            assert not names or not set.intersection(set(names), *before)

@@ -1,0 +1,70 @@
+"""Even counts first, then as little reading across racks as there can be."""
+
+from __future__ import annotations
+
+from group_views import Cost, group_views, improvement, keepers, moves
+from hypothesis import given, settings
+
+from allocator.assignors import GroupView, Member, compute, resolve
+from allocator.types import TopicPartition
+
+rack_aware = resolve("rack-aware")
+T = frozenset({"t"})
+
+
+def remote(view: GroupView, partition: TopicPartition, member: Member) -> bool:
+    return member.rack is None or member.rack not in view.racks.get(partition, ())
+
+
+@given(group_views(members=5))
+@settings(max_examples=300)
+def test_no_other_assignment_as_even_reads_less_across_racks_or_moves_less(view: GroupView) -> None:
+    if not any(member.rack for member in view.members) or not view.racks:
+        return
+    holders = keepers(view)
+
+    def cost(partition: TopicPartition, member: Member) -> Cost:
+        moved = holders.get(partition, member.id) != member.id
+        racks = view.racks.get(partition, ())
+        leader = not remote(view, partition, member) and racks[0] == member.rack
+        far = remote(view, partition, member)
+        return int(far), int(moved), int(not far and not leader)
+
+    assert improvement(view, compute(rack_aware, view), cost) is None
+
+
+@given(group_views())
+def test_without_racks_it_is_sticky(view: GroupView) -> None:
+    blind = GroupView(view.members, view.partitions, view.owned)
+    assert compute(rack_aware, blind) == compute(resolve("sticky"), blind)
+    nowhere = tuple(Member(m.id, m.name, m.topics) for m in view.members)
+    lost = GroupView(nowhere, view.partitions, view.owned, view.racks)
+    assert compute(rack_aware, lost) == compute(resolve("sticky"), lost)
+
+
+def pair(racks: dict[int, tuple[str | None, ...]], owned: dict[str, set[int]] | None = None) -> GroupView:
+    members = (Member("m-e", "", T, rack="east"), Member("m-n", "", T, rack="north"))
+    owns = {m: frozenset(TopicPartition("t", p) for p in parts) for m, parts in (owned or {}).items()}
+    return GroupView(members, {"t": len(racks)}, owns, {TopicPartition("t", p): r for p, r in racks.items()})
+
+
+def numbers(view: GroupView) -> dict[str, list[int]]:
+    return {member: sorted(p.partition for p in parts) for member, parts in compute(rack_aware, view).items()}
+
+
+def test_partitions_go_to_their_leaders_rack() -> None:
+    view = pair({0: ("north", "east"), 1: ("east", "north"), 2: ("north", "east"), 3: ("east", "north")})
+    assert numbers(view) == {"m-e": [1, 3], "m-n": [0, 2]}
+
+
+def test_a_partition_moves_to_a_rack_that_has_a_replica_but_not_for_a_new_leader() -> None:
+    far = pair({0: ("north",), 1: ("east",)}, {"m-e": {0}, "m-n": {1}})
+    assert numbers(far) == {"m-e": [1], "m-n": [0]}
+    near = pair({0: ("north", "east"), 1: ("east", "north")}, {"m-e": {0}, "m-n": {1}})
+    assert numbers(near) == {"m-e": [0], "m-n": [1]}
+    assert moves(near, compute(rack_aware, near)) == 0
+
+
+def test_counts_stay_even_whatever_the_racks() -> None:
+    view = pair(dict.fromkeys(range(6), ("north",)))
+    assert {member: len(parts) for member, parts in numbers(view).items()} == {"m-e": 3, "m-n": 3}

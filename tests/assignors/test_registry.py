@@ -1,0 +1,215 @@
+"""An allocator function is found by name, by text, by entry point, or is the callable itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.assignors import (
+    GroupView,
+    Member,
+    compute,
+    known_names,
+    left_out,
+    naive,
+    naive_allocator,
+    resolve,
+    wants,
+)
+from allocator.assignors.registry import of_kiel
+from allocator.errors import AssignorError, BadAssignment
+from allocator.types import TopicPartition
+
+HERE = Path(__file__).parent
+T = frozenset({"t"})
+BUILT_IN = ["cooperative-sticky", "lag-aware", "naive", "rack-aware", "range", "roundrobin", "sticky", "weighted"]
+TWO = GroupView((Member("m-1", "zoe", T), Member("m-2", "adam", T)), {"t": 11})
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    module = importlib.import_module("functions")
+    module.calls.clear()
+    yield module
+    sys.modules.pop("functions")
+
+
+def everything(topic: str, count: int) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(topic, p) for p in range(count))
+
+
+def test_the_default_is_found_by_name_by_text_and_as_itself() -> None:
+    for spec in ("naive", "allocator.assignors:naive", naive, naive_allocator):
+        assert resolve(spec) is naive
+
+
+def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
+    assert [name for name in known_names() if ":" not in name and "." not in name] == BUILT_IN
+    for name in BUILT_IN:
+        assert resolve(name).name == name == repr(resolve(name))
+        module = (
+            "basic" if name in ("naive", "range", "roundrobin") else "lag_aware" if name == "lag-aware" else "sticky"
+        )
+        place = "range_" if name == "range" else name.replace("-", "_")
+        assert resolve(f"allocator.assignors.{module}:{place}") is resolve(name)
+
+
+def test_text_and_callable_lead_to_the_same_name(functions: Any) -> None:
+    by_text, by_callable = resolve("functions:first_takes_all"), resolve(functions.first_takes_all)
+    assert by_text.name == by_callable.name == "functions:first_takes_all"
+    assert compute(by_text, TWO) == {"m-1": everything("t", 11), "m-2": frozenset()}
+
+
+def test_a_lambda_or_partial_goes_by_the_text_that_names_it(functions: Any) -> None:
+    assert resolve("functions:short").name == "functions:short"
+    assert resolve("functions:bound").name == "functions:bound"
+    assert resolve(functools.partial(functions.first_takes_all)).name == "functions:first_takes_all"
+
+
+def test_an_object_keeps_its_own_name_and_a_class_is_instantiated(functions: Any) -> None:
+    for spec in (functions.Configured(), functions.Configured, "functions:Configured"):
+        assignor = resolve(spec)
+        assert assignor.name == "configured"
+        assert compute(assignor, TWO)["m-1"] == everything("t", 11)
+
+
+def test_kiels_signature_gets_sorted_names_and_sorted_partition_strings(functions: Any) -> None:
+    assignor = resolve("functions:kiel_last_takes_all")
+    assert compute(assignor, TWO) == {"m-1": everything("t", 11), "m-2": frozenset()}
+    assert functions.calls == [(["adam", "zoe"], sorted(f"t:{p}" for p in range(11)))]
+
+
+def test_kiels_signature_gets_ids_when_names_repeat(functions: Any) -> None:
+    view = GroupView((Member("m-2", "same", T), Member("m-1", "same", T)), {"t": 1})
+    assert compute(resolve(functions.kiel_last_takes_all), view) == {
+        "m-1": frozenset(),
+        "m-2": everything("t", 1),
+    }
+    assert functions.calls[0][0] == ["m-1", "m-2"]
+
+
+def test_kiels_signature_is_called_once_per_set_of_subscribers(functions: Any) -> None:
+    view = GroupView(
+        (
+            Member("1", "x", frozenset("ab")),
+            Member("2", "y", frozenset("abc")),
+            Member("3", "z", frozenset("c")),
+        ),
+        {"a": 1, "b": 1, "c": 1, "d": 1},
+    )
+    owned = compute(resolve(functions.kiel_last_takes_all), view)
+    assert functions.calls == [(["x", "y"], ["a:0", "b:0"]), (["y", "z"], ["c:0"])]
+    assert owned == {"1": frozenset(), "2": everything("a", 1) | everything("b", 1), "3": everything("c", 1)}
+
+
+def test_kiels_function_may_leave_partitions_out_and_ours_may_not(functions: Any) -> None:
+    even = frozenset(TopicPartition("t", number) for number in range(0, 11, 2))
+    assignment = compute(resolve(functions.kiel_even), TWO)
+    assert assignment == {"m-1": even, "m-2": frozenset()}
+    assert left_out(TWO, assignment) == everything("t", 11) - even
+    assert left_out(TWO, compute(resolve("naive"), TWO)) == frozenset()
+    with pytest.raises(BadAssignment, match="11 partitions given to nobody"):
+        compute(resolve(lambda view: {}), TWO)
+
+
+def test_in_the_place_of_kiels_argument_two_arguments_are_passed_wherever_they_fit(functions: Any) -> None:
+    def two(members: Any, partitions: Any = (), more: Any = None) -> Any:
+        return functions.kiel_last_takes_all(members, partitions)
+
+    for function in (lambda *a: functions.kiel_last_takes_all(*a), two, functools.partial(two, more=1)):
+        assert compute(of_kiel(function), TWO)["m-1"] == everything("t", 11)
+    assert of_kiel(naive_allocator) is resolve("naive")
+    assert compute(of_kiel(functions.first_takes_all), TWO)["m-1"] == everything("t", 11), "one of ours is welcome too"
+    with pytest.raises(AssignorError, match="must take one argument"):
+        of_kiel(functions.three)
+
+
+def test_kiels_function_that_invents_a_member_is_told_so(functions: Any) -> None:
+    with pytest.raises(BadAssignment, match=r"functions:kiel_wrong.*1 unknown members: 'stranger'"):
+        compute(resolve(functions.kiel_wrong), TWO)
+
+
+def test_kiels_function_that_returns_no_mapping_is_told_so() -> None:
+    def wrong(members: list[str], partitions: list[str]) -> Any:
+        return [1]
+
+    with pytest.raises(BadAssignment, match="asks for a mapping of members, not list"):
+        compute(resolve(wrong), TWO)
+
+
+def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
+    def ours(view: GroupView, seed: int = 0, *, strict: bool = True) -> dict[str, list[TopicPartition]]:
+        return {view.members[0].id: sorted(everything("t", 11))}
+
+    assert compute(resolve(ours), TWO)["m-1"] == everything("t", 11)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, lag-aware, naive,"),
+        ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, lag-aware, naive,"),
+        ("no.such.module:f", "module 'no.such.module' does not import"),
+        ("functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
+        ("functions:", "write 'package.module:function'"),
+        ("functions:number", "is int, not something to call"),
+        ("functions:too_late", "is a coroutine"),
+        ("functions:three", "asks for (a: 'Any', b: 'Any', c: 'Any')"),
+        ("functions:Needy", "cannot be called without arguments"),
+        ("functions:Impostor", "calls itself 'naive', which is built in"),
+        (7, "is a name, 'package.module:function' or a callable, not 7"),
+    ],
+)
+@pytest.mark.usefixtures("functions")
+def test_what_cannot_be_used_is_named(spec: Any, says: str) -> None:
+    with pytest.raises(AssignorError) as caught:
+        resolve(spec)
+    assert says in str(caught.value)
+
+
+def test_installed_packages_add_names_through_entry_points(
+    functions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[allocator.assignors]\ngreedy = functions:first_takes_all\nbroken = functions:nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert known_names() == ["broken", *BUILT_IN[:1], "greedy", *BUILT_IN[1:]]
+    greedy = resolve("greedy")
+    assert greedy.name == "greedy"
+    assert compute(greedy, TWO)["m-1"] == everything("t", 11)
+    with pytest.raises(AssignorError, match=r"'broken': entry point 'functions:nothing' does not load"):
+        resolve("broken")
+    with pytest.raises(AssignorError, match=r"'gredy' \(did you mean 'greedy'\?\)"):
+        resolve("gredy")
+
+
+def test_a_function_says_what_it_wants_to_be_told() -> None:
+    def by_lag(view):
+        return {}
+
+    assert wants(resolve(by_lag)) == frozenset()
+    by_lag.wants = ["load", "racks"]
+    assert wants(resolve(by_lag)) == {"load", "racks"}
+    assert wants(resolve("lag-aware")) == {"load"}
+    assert wants(resolve("rack-aware")) == {"racks"}
+    assert wants(resolve("sticky")) == frozenset()
+
+
+@pytest.mark.parametrize("wanted", ["load", ["lag"], 3])
+def test_a_wish_that_nobody_can_fulfil_is_refused(wanted: object) -> None:
+    def function(view):
+        return {}
+
+    function.wants = wanted
+    with pytest.raises(AssignorError, match="wants"):
+        resolve(function)

@@ -1,0 +1,200 @@
+"""As few moves as there can be, proved; and kafka-python's assignor never does better."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import pytest
+from group_views import group_views, improvement, move_cost, moves, unevenness
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.coordinator.assignors.sticky.sticky_assignor import (
+    StickyAssignmentExecutor,
+    StickyAssignorMemberMetadataV1,
+)
+
+from allocator.assignors import GroupView, Member, compute, first_step, resolve
+from allocator.assignors.sticky import give_back
+from allocator.types import TopicPartition
+
+sticky = resolve("sticky")
+T = frozenset({"t"})
+
+
+class Cluster:
+    """As much of kafka-python's as its assignors ask."""
+
+    def __init__(self, partitions: Mapping[str, int]) -> None:
+        self._partitions = {topic: set(range(count)) for topic, count in partitions.items() if count}
+
+    def topics(self) -> set[str]:
+        return set(self._partitions)
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return self._partitions.get(topic)
+
+
+def kafka_pythons(view: GroupView) -> dict[str, frozenset[TopicPartition]]:
+    members = {
+        member.id: StickyAssignorMemberMetadataV1(
+            subscription=sorted(member.topics), partitions=sorted(view.owned.get(member.id, ())), generation=1
+        )
+        for member in view.members
+    }
+    executor = StickyAssignmentExecutor(Cluster(view.partitions), members)
+    executor.perform_initial_assignment()
+    executor.balance()
+    return {
+        member: frozenset(TopicPartition(t, p) for t, ids in executor.get_final_assignment(member) for p in ids)
+        for member in members
+    }
+
+
+@given(group_views())
+@settings(max_examples=300)
+def test_no_other_assignment_as_even_moves_fewer(view: GroupView) -> None:
+    assert improvement(view, compute(sticky, view), move_cost(view)) is None
+
+
+@given(group_views(equal=True))
+def test_with_equal_subscriptions_exactly_what_exceeds_a_fair_count_moves(view: GroupView) -> None:
+    result = compute(sticky, view)
+    held = {
+        member.id: sum(p.partition < view.partitions.get(p.topic, 0) for p in view.owned.get(member.id, ()))
+        for member in view.members
+    }
+    each, larger = divmod(sum(view.partitions.values()), len(view.members))
+    # the larger counts go to those that have the most
+    fair = dict(zip(sorted(held, key=lambda member: -held[member]), [each + 1] * larger + [each] * len(held)))
+    assert moves(view, result) == sum(max(0, held[member] - fair[member]) for member in held)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_kafka_python() -> Iterator[None]:
+    """It warns about each group in which nobody may take a topic."""
+    log = logging.getLogger("kafka")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(before)
+
+
+@given(group_views())
+@settings(max_examples=300)
+def test_never_worse_than_kafka_pythons(view: GroupView) -> None:
+    ours, theirs = compute(sticky, view), kafka_pythons(view)
+    assert (unevenness(ours), moves(view, ours)) <= (unevenness(theirs), moves(view, theirs))
+
+
+@given(group_views(equal=True))
+def test_never_more_moves_than_kafka_pythons_with_equal_subscriptions(view: GroupView) -> None:
+    assert moves(view, compute(sticky, view)) <= moves(view, kafka_pythons(view))
+
+
+def group(count: int, partitions: int, owned: Mapping[str, frozenset[TopicPartition]]) -> GroupView:
+    return GroupView(tuple(Member(f"m-{i}", f"m-{i}", T) for i in range(count)), {"t": partitions}, owned)
+
+
+@pytest.mark.parametrize("members", [2, 5, 20])
+def test_a_newcomer_takes_its_share_and_nothing_else_moves(members: int) -> None:
+    before = compute(sticky, group(members, 100, {}))
+    view = group(members + 1, 100, before)
+    after = compute(sticky, view)
+    assert moves(view, after) == len(after[f"m-{members}"]) == 100 // (members + 1)
+
+
+@pytest.mark.parametrize("members", [2, 5, 20])
+def test_what_a_member_leaves_behind_is_all_that_moves(members: int) -> None:
+    before = compute(sticky, group(members, 100, {}))
+    view = group(members - 1, 100, before)
+    assert moves(view, compute(sticky, view)) == 0
+
+
+def test_a_chain_of_hand_overs_evens_out_what_no_single_one_could() -> None:
+    topics = [frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})]
+    members = tuple(Member(f"m-{i}", f"m-{i}", each) for i, each in enumerate(topics))
+    owned = {
+        "m-0": frozenset(TopicPartition("a", p) for p in range(7)),
+        "m-1": frozenset({TopicPartition("a", 7), *(TopicPartition("b", p) for p in range(5))}),
+        "m-2": frozenset(TopicPartition("b", p) for p in range(5, 10)),
+    }
+    view = GroupView(members, {"a": 8, "b": 10}, owned)
+    assert [len(owned[member.id]) for member in members] == [7, 6, 5]
+    result = compute(sticky, view)
+    assert [len(result[member.id]) for member in members] == [6, 6, 6]
+    assert moves(view, result) == 2
+    assert unevenness(kafka_pythons(view)) > unevenness(result)
+
+
+def test_what_is_dealt_comes_in_runs_that_are_short_to_write() -> None:
+    result = compute(
+        sticky, GroupView(tuple(Member(f"m-{i}", "", frozenset("ab")) for i in range(4)), {"a": 40, "b": 21})
+    )
+    for parts in result.values():
+        numbers = sorted(p.partition for p in parts if p.topic == "a")
+        assert numbers == list(range(numbers[0], numbers[0] + 10))
+
+
+def test_the_fewest_moves_survive_members_that_trade_topics() -> None:
+    """Both sets of topics change hands; only what must move does."""
+    owned = {
+        "m-0": frozenset(TopicPartition("a", p) for p in range(4)),
+        "m-1": frozenset(TopicPartition("b", p) for p in range(4)),
+    }
+    members = (Member("m-0", "", frozenset("b")), Member("m-1", "", frozenset("ab")))
+    view = GroupView(members, {"a": 4, "b": 4}, owned)
+    assert compute(sticky, view) == {"m-0": owned["m-1"], "m-1": owned["m-0"]}
+
+
+# -- Kafka's two steps -------------------------------------------------------------------------------------------
+
+
+@given(group_views())
+def test_two_steps_lead_to_the_assignment_and_no_partition_has_two_owners_between(view: GroupView) -> None:
+    target = compute(resolve("cooperative-sticky"), view)
+    assert target == compute(sticky, view)
+    owned = {member: {p for p, holder in holders(view).items() if holder == member} for member in target}
+    first = first_step(owned, target)
+    for member, parts in first.items():
+        assert parts <= target[member]
+        assert target[member] & owned[member] <= parts
+        for other, theirs in owned.items():
+            assert other == member or not parts & theirs
+    # what was left out is what is held elsewhere, and who holds it now lets go
+    second = first_step(first, target)
+    assert second == target
+    assert (first == target) == (not any(target[m] & owned[o] for m in target for o in owned if o != m))
+
+
+def holders(view: GroupView) -> dict[TopicPartition, str]:
+    return {partition: member for member, parts in view.owned.items() for partition in parts}
+
+
+def test_a_partition_that_two_members_claim_waits_for_both() -> None:
+    claimed = frozenset({TopicPartition("t", 0)})
+    target = {"a": claimed, "b": frozenset({TopicPartition("t", 1)})}
+    first = first_step({"a": claimed, "b": claimed, "gone": {TopicPartition("t", 1)}}, target)
+    assert first == {"a": frozenset(), "b": {TopicPartition("t", 1)}}
+
+
+@given(group_views(), st.randoms(use_true_random=False))
+def test_what_goes_back_to_a_former_owner_costs_no_balance_and_no_move(view: GroupView, random: Random) -> None:
+    target = compute(sticky, view)
+    topics = {member.id: member.topics for member in view.members}
+    ids = sorted(topics)
+    owner = {p: member for member, parts in view.owned.items() for p in parts}
+    former = {
+        p: who for parts in target.values() for p in parts if (who := random.choice([*ids, "gone"])) != owner.get(p)
+    }
+    back = give_back(target, view.owned, former, topics)
+    assert {member: len(parts) for member, parts in back.items()} == {m: len(parts) for m, parts in target.items()}
+    assert frozenset().union(*back.values()) == frozenset().union(*target.values())
+    assert all(p.topic in topics[member] for member, parts in back.items() for p in parts)
+    assert moves(view, back) <= moves(view, target)
+    assert returned(back, former) >= returned(target, former)
+
+
+def returned(assignment: Mapping[str, frozenset[TopicPartition]], former: Mapping[TopicPartition, str]) -> int:
+    return sum(former.get(p) == member for member, parts in assignment.items() for p in parts)

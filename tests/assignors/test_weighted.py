@@ -1,0 +1,64 @@
+"""Counts that follow the weights."""
+
+from __future__ import annotations
+
+import pytest
+from group_views import group_views, improvement, move_cost
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.assignors import GroupView, Member, compute, resolve
+from allocator.assignors.flow import apportion
+from allocator.errors import AssignorError
+
+weighted = resolve("weighted")
+T = frozenset({"t"})
+
+
+def counts(weights: list[float], partitions: int) -> list[int]:
+    members = tuple(Member(f"m-{i:02}", "", T, weight) for i, weight in enumerate(weights))
+    return [len(parts) for parts in compute(weighted, GroupView(members, {"t": partitions})).values()]
+
+
+@given(group_views(weights=True))
+@settings(max_examples=300)
+def test_no_other_assignment_is_closer_to_the_weights_or_as_close_with_fewer_moves(view: GroupView) -> None:
+    weights = {member.id: member.weight for member in view.members}
+    assert improvement(view, compute(weighted, view), move_cost(view), weights) is None
+
+
+@given(group_views())
+def test_equal_weights_give_what_sticky_gives(view: GroupView) -> None:
+    twice = tuple(Member(m.id, m.name, m.topics, 2.0) for m in view.members)
+    heavier = GroupView(twice, view.partitions, view.owned)
+    assert compute(weighted, heavier) == compute(resolve("sticky"), view)
+
+
+@pytest.mark.parametrize(
+    ("weights", "partitions", "expected"),
+    [
+        ([1, 1, 2], 8, [2, 2, 4]),
+        ([1, 3], 100, [25, 75]),
+        ([0.5, 1.5], 100, [25, 75]),
+        ([1, 1, 2], 9, [2, 2, 5]),
+        ([1, 1, 1, 7], 3, [0, 0, 0, 3]),
+        ([1, 1000], 10, [0, 10]),
+        ([5, 1], 0, [0, 0]),
+    ],
+)
+def test_counts_are_rounded_to_the_nearest(weights: list[float], partitions: int, expected: list[int]) -> None:
+    assert counts(weights, partitions) == expected
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=1, max_size=8), st.integers(0, 300))
+def test_more_partitions_take_none_from_anybody(weights: list[float], partitions: int) -> None:
+    before, ties, more = apportion(partitions, weights)
+    assert sum(before) + more == partitions
+    assert 0 <= more <= len(ties)
+    assert all(a <= b for a, b in zip(before, apportion(partitions + 1, weights)[0])) or more
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_capacity_is_named(weight: float) -> None:
+    with pytest.raises(AssignorError, match=r"member 'm-00' \(''\) has weight .*; it must be a positive number"):
+        counts([weight, 1.0], 3)

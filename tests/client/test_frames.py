@@ -1,0 +1,109 @@
+"""Frames are cut out of a stream wherever it is torn, and memory follows their size."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as kafka_errors
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.parser import KafkaProtocol
+
+from allocator.client.fetch_messages import FetchAnswer
+from allocator.client.frames import Frames, answers_in
+
+MOST = 1 << 24
+
+
+def feed(frames: Frames, data: bytes, most: int = MOST, at_once: int = 1 << 30) -> list[bytes]:
+    """As a transport does it: as much as there is room for, at most `at_once`."""
+    found = []
+    while data:
+        room = frames.room()
+        assert len(room), "asyncio takes an empty buffer for the end"
+        count = min(len(room), len(data), at_once)
+        room[:count] = data[:count]
+        data = data[count:]
+        found += [bytes(frame) for frame in frames.arrived(count, most)]
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.binary(max_size=200) | st.integers(60_000, 300_000).map(bytes), max_size=6),
+    st.lists(st.integers(1, 300_000) | st.integers(1, 7), min_size=1, max_size=20),
+    st.sampled_from([1000, 65_536, 1 << 30]),
+)
+def test_frames_come_whole_wherever_the_stream_is_torn(sent: list[bytes], cuts: list[int], at_once: int) -> None:
+    stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
+    frames = Frames()
+    found = []
+    for cut in [*cuts, len(stream)]:
+        found += feed(frames, stream[:cut], at_once=at_once)
+        stream = stream[cut:]
+    assert found == sent
+
+
+def test_the_buffer_is_used_again_and_given_back() -> None:
+    frames = Frames()
+    large = struct.pack(">i", 1_000_000) + bytes(1_000_000)
+    feed(frames, large)
+    buffer = frames.room().obj
+    assert len(buffer) == len(large)
+    feed(frames, large)
+    assert frames.room().obj is buffer
+    feed(frames, struct.pack(">i", 10) + bytes(10))
+    assert len(frames.room().obj) < 100_000, "an idle connection keeps no megabytes"
+
+
+@pytest.mark.parametrize("length", [-1, 101])
+def test_a_length_that_is_not_allowed_takes_no_memory(length: int) -> None:
+    frames = Frames()
+    with pytest.raises(kafka_errors.InvalidReceiveError, match=str(length)):
+        feed(frames, struct.pack(">i", length), most=100)
+    assert len(frames.room().obj) < 100_000
+
+
+def asked(*requests: Any) -> KafkaProtocol:
+    parser = KafkaProtocol(client_id="x")
+    for request in requests:
+        parser.send_request(request)
+    return parser
+
+
+def framed(response: Any, correlation_id: int) -> memoryview:
+    response.with_header(correlation_id=correlation_id)
+    return memoryview(bytes(response.encode(header=True)))
+
+
+def test_answers_are_read_by_who_knows_them_in_the_order_of_the_requests() -> None:
+    parser = asked(FetchRequest(version=11), ApiVersionsRequest(version=0))
+    ((number, answer),) = answers_in(parser, framed(FetchResponse(version=11, responses=[], session_id=5), 1))
+    assert number == 1
+    assert isinstance(answer, FetchAnswer)
+    assert answer.session_id == 5
+    ((number, answer),) = answers_in(parser, framed(ApiVersionsResponse(version=0, error_code=35, api_keys=[]), 2))
+    assert number == 2
+    assert answer.error_code == 35
+
+
+def test_an_answer_to_another_request_ends_the_connection() -> None:
+    frame = framed(FetchResponse(version=11, responses=[]), 9)
+    with pytest.raises(kafka_errors.CorrelationIdError, match="answer to request 9 where 1"):
+        answers_in(asked(FetchRequest(version=11)), frame)
+    with pytest.raises(kafka_errors.CorrelationIdError):
+        answers_in(asked(), frame)
+
+
+def test_what_is_read_of_the_parser_is_there() -> None:
+    parser = asked(FetchRequest(version=4))
+    header = parser.in_flight_requests[0]
+    assert (header.request_api_key, header.request_api_version, header.correlation_id) == (1, 4, 1)
+    assert callable(parser._process_response)
+    # the connection calls this one, and it may be replaced
+    parser.receive_bytes = SimpleNamespace  # type: ignore[assignment]

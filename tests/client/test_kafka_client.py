@@ -1,0 +1,394 @@
+"""KafkaClient against a broker that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import pytest
+from fake_broker import HANG_UP, SILENT, FakeBroker
+from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+from allocator.client.client import KafkaClient
+from allocator.errors import BrokerError, BrokersUnavailable, Closed
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+
+
+def find() -> Any:
+    return FindCoordinatorRequest(key="g", max_version=3)
+
+
+# -- connecting -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_address_is_named_within_the_timeout(unused_port: int) -> None:
+    client = KafkaClient(f"127.0.0.1:{unused_port}")
+    start = time.monotonic()
+    with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}.*[Rr]efused|Connect call failed") as caught:
+        await client.connect(0.5)
+    assert time.monotonic() - start < 30
+    assert caught.value.retriable
+    await client.close()
+
+
+async def test_a_name_that_does_not_resolve_is_named() -> None:
+    client = KafkaClient("no-such-host.invalid:9092")
+    with pytest.raises(BrokersUnavailable, match=r"no-such-host\.invalid:9092"):
+        await client.connect(1)
+
+
+async def test_a_broker_that_never_answers_is_named() -> None:
+    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as broker:
+        with pytest.raises(BrokersUnavailable, match=f"{broker.address} .no answer"):
+            await KafkaClient(broker.address).connect(1.5)
+
+
+async def test_a_silent_address_leaves_time_for_the_others() -> None:
+    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as silent, FakeBroker() as broker:
+        client = KafkaClient([silent.address, broker.address])
+        await client.connect(4)
+        assert [b.port for b in client.brokers] == [broker.port]
+        await client.close()
+
+
+async def test_connecting_waits_for_a_broker_that_is_down(unused_port: int) -> None:
+    client = KafkaClient(f"127.0.0.1:{unused_port}")
+    connecting = asyncio.ensure_future(client.connect(20))
+    await asyncio.sleep(0.2)
+    assert not connecting.done()
+    async with FakeBroker(port=unused_port):
+        await connecting
+        await client.close()
+
+
+async def test_connecting_again_after_a_failure_works(unused_port: int) -> None:
+    client = KafkaClient(f"127.0.0.1:{unused_port}")
+    with pytest.raises(BrokersUnavailable):
+        await client.connect(0.2)
+    async with FakeBroker(port=unused_port):
+        await client.connect(5)
+        await client.close()
+
+
+async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
+    before = len(asyncio.all_tasks())
+    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as broker:
+        client = KafkaClient(broker.address)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.connect(30), 0.3)
+    assert len(asyncio.all_tasks()) <= before
+
+
+async def test_a_client_that_is_not_connected_says_so() -> None:
+    client = KafkaClient("h:1")
+    with pytest.raises(Closed, match="connect"):
+        await client.send(1, find())
+    assert client.broker_version == ()
+    await client.close()
+    with pytest.raises(Closed, match="make a new one"):
+        await client.connect()
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dying_broker_is_not_taken_for_an_old_one() -> None:
+    async with FakeBroker({18: lambda _: HANG_UP, 3: lambda _: HANG_UP}) as broker:
+        with pytest.raises(BrokersUnavailable, match="closes connections"):
+            await KafkaClient(broker.address).connect(0.5)
+
+
+async def test_a_broker_that_begins_to_answer_is_not_taken_for_an_old_one() -> None:
+    broker = FakeBroker()
+    modern = broker.handlers[18]
+    broker.handlers[18] = lambda request: HANG_UP if broker.connections < 2 else modern(request)
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.broker_version >= (0, 10)
+
+
+async def test_0_8_2_is_told_by_what_it_hangs_up_on() -> None:
+    async with FakeBroker(versions=None) as broker, KafkaClient(broker.address) as client:
+        assert client.broker_version == (0, 8, 2)
+        assert client.api_version(FindCoordinatorRequest) == 0
+
+
+async def test_0_8_1_is_told_by_what_it_hangs_up_on() -> None:
+    def offsets(request: Any) -> Any:
+        return OffsetFetchResponse(topics=[], version=request.API_VERSION)
+
+    broker = FakeBroker({10: lambda _: HANG_UP, 9: offsets}, versions=None)
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.broker_version == (0, 8, 1)
+        assert client.api_version(FindCoordinatorRequest) is None
+        with pytest.raises(BrokerError, match="FindCoordinator") as caught:
+            await client.send(1, find())
+        assert not caught.value.retriable
+
+
+async def test_all_topics_are_asked_for_where_a_name_would_create_one() -> None:
+    async with FakeBroker(versions={3: (0, 3), 18: (0, 0)}) as broker, KafkaClient(broker.address) as client:
+        broker.topics = {"there": [1]}
+        await client.refresh(["there", "missing"])
+        asked = [r for r in broker.seen if r.API_KEY == 3]
+        assert all(r.topics is None for r in asked)
+        assert client.partitions("there") == (0,)
+        assert client.partitions("missing") is None
+
+
+async def test_newer_brokers_are_told_not_to_create_topics() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        await client.refresh(["missing"])
+        last = [r for r in broker.seen if r.API_KEY == 3][-1]
+        assert [t.name for t in last.topics] == ["missing"]
+        assert last.allow_auto_topic_creation is False
+
+
+# -- metadata ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cluster_that_lists_no_broker_is_connected_to_and_watched() -> None:
+    broker = FakeBroker(versions=None)
+    broker.lists_itself = False
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.brokers == []
+        assert (await client.send_any(find())).error_code == 0
+        await client.refresh()
+        broker.lists_itself = True
+        await wait_until_async(lambda: client.brokers, 30)
+
+
+async def test_a_followed_topic_is_found_once_it_exists() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        client.follow(["later"])
+        await client.refresh()
+        assert client.partitions("later") is None
+        broker.topics["later"] = [1, 1]
+        await wait_until_async(lambda: client.partitions("later") == (0, 1), 30)
+
+
+async def test_a_restarted_broker_that_knows_nothing_yet_does_not_wipe_what_is_known() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        broker.lists_itself = False
+        with pytest.raises(BrokersUnavailable, match="just started"):
+            await client.refresh()
+        assert len(client.brokers) == 1
+
+
+async def test_listeners_hear_of_changes_until_they_unregister() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        heard: list[str] = []
+        client.on_metadata(lambda: 1 / 0)
+        stop = client.on_metadata(lambda: heard.append("news"))
+        broker.topics["t"] = [1]
+        await client.refresh(["t"])
+        assert heard == ["news"]
+        await client.refresh(["t"])  # nothing new
+        assert heard == ["news"]
+        stop()
+        stop()
+        broker.topics["t"] = [1, 1]
+        await client.refresh(["t"])
+        assert heard == ["news"]
+
+
+async def test_leaders_are_known_by_partition() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        broker.topics["t"] = [1, -1]
+        await client.refresh(["t"])
+        assert client.leader(TopicPartition("t", 0)) == 1
+        assert client.leader(TopicPartition("t", 1)) is None
+        assert client.leader(TopicPartition("t", 2)) is None
+        assert client.leader(TopicPartition("u", 0)) is None
+        assert client.leader_epoch(TopicPartition("t", 0)) == 0
+        assert client.replicas(TopicPartition("t", 0)) == (1,)
+        assert client.topics() == {"t"}
+
+
+async def test_a_broker_that_moved_is_followed_through_the_addresses_given() -> None:
+    async with FakeBroker() as entry:
+        async with FakeBroker() as home:
+            entry.handlers[3] = lambda request: home._metadata(request)
+            client = KafkaClient(entry.address)
+            await client.connect(5)
+            assert [b.port for b in client.brokers] == [home.port]
+            await client.send(1, find())
+        async with FakeBroker() as home:
+            entry.handlers[3] = lambda request: home._metadata(request)
+            await wait_until_async(lambda: [b.port for b in client.brokers] == [home.port], 30)
+            assert (await client.send(1, find())).error_code == 0
+            await client.close()
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_node_is_worth_a_refresh_and_a_retry() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        with pytest.raises(BrokerError, match="broker 7") as caught:
+            await client.send(7, find())
+        assert (caught.value.retriable, caught.value.code) == (True, None)
+
+
+async def test_no_answer_in_time_is_an_error_and_the_next_request_works() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        answer, broker.handlers[10] = broker.handlers[10], lambda _: SILENT
+        with pytest.raises(BrokerError) as caught:
+            await client.send(1, find(), 0.1)
+        assert (caught.value.retriable, caught.value.code) == (True, None)
+        broker.handlers[10] = answer
+        assert (await client.send(1, find())).error_code == 0
+
+
+async def test_a_connection_that_ends_fails_what_waits_for_it() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        answer, broker.handlers[10] = broker.handlers[10], lambda _: HANG_UP
+        results = await asyncio.gather(*(client.send(1, find()) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(r, BrokerError) and r.retriable for r in results)
+        assert broker.address in str(results[0])
+        broker.handlers[10] = answer
+        assert (await client.send(1, find())).error_code == 0
+
+
+async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeBroker() as entry:
+        async with FakeBroker() as home:
+            entry.handlers[3] = lambda request: home._metadata(request)
+            client = KafkaClient(entry.address)
+            await client.connect(5)
+            await client.send(1, find())
+            port = home.port
+        for _ in range(3):
+            with pytest.raises(BrokerError):
+                await client.send(1, find(), 0.5)
+        async with FakeBroker(port=port):
+            await wait_until_async(lambda: answered(client), 30)
+        await client.close()
+    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.client.connection"]
+    assert len(ours) == 2, ours
+    assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is away: ")
+    assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is back"
+    theirs = [record for record in caplog.records if record.name.startswith("kafka.")]
+    assert [record.getMessage() for record in theirs if record.levelno >= logging.ERROR] == []
+
+
+async def answered(client: KafkaClient) -> bool:
+    with contextlib.suppress(BrokerError):
+        await client.send(1, find(), 1)
+        return True
+    return False
+
+
+async def test_an_unreachable_address_is_in_the_error_and_not_in_the_log(
+    unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}"):
+        await KafkaClient(f"127.0.0.1:{unused_port}").connect(0.5)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None:
+    gate = asyncio.Event()
+
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        answer = broker.handlers[10]
+
+        async def late(request: Any) -> Any:
+            await gate.wait()
+            return answer(request)
+
+        broker.handlers[10] = late
+        first = asyncio.ensure_future(client.send(1, find()))
+        second = asyncio.ensure_future(client.send(1, find()))
+        await wait_until_async(lambda: broker.count(10) == 1)
+        connections = broker.connections
+        first.cancel()
+        gate.set()
+        assert (await second).error_code == 0
+        assert broker.connections == connections
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+async def test_more_requests_than_kafka_python_allows_in_flight_are_all_answered() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        answers = await asyncio.gather(*(client.send(1, find()) for _ in range(200)))
+        assert all(a.error_code == 0 for a in answers)
+
+
+async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
+    async with FakeBroker({1: lambda _: SILENT}) as broker, KafkaClient(broker.address) as client:
+        request = FetchRequest(replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12)
+        fetching = asyncio.ensure_future(client.send(1, request))
+        assert (await client.send(1, find(), 5)).error_code == 0
+        await client.refresh()
+        assert not fetching.done()
+    with pytest.raises(Closed):
+        await fetching
+
+
+async def test_an_answer_over_the_limit_ends_the_connection_with_an_error() -> None:
+    async with FakeBroker() as broker:
+        client = KafkaClient(broker.address, receive_max_bytes=300)
+        await client.connect(5)
+        broker.topics = {"t": [1] * 100}
+        with pytest.raises(BrokerError, match="a frame of"):
+            await client.send(1, MetadataRequest(topics=None, max_version=8))
+        await client.close()
+
+
+async def test_closing_ends_what_is_awaited_and_every_task() -> None:
+    before = len(asyncio.all_tasks())
+    broker = FakeBroker({10: lambda _: SILENT})
+    async with broker:
+        client = KafkaClient(broker.address)
+        await client.connect(5)
+        waiting = asyncio.ensure_future(client.send(1, find()))
+        await wait_until_async(lambda: broker.count(10) == 1)
+        await client.close()
+        with pytest.raises(Closed):
+            await waiting
+        with pytest.raises(Closed):
+            await client.send(1, find())
+        with pytest.raises(Closed):
+            await client.refresh()
+        await client.close()
+    assert len(asyncio.all_tasks()) <= before
+
+
+async def test_an_older_request_goes_to_any_broker_that_is_up() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        client.note_broker(9, "127.0.0.1", 1)
+        assert (await client.send_any(find())).node_id == 1
+        with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
+            await client.send(9, find())
+
+
+async def test_a_broker_in_back_off_says_until_when_and_why(unused_port: int) -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        client.note_broker(9, "127.0.0.1", unused_port)
+        for _ in range(2):
+            with pytest.raises(BrokerError) as caught:
+                await client.send(9, find())
+        assert "next attempt in" in str(caught.value)
+        assert f"{unused_port}" in str(caught.value)
+        assert caught.value.retriable
+
+
+async def test_offsets_may_be_asked_in_the_version_that_a_broker_has() -> None:
+    def answer(request: Any) -> Any:
+        return OffsetFetchResponse(topics=[], error_code=0, throttle_time_ms=0, version=request.API_VERSION)
+
+    broker = FakeBroker({9: answer}, versions={3: (0, 5), 9: (0, 3), 18: (0, 0)})
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.api_version(OffsetFetchRequest) == 3
+        for _ in range(2):
+            assert client.api_version(OffsetFetchRequest(max_version=1)) == 1, "a request may bound its versions"
+            assert client.api_version(OffsetFetchRequest) == 3
+        response = await client.send(1, OffsetFetchRequest(group_id="g", topics=None, max_version=7))
+        assert response.API_VERSION == 3

@@ -1,0 +1,163 @@
+"""Rounds of metadata: shared, never stale, and soon again while something is missing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from allocator.client.metadata import Refresher
+from allocator.errors import BrokersUnavailable, Closed
+
+
+class Source:
+    """A fetch that a test lets through one at a time."""
+
+    def __init__(self) -> None:
+        self.rounds: list[frozenset[str]] = []
+        self.gate = asyncio.Semaphore(0)
+        self.began = asyncio.Semaphore(0)
+        self.fail: Exception | None = None
+        self.settled = True
+
+    async def __call__(self, topics: frozenset[str]) -> None:
+        self.rounds.append(topics)
+        self.began.release()
+        await self.gate.acquire()
+        if self.fail is not None:
+            raise self.fail
+
+    def refresher(self, max_age_s: float = 60.0) -> Refresher:
+        refresher = Refresher(self, lambda: self.settled, max_age_s, 0.001)
+        refresher.start()
+        return refresher
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_callers_at_the_same_time_share_one_round() -> None:
+    source = Source()
+    refresher = source.refresher()
+    source.gate.release()
+    await asyncio.gather(refresher.refresh(["a"]), refresher.refresh(["b"]), refresher.refresh(None))
+    assert source.rounds == [frozenset({"a", "b"})]
+    await refresher.close()
+
+
+async def test_a_caller_during_a_round_waits_for_the_next() -> None:
+    source = Source()
+    refresher = source.refresher()
+    first = asyncio.ensure_future(refresher.refresh(["a"]))
+    await source.began.acquire()
+    second = asyncio.ensure_future(refresher.refresh(["b"]))
+    await settle()
+    source.gate.release()
+    await first
+    await source.began.acquire()
+    assert not second.done()
+    source.gate.release()
+    await second
+    assert source.rounds == [frozenset({"a"}), frozenset({"b"})]
+    await refresher.close()
+
+
+async def test_a_failed_round_tells_its_callers_only() -> None:
+    source = Source()
+    refresher = source.refresher()
+    source.fail = BrokersUnavailable("none")
+    source.gate.release()
+    with pytest.raises(BrokersUnavailable):
+        await refresher.refresh(None)
+    source.fail = None
+    source.gate.release()
+    await refresher.refresh(None)
+    await refresher.close()
+
+
+async def test_an_unexpected_error_does_not_end_the_rounds() -> None:
+    source = Source()
+    refresher = source.refresher()
+    source.fail = ValueError("a bug")
+    source.gate.release()
+    with pytest.raises(ValueError, match="a bug"):
+        await refresher.refresh(None)
+    source.fail = None
+    source.gate.release()
+    await refresher.refresh(None)
+    await refresher.close()
+
+
+async def test_a_cancelled_caller_leaves_the_round_to_the_others() -> None:
+    source = Source()
+    refresher = source.refresher()
+    first = asyncio.ensure_future(refresher.refresh(None))
+    second = asyncio.ensure_future(refresher.refresh(None))
+    await source.began.acquire()
+    first.cancel()
+    source.gate.release()
+    await second
+    assert first.cancelled() or await asyncio.wait({first})
+    await refresher.close()
+
+
+async def test_it_asks_again_by_itself_when_old_or_incomplete() -> None:
+    source = Source()
+    source.settled = False
+    refresher = source.refresher()
+    for _ in range(3):
+        await asyncio.wait_for(source.began.acquire(), 30)
+        source.gate.release()
+    await refresher.close()
+    source = Source()
+    refresher = source.refresher(max_age_s=0.01)
+    await asyncio.wait_for(source.began.acquire(), 30)
+    await refresher.close()
+
+
+async def test_a_poke_asks_without_anyone_waiting() -> None:
+    source = Source()
+    refresher = source.refresher()
+    refresher.poke()
+    await asyncio.wait_for(source.began.acquire(), 30)
+    await refresher.close()
+
+
+async def test_closing_tells_who_waits() -> None:
+    source = Source()
+    refresher = source.refresher()
+    running = asyncio.ensure_future(refresher.refresh(None))
+    await source.began.acquire()
+    queued = asyncio.ensure_future(refresher.refresh(None))
+    await settle()
+    await refresher.close()
+    for waiting in (running, queued):
+        with pytest.raises(Closed):
+            await waiting
+    with pytest.raises(Closed):
+        await refresher.refresh(None)
+    await refresher.close()
+
+
+async def test_a_failed_round_is_repeated_without_being_asked() -> None:
+    source = Source()
+    refresher = source.refresher()
+    source.fail = BrokersUnavailable("none")
+    refresher.poke()
+    for _ in range(3):
+        await asyncio.wait_for(source.began.acquire(), 30)
+        source.gate.release()
+    await refresher.close()
+
+
+async def test_who_asks_before_it_runs_is_served_when_it_does() -> None:
+    source = Source()
+    refresher = Refresher(source, lambda: True, 60, 0.001)
+    early = asyncio.ensure_future(refresher.refresh(["a"]))
+    await settle()
+    source.gate.release()
+    refresher.start()
+    await asyncio.wait_for(early, 30)
+    await refresher.close()

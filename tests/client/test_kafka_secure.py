@@ -1,0 +1,173 @@
+"""TLS, SASL and a proxy on the way to a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_broker import FakeBroker
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
+from allocator.client.client import KafkaClient
+from allocator.errors import BrokersUnavailable
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ca.pem and key.pem, for localhost, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    directory = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=DNS:localhost"],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
+    return directory
+
+
+@pytest.fixture
+def server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "ca.pem", certificate / "key.pem")
+    return context
+
+
+def find() -> Any:
+    return FindCoordinatorRequest(key="g", max_version=3)
+
+
+async def test_tls_with_the_right_authority(server_context: ssl.SSLContext, certificate: Path) -> None:
+    async with FakeBroker(tls=server_context) as broker:
+        broker.host = "localhost"
+        security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
+        async with KafkaClient(f"localhost:{broker.port}", security=security) as client:
+            broker.topics["t"] = [1] * 2000  # an answer of many TLS records
+            await client.refresh(["t"])
+            assert len(client.partitions("t") or ()) == 2000
+            assert (await client.send(1, find())).error_code == 0
+
+
+async def test_tls_with_the_wrong_authority_says_so(server_context: ssl.SSLContext) -> None:
+    async with FakeBroker(tls=server_context) as broker:
+        client = KafkaClient(f"localhost:{broker.port}", security={"security_protocol": "SSL"})
+        with pytest.raises(BrokersUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await client.connect(0.5)
+
+
+async def test_tls_with_the_wrong_name_says_so(server_context: ssl.SSLContext, certificate: Path) -> None:
+    async with FakeBroker(tls=server_context) as broker:
+        security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
+        client = KafkaClient(f"127.0.0.1:{broker.port}", security=security)
+        with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1"):
+            await client.connect(0.5)
+
+
+async def test_plain_text_to_a_tls_broker_does_not_hang(server_context: ssl.SSLContext) -> None:
+    async with FakeBroker(tls=server_context) as broker:
+        with pytest.raises(BrokersUnavailable):
+            await KafkaClient(broker.address).connect(1)
+
+
+def sasl_broker(password: str) -> FakeBroker:
+    def handshake(request: Any) -> Any:
+        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
+
+    def authenticate(request: Any) -> Any:
+        good = bytes(request.auth_bytes) == b"user\0user\0" + password.encode()
+        return SaslAuthenticateResponse(
+            error_code=0 if good else 58,
+            error_message=None if good else "no",
+            auth_bytes=b"",
+            session_lifetime_ms=0,
+            version=request.API_VERSION,
+        )
+
+    return FakeBroker({17: handshake, 36: authenticate})
+
+
+def plain(password: str) -> dict[str, str]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "user",
+        "sasl_plain_password": password,
+    }
+
+
+async def test_sasl_plain() -> None:
+    async with (
+        sasl_broker("s3cret") as broker,
+        KafkaClient(broker.address, security=plain("s3cret")) as client,
+    ):
+        assert (await client.send(1, find())).error_code == 0
+
+
+async def test_refused_credentials_are_told_at_once_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(1)
+    async with sasl_broker("s3cret") as broker:
+        client = KafkaClient(broker.address, security=plain("wr0ng"))
+        with pytest.raises(BrokersUnavailable, match=r"SASL_AUTHENTICATION_FAILED.*credentials") as caught:
+            await asyncio.wait_for(client.connect(300), 30)
+        assert not caught.value.retriable
+        assert "wr0ng" not in str(caught.value) + caplog.text
+
+
+async def test_a_mechanism_that_the_broker_lacks_is_named() -> None:
+    async with sasl_broker("s3cret") as broker:
+        security = {**plain("s3cret"), "sasl_mechanism": "SCRAM-SHA-256"}
+        with pytest.raises(BrokersUnavailable, match="SCRAM-SHA-256"):
+            await asyncio.wait_for(KafkaClient(broker.address, security=security).connect(300), 30)
+
+
+@contextlib.asynccontextmanager
+async def http_proxy() -> Any:
+    """An HTTP CONNECT proxy; yields its port and the list of targets it was asked for."""
+    targets: list[str] = []
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        head = await reader.readuntil(b"\r\n\r\n")
+        target = head.split()[1].decode()
+        targets.append(target)
+        host, port = target.rsplit(":", 1)
+        onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(pipe(reader, onward_writer), pipe(onward_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], targets
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_through_a_proxy() -> None:
+    async with FakeBroker() as broker, http_proxy() as (port, targets):
+        security = {"proxy_url": f"http://127.0.0.1:{port}"}
+        async with KafkaClient(broker.address, security=security) as client:
+            assert (await client.send(1, find())).error_code == 0
+        assert set(targets) == {broker.address}

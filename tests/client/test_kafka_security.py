@@ -1,0 +1,111 @@
+"""TLS and SASL settings: refused when wrong, never shown."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+import pytest
+from kafka.protocol.sasl import SaslAuthenticateRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.connection import parse_addresses
+from allocator.client.security import check_security, hide_credentials, tls_context
+from allocator.errors import BrokersUnavailable, ConfigError
+
+SASL = {
+    "security_protocol": "SASL_PLAINTEXT",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "u",
+    "sasl_plain_password": "s3cret",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ssl_caflie": "x"}, "did you mean 'ssl_cafile'"),
+        ({"sasl_password": "s3cret"}, "unknown setting 'sasl_password'"),
+        ({"security_protocol": "SASL"}, "did you mean 'SASL_SSL'|did you mean 'SSL'"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism"),
+        ({"sasl_plain_password": "s3cret"}, "no effect with security_protocol PLAINTEXT"),
+        ({"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "ssl_cafile": "x"}, "ssl_cafile"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_security(settings)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_every_key_of_kafka_pythons_that_concerns_security_is_accepted() -> None:
+    assert check_security(SASL) == SASL
+    assert check_security({"security_protocol": "SSL", "ssl_check_hostname": False})
+    assert check_security(None) == {}
+
+
+def test_a_certificate_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem"):
+        tls_context({"security_protocol": "SSL", "ssl_cafile": "/nowhere/ca.pem"})
+
+
+def test_no_context_without_tls() -> None:
+    assert tls_context({}) is None
+    assert isinstance(tls_context({"security_protocol": "SSL"}), ssl.SSLContext)
+
+
+def test_a_client_does_not_show_its_password() -> None:
+    client = KafkaClient("h:9092", security=SASL)
+    assert "s3cret" not in repr(client) + str(client)
+
+
+def test_kafka_pythons_debug_log_does_not_show_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    hide_credentials()
+    hide_credentials()
+    with caplog.at_level(logging.DEBUG):
+        for data in (b"\0u\0s3cret", bytearray(b"\0u\0s3cret")):
+            logging.getLogger("kafka.protocol.parser").debug("%s Send: %r", "x", data)
+        request = SaslAuthenticateRequest(b"\0u\0s3cret")
+        logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "x", 1, request)
+        logging.getLogger("kafka.net.connection").debug("%s: Connected", "x")
+    assert "s3cret" not in caplog.text
+    assert "Connected" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "brokers", ["", "a:b", "a:0", "a:70000", [], ["a:9092", ""], ":9092", "http://a:1", "a:1;b:2", "a:1/x", "u@a:1"]
+)
+def test_a_wrong_address_is_named(brokers: str) -> None:
+    with pytest.raises(ConfigError, match="brokers"):
+        KafkaClient(brokers)
+
+
+def test_addresses_in_every_form() -> None:
+    found = [(b.host, b.port) for b in parse_addresses("a:1, b ,[::1]:2,10.0.0.1:3,PLAINTEXT://c:4")]
+    assert found == [("a", 1), ("b", 9092), ("::1", 2), ("10.0.0.1", 3), ("c", 4)]
+
+
+@pytest.mark.parametrize("name", ["request_timeout_s", "metadata_max_age_s", "retry_backoff_s", "receive_max_bytes"])
+@pytest.mark.parametrize("value", [0, -1, "3", True, None])
+def test_a_number_out_of_range_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        KafkaClient("h:9092", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, True),
+        ({"sasl_mechanism": "OAUTHBEARER"}, True),
+        ({"sasl_mechanism": "SCRAM-SHA-512"}, False),
+        ({"security_protocol": "SASL_SSL"}, False),
+    ],
+)
+async def test_a_password_that_anyone_can_read_is_warned_of(
+    changes: dict[str, str], warned: bool, unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = KafkaClient(f"127.0.0.1:{unused_port}", security={**SASL, **changes})
+    with pytest.raises(BrokersUnavailable):
+        await client.connect(0.2)
+    assert ("unencrypted" in caplog.text) is warned
+    assert "s3cret" not in caplog.text

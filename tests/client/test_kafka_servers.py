@@ -1,0 +1,181 @@
+"""KafkaClient and list_offsets on real brokers, old and new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from racked import racked_brokers
+
+from allocator.client.client import KafkaClient
+from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.errors import BrokerError, TopicNotFound
+from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.types import TopicPartition
+
+VERSIONS = [
+    pytest.param("0.8.1.1", (0, 8, 1), marks=pytest.mark.long),
+    pytest.param("0.8.2.2", (0, 8, 2)),
+    pytest.param("0.9.0.1", (0, 9), marks=pytest.mark.long),
+    pytest.param("0.10.2.2", (0, 10, 2), marks=pytest.mark.long),
+    pytest.param("0.11.0.3", (0, 11), marks=pytest.mark.long),
+    pytest.param("1.1.1", (1, 1), marks=pytest.mark.long),
+    pytest.param("2.8.2", (2, 8), marks=pytest.mark.long),
+    pytest.param("3.9.1", (3, 9)),
+    pytest.param("4.1.1", (4, 1), marks=pytest.mark.long),
+]
+
+
+async def leaders(client: KafkaClient, topic: str) -> None:
+    """Wait until every partition of a new topic has a leader."""
+
+    async def ready() -> bool:
+        await client.refresh([topic])
+        numbers = client.partitions(topic)
+        return bool(numbers) and all(client.leader(TopicPartition(topic, p)) is not None for p in numbers or ())
+
+    await wait_until_async(ready, 30, f"leaders of {topic}", interval_s=0.1)
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize(("kafka", "version"), VERSIONS)
+async def test_version_topics_and_offsets(
+    kafka: str, version: tuple[int, ...], cluster_factory: Any, unique_name: Any
+) -> None:
+    """One walk per version: found by itself, a topic that comes later, its leaders, its beginning and end."""
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+    name = unique_name()
+    async with KafkaClient(cluster.bootstrap) as client:
+        assert client.broker_version == version
+        await client.refresh([name])
+        assert client.partitions(name) is None
+        assert name not in client.topics()
+        client.follow([name])
+        heard = asyncio.Event()
+        client.on_metadata(heard.set)
+        await asyncio.to_thread(cluster.create_topic, name, 3)
+        await wait_until_async(lambda: client.partitions(name) == (0, 1, 2), 30)
+        assert heard.is_set()
+        await leaders(client, name)
+        await asyncio.to_thread(produce, cluster.bootstrap, name, [(None, b"x%d" % n, 0) for n in range(10)])
+        parts = [TopicPartition(name, p) for p in range(3)]
+        ends = await list_offsets(client, dict.fromkeys(parts, LATEST))
+        starts = await list_offsets(client, dict.fromkeys(parts, EARLIEST))
+        assert [ends[tp].offset for tp in parts] == [10, 0, 0]  # type: ignore[union-attr]
+        assert [starts[tp].offset for tp in parts] == [0, 0, 0]  # type: ignore[union-attr]
+        if version >= (0, 10, 1):
+            hour_ago = int(time.time() * 1000) - 3_600_000
+            at = await list_offsets(client, {parts[0]: hour_ago, parts[1]: hour_ago})
+            found = at[parts[0]]
+            assert found is not None
+            assert (found.offset, found.timestamp >= hour_ago) == (0, True)
+            assert at[parts[1]] is None
+        else:  # only the times of segments are known: never after what was asked for
+            at = await list_offsets(client, {parts[0]: 1, parts[1]: 1})
+            assert [at[tp].offset for tp in parts[:2]] == [0, 0]  # type: ignore[union-attr]
+
+
+async def test_asking_about_a_topic_does_not_create_it(cluster_factory: Any, unique_name: Any) -> None:
+    for kafka in ("0.8.2.2", "3.9.1"):
+        cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+        name = unique_name()
+        async with KafkaClient(cluster.bootstrap) as client:
+            for _ in range(3):
+                await client.refresh([name])
+            client.follow_all()
+            await client.refresh()
+            assert name not in client.topics(internal=True)
+
+
+async def test_an_empty_0_8_cluster_is_connected_to(cluster_factory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its brokers announce themselves with the first topic; the client of the first consumer is there before.
+
+    That the broker hangs up on the requests that tell its version is nobody's trouble, so nothing is logged.
+    """
+    cluster = LocalCluster(kafka="0.8.2.2", broker_config={"auto.create.topics.enable": "false"})
+    await asyncio.to_thread(cluster.start)
+    try:
+        async with KafkaClient(cluster.bootstrap) as client:
+            assert client.broker_version == (0, 8, 2)
+            assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+            client.follow(["first"])
+            await client.refresh()
+            assert client.partitions("first") is None
+            await asyncio.to_thread(cluster.create_topic, "first", 2)
+            await wait_until_async(lambda: client.partitions("first") == (0, 1) and client.brokers, 30)
+            await leaders(client, "first")
+            tp = TopicPartition("first", 0)
+            assert (await list_offsets(client, {tp: LATEST}))[tp].offset == 0  # type: ignore[union-attr]
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+async def test_a_topic_that_does_not_exist_is_named(kafka_cluster: LocalCluster) -> None:
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        with pytest.raises(TopicNotFound, match="'missing'"):
+            await list_offsets(client, {TopicPartition("missing", 0): LATEST}, timeout_s=1)
+
+
+async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalCluster, topic_factory: Any) -> None:
+    topic = await asyncio.to_thread(topic_factory)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await leaders(client, topic)
+        with pytest.raises(BrokerError, match=f"{topic}:5"):
+            await list_offsets(client, {TopicPartition(topic, 5): LATEST}, timeout_s=0.5)
+
+
+@pytest.mark.deadline(240)
+async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
+    cluster = LocalCluster()
+    await asyncio.to_thread(cluster.start)
+    try:
+        await asyncio.to_thread(cluster.brokers[0].stop)
+        client = KafkaClient(cluster.bootstrap)
+        connecting = asyncio.ensure_future(client.connect(120))
+        await asyncio.sleep(0.3)
+        assert not connecting.done()
+        await asyncio.to_thread(cluster.brokers[0].start)
+        await connecting
+        # and once more under way: killed and back
+        await asyncio.to_thread(cluster.brokers[0].kill)
+        with pytest.raises(BrokerError) as caught:
+            await client.send_any(FindCoordinatorRequest(key="g", max_version=3))
+        assert caught.value.retriable
+        await asyncio.to_thread(cluster.brokers[0].start)
+
+        async def answers() -> bool:
+            try:
+                await client.send_any(FindCoordinatorRequest(key="g", max_version=3))
+            except BrokerError:
+                return False
+            return True
+
+        await wait_until_async(answers, 60, interval_s=0.1)
+        await client.close()
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+@pytest.mark.deadline(180)
+@pytest.mark.parametrize("kafka", [pytest.param("0.8.2.2", marks=pytest.mark.long), "3.9.1"])
+async def test_leaders_move_when_a_broker_is_killed(kafka: str, cluster_factory: Any, unique_name: Any) -> None:
+    cluster = await asyncio.to_thread(racked_brokers, cluster_factory, kafka)
+    name = unique_name()
+    await asyncio.to_thread(cluster.create_topic, name, 6, 3)
+    async with KafkaClient(cluster.bootstrap) as client:
+        client.follow([name])
+        await leaders(client, name)
+        parts = [TopicPartition(name, p) for p in range(6)]
+        assert {client.leader(tp) for tp in parts} == {b.id for b in cluster.brokers}
+        await list_offsets(client, dict.fromkeys(parts, LATEST))  # connections to all of them
+        victim = cluster.brokers[0]
+        await asyncio.to_thread(victim.kill)
+        ends = await list_offsets(client, dict.fromkeys(parts, LATEST), timeout_s=60)
+        assert len(ends) == 6
+        assert victim.id not in {client.leader(tp) for tp in parts}
+        await asyncio.to_thread(victim.start)
+        await wait_until_async(lambda: victim.id in {b.node_id for b in client.brokers} or client.refresh(), 30)

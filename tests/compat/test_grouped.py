@@ -1,0 +1,445 @@
+"""GroupedConsumer: a service written for kiel, with another import."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tornado import gen
+from tornado.ioloop import IOLoop
+
+from allocator import GroupedConsumer, TopicPartition
+from allocator.client.client import KafkaClient
+from allocator.consumer.switching import ClusterChoice, choose, path_of
+from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
+from allocator.groups.kafka_describe import group as kafka_group
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.zookeeper.client import ZooKeeper
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class Service:
+    """What a test needs to make consumers of one group on one topic."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper") -> None:
+        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
+
+    def consumer(self, **options: Any) -> GroupedConsumer:
+        return GroupedConsumer(
+            self.cluster.bootstrap.split(","),
+            options.pop("group", self.group),
+            [self.cluster.zookeeper],
+            membership=self.membership,
+            session_timeout_s=15.0,
+            **{"max_wait_time": 200, **options},
+        )
+
+    async def produce(self, values: list[Any]) -> None:
+        records = [(None, json.dumps(value).encode(), number % 4) for number, value in enumerate(values)]
+        await in_thread(lambda: self.cluster.produce(self.topic, records))
+
+    async def committed(self, consumer: GroupedConsumer) -> dict[int, tuple[int, str]]:
+        partitions = [TopicPartition(self.topic, number) for number in range(4)]
+        found = await consumer._engine.offsets.fetch(partitions)
+        return {p.partition: (o.offset, o.metadata) for p, o in found.items()}
+
+
+@pytest.fixture
+def service(
+    request: pytest.FixtureRequest, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> Service:
+    return Service(kafka_cluster, topic_factory(4), group, getattr(request, "param", "zookeeper"))
+
+
+through_either = pytest.mark.parametrize("service", ["zookeeper", "kafka"], indirect=True)
+
+
+async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
+    values: list[Any] = []
+    for _ in range(200):
+        values += await consumer.consume(topic)
+        if len(values) >= count:
+            return values
+    raise AssertionError(f"{len(values)} of {count} values")
+
+
+@through_either
+def test_a_tornado_service_with_yield(service: Service) -> None:
+    """As its authors wrote it: gen.coroutine, IOLoop.run_sync, JSON by default."""
+    asyncio.run(service.produce([{"n": number} for number in range(40)]))
+    consumer = service.consumer()
+
+    @gen.coroutine
+    def run():
+        yield consumer.connect()
+        seen = []
+        while len(seen) < 40:
+            messages = yield consumer.consume(service.topic)
+            seen.extend(messages)
+        yield consumer.close()
+        raise gen.Return(seen)
+
+    seen = IOLoop(make_current=False).run_sync(run)
+    assert sorted(value["n"] for value in seen) == list(range(40))
+
+
+@through_either
+async def test_autocommit_commits_before_the_values_are_returned(service: Service) -> None:
+    await service.produce(list(range(40)))
+    consumer = service.consumer()
+    await consumer.connect()
+    values = await drink(consumer, service.topic, 40)
+    assert sorted(values) == list(range(40))
+    committed = await service.committed(consumer)
+    assert {number: offset for number, (offset, _) in committed.items()} == dict.fromkeys(range(4), 10)
+    assert committed[0][1].startswith(f"committed by {consumer.name} topic ")
+    assert consumer.topics_to_commit == set()
+    assert consumer.allocation[service.topic] == [0, 1, 2, 3]
+    assert consumer.offsets[service.topic] == dict.fromkeys(range(4), 10)
+    assert consumer.coordinator_id == 0
+    await consumer.close()
+
+
+@through_either
+async def test_without_autocommit_nothing_is_committed_until_asked(service: Service) -> None:
+    await service.produce(list(range(40)))
+    first = service.consumer(autocommit=False)
+    await first.connect()
+    assert len(await drink(first, service.topic, 40)) == 40
+    assert await service.committed(first) == {}
+    assert first.topics_to_commit == {service.topic}
+    await first.close()
+    second = service.consumer(autocommit=False)
+    await second.connect()
+    assert len(await drink(second, service.topic, 40)) == 40  # at least once
+    await second.commit_offsets(metadata="after the batch")
+    assert set((await service.committed(second)).values()) == {(10, "after the batch")}
+    await second.close()
+
+
+async def test_metadata_that_is_too_large_is_left_out(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    await drink(consumer, service.topic, 4)
+    await consumer.commit_offsets(metadata="x" * 10_000)
+    assert set((await service.committed(consumer)).values()) == {(1, "")}
+    assert "too large" in caplog.text
+    await consumer.close()
+
+
+async def test_a_value_that_does_not_deserialize_is_left_out(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    await in_thread(lambda: service.cluster.produce(service.topic, [b"1", b"{", b"3"]))
+    consumer = service.consumer()
+    await consumer.connect()
+    assert sorted(await drink(consumer, service.topic, 2)) == [1, 3]
+    assert "left out" in caplog.text
+    await consumer.close()
+
+
+@through_either
+async def test_two_members_share_with_a_function_of_kiels_signature(service: Service) -> None:
+    def last_member_gets_partition_zero(members, partitions):
+        mapping: dict = {}
+        for partition in partitions:
+            topic, identifier = partition.split(":")
+            owner = members[-1] if identifier == "0" else members[0]
+            mapping.setdefault(owner, {}).setdefault(topic, []).append(int(identifier))
+        return mapping
+
+    members = [service.consumer(partition_allocator=last_member_gets_partition_zero) for _ in range(2)]
+    for member in members:
+        await member.connect()
+    expected = sorted(member.name for member in members)
+    by_name = {member.name: member for member in members}
+    await wait_until_async(
+        lambda: (
+            by_name[expected[-1]].allocation.get(service.topic) == [0]
+            and by_name[expected[0]].allocation.get(service.topic) == [1, 2, 3]
+        ),
+        30,
+        lambda: str([member.allocation for member in members]),
+    )
+    await service.produce(list(range(40)))
+    values = await asyncio.gather(
+        drink(by_name[expected[-1]], service.topic, 10), drink(by_name[expected[0]], service.topic, 30)
+    )
+    assert sorted(values[0]) == list(range(0, 40, 4))
+    assert sorted(values[0] + values[1]) == list(range(40))
+    for member in members:
+        await member.close()
+
+
+async def test_topics_are_consumed_side_by_side(service: Service, topic_factory: Callable[..., str]) -> None:
+    """Two coroutines of one service, each with its topic, as kiel allows."""
+    other = Service(service.cluster, topic_factory(4), service.group)
+    await service.produce(list(range(20)))
+    await other.produce([f"other {number}" for number in range(20)])
+    consumer = service.consumer()
+    await consumer.connect()
+    one, two = await asyncio.gather(drink(consumer, service.topic, 20), drink(consumer, other.topic, 20))
+    assert sorted(one) == list(range(20))
+    assert len(set(two)) == 20
+    assert all(value.startswith("other") for value in two)
+    await consumer.close()
+
+
+async def test_an_unknown_topic_gives_nothing_and_says_so(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = service.consumer()
+    await consumer.connect()
+    assert await consumer.consume("no-such-topic") == []
+    assert "no-such-topic" in caplog.text
+    await consumer.close()
+    assert await consumer.consume("no-such-topic") is None
+
+
+@through_either
+async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Service) -> None:
+    await service.produce(list(range(100)))
+    first, second = service.consumer(autocommit=False), service.consumer(autocommit=False)
+    await first.connect()
+    values = await first.consume(service.topic)
+    while not values:
+        values = await first.consume(service.topic)
+    await first.commit_offsets()
+    await second.connect()
+    stop = asyncio.Event()
+
+    async def work(consumer: GroupedConsumer, into: list[Any]) -> None:
+        while not stop.is_set():
+            into += await consumer.consume(service.topic)
+            await consumer.commit_offsets()
+
+    rest: list[Any] = []
+    other: list[Any] = []
+    workers = [asyncio.ensure_future(work(first, rest)), asyncio.ensure_future(work(second, other))]
+    await wait_until_async(lambda: len(second.allocation.get(service.topic, [])) == 2, 30, "the second member's share")
+    await service.produce(list(range(100, 200)))
+    await wait_until_async(
+        lambda: len(values) + len(rest) + len(other) >= 200, 30, lambda: f"{len(values)}, {len(rest)}, {len(other)}"
+    )
+    stop.set()
+    await asyncio.gather(*workers)
+    assert sorted(values + rest + other) == list(range(200))
+    for member in (first, second):
+        await member.close()
+
+
+@through_either
+async def test_commits_that_nobody_awaits_are_not_overtaken_by_a_handover(service: Service) -> None:
+    """As kiel's own example calls it: `consumer.commit_offsets()`, without a yield."""
+    members = [service.consumer(autocommit=False, max_wait_time=50) for _ in range(2)]
+    values: list[Any] = []
+    stop = asyncio.Event()
+
+    async def work(consumer: GroupedConsumer) -> None:
+        while not stop.is_set():
+            found = await consumer.consume(service.topic)
+            if found is None:
+                return
+            values.extend(found)
+            if found:
+                consumer.commit_offsets()
+
+    await members[0].connect()
+    workers = [asyncio.ensure_future(work(members[0]))]
+    # answers that come late, so that handovers find commits under way
+    slow = members[0]._engine.client.send
+
+    async def send(node_id: int, request: Any, timeout_s: float | None = None) -> Any:
+        if request.API_KEY == 8:
+            await asyncio.sleep(0.3)
+        return await slow(node_id, request, timeout_s)
+
+    members[0]._engine.client.send = send  # type: ignore[method-assign]
+    written = 0
+    for _ in range(4):
+        await service.produce(list(range(written, written + 100)))
+        written += 100
+    await wait_until_async(lambda: values, 30, "values")
+    await members[1].connect()
+    workers.append(asyncio.ensure_future(work(members[1])))
+    await wait_until_async(lambda: members[1].allocation.get(service.topic), 30, "the handover")
+    await service.produce(list(range(written, written + 100)))
+    written += 100
+    await wait_until_async(lambda: set(values) == set(range(written)), 30, lambda: f"{len(values)} of {written}")
+    stop.set()
+    await asyncio.gather(*workers)
+    for each in members:
+        await each.close()
+    assert sorted(values) == list(range(written))
+
+
+async def test_a_commit_without_a_lease_waits_for_it_and_ends_no_service(service: Service) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    assert not service.consumer().may_act()
+    await drink(consumer, service.topic, 4)
+    assert consumer.may_act()
+    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
+    keeper.suspend("the test says so")
+    assert not consumer.may_act()
+    commit = consumer.commit_offsets()
+    await asyncio.wait({commit}, timeout=0.5)
+    if commit.done():
+        await commit
+    keeper.prove_now()
+    await asyncio.wait_for(commit, 30)
+    assert consumer.may_act()
+    assert {offset for offset, _ in (await service.committed(consumer)).values()} == {1}
+    await consumer.close()
+
+
+async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Service) -> None:
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    await drink(consumer, service.topic, 4)
+    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
+    keeper.prove_now = keeper.granted  # type: ignore[method-assign, assignment]
+    keeper._renew = lambda started: None  # type: ignore[method-assign]
+    keeper.suspend("the test says so")
+    commit = consumer.commit_offsets()
+    await asyncio.sleep(0)
+    await asyncio.wait_for(consumer.close(), 30)
+    with pytest.raises(CommitFailed, match="not confirmed"):
+        await commit
+
+
+@through_either
+def test_a_service_that_ctrl_c_stopped_leaves_at_once(service: Service) -> None:
+    """As kiel's worker: the loop is interrupted, and `close` is called when it does not run any more."""
+    asyncio.run(service.produce(list(range(8))))
+    consumer = service.consumer()
+    loop = IOLoop(make_current=False)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    @gen.coroutine
+    def run():
+        yield consumer.connect()
+        while True:
+            messages = yield consumer.consume(service.topic)
+            if messages is None:
+                return
+            if messages:
+                loop.call_later(0.05, interrupt)
+
+    loop.add_callback(run)
+    with pytest.raises(KeyboardInterrupt):
+        loop.start()
+    assert consumer.allocation[service.topic]
+    consumer.close()
+    assert asyncio.run(members_of(service)) == []
+    consumer.close()  # once more does no harm
+    loop.close(all_fds=True)
+    consumer.close()
+
+
+async def members_of(service: Service) -> list[str]:
+    if service.membership == "kafka":
+        async with KafkaClient(service.cluster.bootstrap) as client:
+            found = await kafka_group(client, service.group)
+            return [] if found is None else [member.client_id for member in found.members]
+    ensemble = ZooKeeper(service.cluster.zookeeper)
+    await ensemble.connect()
+    try:
+        return await ensemble.get_children(f"/allocator/{service.group}/members")
+    finally:
+        await ensemble.close()
+
+
+async def test_servers_that_do_not_answer_are_named(service: Service) -> None:
+    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
+        await GroupedConsumer(["127.0.0.1:1"], "g", [service.cluster.zookeeper], connect_timeout_s=0.5).connect()
+    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
+        await GroupedConsumer([service.cluster.bootstrap], "g", ["127.0.0.1:1"], connect_timeout_s=0.5).connect()
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+async def test_it_goes_where_its_group_is_told_to(
+    service: Service, topic_factory: Callable[..., str], autocommit: bool
+) -> None:
+    """Nothing more is returned; what was returned is waited for; then it rests, and goes on with the other brokers."""
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    await ensemble.connect()
+    idle = await asyncio.to_thread(topic_factory, 1)
+    await service.produce(list(range(40)))
+    consumer = service.consumer(autocommit=autocommit)
+    try:
+        await consumer.connect()
+        values = await drink(consumer, service.topic, 40)
+        await choose(ensemble, path, ClusterChoice(None, frozen=True))
+        if not autocommit:
+            await told(consumer, None)
+            for _ in range(5):
+                assert await consumer.consume(idle) == []
+            assert consumer.allocation[service.topic], "it holds what is in its user's hands"
+            await consumer.commit_offsets()
+        await rests(consumer, idle)
+        assert consumer.allocation == {}
+        assert await ensemble.get_children(path.replace("/cluster", "/members")) == []
+
+        await service.produce(list(range(40, 60)))
+        assert await consumer.consume(service.topic) == []
+        await consumer.commit_offsets()  # nothing waits for it
+
+        other = service.cluster.bootstrap.replace("127.0.0.1", "localhost")  # the same, so the offsets are there
+        await choose(ensemble, path, ClusterChoice(other))
+        values += await drink(consumer, service.topic, 20)
+        assert sorted(values) == list(range(60))
+        assert consumer._reads == ClusterChoice(other)
+        await consumer.commit_offsets()
+        assert sum(offset for offset, _ in (await service.committed(consumer)).values()) == 60
+    finally:
+        await consumer.close()
+        await ensemble.close()
+
+
+async def test_one_that_connects_while_its_group_is_paused_waits(service: Service) -> None:
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    await ensemble.connect()
+    await choose(ensemble, path, ClusterChoice(None, frozen=True))
+    await service.produce([1, 2, 3])
+    consumer = service.consumer()
+    await consumer.connect()
+    assert await consumer.consume(service.topic) == []
+    waiting = asyncio.gather(*(consumer.consume(service.topic) for _ in range(3)))  # side by side, as services do
+    await choose(ensemble, path, ClusterChoice())
+    values = [value for found in await waiting for value in found or ()]
+    values += await drink(consumer, service.topic, 3 - len(values)) if len(values) < 3 else []
+    assert sorted(values) == [1, 2, 3]
+    await consumer.close()
+    assert await consumer.consume(service.topic) is None
+    await ensemble.close()
+
+
+async def told(consumer: GroupedConsumer, choice: ClusterChoice | None) -> None:
+    async def knows() -> bool:
+        return consumer._told() == choice
+
+    await wait_until_async(knows, 30, "it to be told")
+
+
+async def test_one_that_is_closed_says_so_without_a_turn_of_the_loop() -> None:
+    consumer = GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"])
+    await consumer.close()
+    assert consumer.consume("t").result() is None
+
+
+async def rests(consumer: GroupedConsumer, topic: str) -> None:
+    async def left() -> bool:
+        assert await consumer.consume(topic) == []
+        return consumer._reads is None
+
+    await wait_until_async(left, 60, "it to leave")

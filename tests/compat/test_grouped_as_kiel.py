@@ -1,0 +1,387 @@
+"""`GroupedConsumer` where services written for kiel rely on what kiel did: errors, offsets that are set, attributes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
+
+from allocator import GroupedConsumer, SingleConsumer, TopicPartition
+from allocator.assignors.kiel import naive_allocator
+from allocator.compat import base_consumer
+from allocator.errors import (
+    BrokerError,
+    ConfigError,
+    CorruptRecordError,
+    IllegalState,
+    NotOwned,
+    TopicAuthorizationFailed,
+)
+from allocator.fetch.batch import Batch
+from allocator.groups.describe import GroupReport, describe
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.zookeeper.client import ZooKeeper
+
+Topics = Callable[..., str]
+
+
+class Scene:
+    """One group, and topics of two partitions."""
+
+    def __init__(self, cluster: LocalCluster, group: str) -> None:
+        self.cluster, self.group = cluster, group
+        self.consumers: list[GroupedConsumer] = []
+
+    async def consumer(self, **options: Any) -> GroupedConsumer:
+        consumer = GroupedConsumer(
+            [self.cluster.bootstrap],
+            self.group,
+            [self.cluster.zookeeper],
+            session_timeout_s=6.0,
+            **{"max_wait_time": 200, **options},
+        )
+        self.consumers.append(consumer)
+        await consumer.connect()
+        return consumer
+
+    async def produce(self, topic: str, values: list[bytes | None], partition: int = 0) -> None:
+        await asyncio.to_thread(self.cluster.produce, topic, [(None, value, partition) for value in values])
+
+    async def numbers(self, topic: str, count: int, partition: int = 0) -> None:
+        await self.produce(topic, [json.dumps(number).encode() for number in range(count)], partition)
+
+
+@pytest.fixture
+def scene(kafka_cluster: LocalCluster, group: str) -> Scene:
+    return Scene(kafka_cluster, group)
+
+
+def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Closes the consumers of the scene when the test ends, in the loop of the test."""
+
+    @functools.wraps(test)
+    async def closed(scene: Scene, **fixtures: Any) -> None:
+        try:
+            await test(scene=scene, **fixtures)
+        finally:
+            for consumer in scene.consumers:
+                await consumer.close()
+
+    return closed
+
+
+async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
+    values: list[Any] = []
+
+    async def enough() -> bool:
+        values.extend(await consumer.consume(topic) or [])
+        return len(values) >= count
+
+    await wait_until_async(enough, 30, lambda: f"{len(values)} of {count} values")
+    return values
+
+
+def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR)
+
+
+@closing
+async def test_the_allocation_is_there_when_connect_returns(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(2)
+    consumer = await scene.consumer()
+    assert consumer.allocation[topic] == [0, 1]
+    assert consumer.allocator.allocation == consumer.allocation
+
+
+@closing
+async def test_a_member_for_which_there_is_nothing_connects_nevertheless(
+    scene: Scene, topic_factory: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allocator.compat.grouped.FIRST_SHARE_S", 0.5)
+
+    def all_to_the_first(members: list[str], partitions: list[str]) -> Any:
+        return naive_allocator(members[:1], partitions)
+
+    topic = topic_factory(2)
+    both = [await scene.consumer(partition_allocator=all_to_the_first) for _ in range(2)]
+    first, other = sorted(both, key=lambda member: member.name)
+    await wait_until_async(lambda: topic in first.allocation, 20, "the share of the first")
+    assert other.allocation == {}
+
+
+@closing
+async def test_an_offset_that_is_set_is_read_from_and_committed(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(2)
+    await scene.numbers(topic, 10)
+    consumer = await scene.consumer(autocommit=False)
+    assert await drink(consumer, topic, 10) == list(range(10))
+    assert consumer.offsets[topic] == {0: 10, 1: 0}
+    await consumer.commit_offsets()
+
+    consumer.offsets[topic][0] = 7
+    assert consumer.offsets[topic][0] == 7
+    assert await drink(consumer, topic, 3) == [7, 8, 9]
+    consumer.offsets[topic] = {0: 4}
+    await consumer.commit_offsets()
+    found = await consumer._engine.offsets.fetch([TopicPartition(topic, 0)])
+    assert found[TopicPartition(topic, 0)].offset == 4, "kiel commits what stands in `offsets`, backwards too"
+    assert await drink(consumer, topic, 6) == [4, 5, 6, 7, 8, 9]
+
+
+@closing
+async def test_an_offset_that_cannot_be_set_is_refused(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(2)
+    consumer = await scene.consumer()
+    with pytest.raises(NotOwned, match=f"{topic}:2"):
+        consumer.offsets[topic][2] = 0
+    with pytest.raises(NotOwned, match="no-such-topic:0"):
+        consumer.offsets["no-such-topic"][0] = 0
+    with pytest.raises(ConfigError, match="-1"):
+        consumer.offsets[topic][0] = -1
+    with pytest.raises(TypeError, match="cannot be deleted"):
+        del consumer.offsets[topic][0]
+    assert "no-such-topic" not in consumer.offsets
+
+
+@closing
+async def test_a_topic_taken_out_of_synced_offsets_is_read_again_from_what_is_committed(
+    scene: Scene, topic_factory: Topics
+) -> None:
+    """How services of kiel's read a batch again that they could not handle."""
+    topic = topic_factory(2)
+    await scene.numbers(topic, 5)
+    consumer = await scene.consumer(autocommit=False)
+    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
+    consumer.synced_offsets.discard(topic)
+    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4], "nothing is committed: from the beginning"
+    await consumer.commit_offsets()
+    await scene.numbers(topic, 2)
+    assert await drink(consumer, topic, 2) == [0, 1]
+    consumer.synced_offsets.clear()
+    assert await drink(consumer, topic, 2) == [0, 1]
+
+
+@closing
+async def test_records_without_a_value_are_given_to_the_deserializer_and_left_out_if_it_does_not_take_them(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(1)
+    await scene.produce(topic, [b"1", None, b"null", None, b"{", b"4"])
+    consumer = await scene.consumer(autocommit=False)
+    assert await drink(consumer, topic, 3) == [1, None, 4], "json.loads takes no None"
+    assert errors(caplog, "tombstones") == 1
+    assert errors(caplog, f"the deserializer raised at {topic}:0 at offset 4") == 1
+    consumer.deserializer = lambda value: value
+    consumer.offsets[topic][0] = 0
+    assert await drink(consumer, topic, 6) == [b"1", None, b"null", None, b"{", b"4"]
+
+
+@closing
+async def test_an_error_of_one_topic_is_logged_once_and_the_others_are_read(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(2)
+    await scene.numbers(topic, 5)
+    consumer = await scene.consumer()
+    for attempt in range(3):
+        consumer._engine.fetcher.tell(TopicAuthorizationFailed("another"))
+        consumer._engine.fetcher.tell(BrokerError(f"broker 7: next attempt in 0.{attempt} s"))
+    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
+    assert await consumer.consume(topic) == []
+    assert errors(caplog, "not authorised to read topic 'another'") == 1
+    assert errors(caplog, "broker 7") == 1
+
+
+@closing
+async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_handled(
+    scene: Scene, topic_factory: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_factory(1)
+    await scene.numbers(topic, 5)
+    consumer = await scene.consumer(autocommit=False)
+    take, state = consumer._engine.take, "before"
+
+    def failing(topic: str | None = None) -> Batch | None:
+        nonlocal state
+        batch = take(topic)
+        if batch is not None and state == "before":
+            state = "taken"
+        elif batch is None and state == "taken":
+            state = "raised"
+            raise MemoryError("a fault of ours")
+        return batch
+
+    monkeypatch.setattr(consumer._engine, "take", failing)
+
+    async def fails() -> bool:
+        try:
+            assert not await consumer.consume(topic)
+        except MemoryError:
+            return True
+        return False
+
+    # a batch is taken, then the error comes before anything is returned
+    monkeypatch.setattr(consumer, "max_bytes", 1 << 30)
+    await wait_until_async(fails, 20, "the error")
+    await consumer.commit_offsets()
+    found = await consumer._engine.offsets.fetch([TopicPartition(topic, 0)])
+    assert found[TopicPartition(topic, 0)].offset == 0
+    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
+
+
+@closing
+async def test_what_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(1)
+    consumer = await scene.consumer()
+    consumer._engine._broke(RuntimeError("a bug"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await consumer.consume(topic)
+
+
+@closing
+async def test_a_partition_that_cannot_be_decoded_stands_still_and_is_tried_again(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, bad = topic_factory(2), True
+    await scene.numbers(topic, 5)
+    records = Batch.__iter__
+
+    def corrupt(batch: Batch) -> Any:
+        for record in records(batch):
+            if bad and batch.partition == 0 and record.offset == 2:
+                raise CorruptRecordError(batch.topic, batch.partition, 2, "its length is wrong")
+            yield record
+
+    monkeypatch.setattr(Batch, "__iter__", corrupt)
+    consumer = await scene.consumer(autocommit=False)
+    assert await drink(consumer, topic, 2) == [0, 1]
+    await scene.numbers(topic, 3)
+    await scene.numbers(topic, 2, partition=1)
+    assert await drink(consumer, topic, 2) == [0, 1], "of the other partition"
+    assert consumer.offsets[topic] == {0: 2, 1: 2}, "nothing after the corrupt record comes out"
+    assert errors(caplog, "its length is wrong") == 1
+
+    bad = False
+    assert await consumer.consume(topic) == []
+    monkeypatch.setattr(base_consumer, "RETRY_S", 0.0)
+    assert await drink(consumer, topic, 6) == [2, 3, 4, 0, 1, 2]
+
+
+@closing
+async def test_the_allocator_attribute_tells_what_this_member_knows(scene: Scene, topic_factory: Topics) -> None:
+    topic, calls = topic_factory(2), []
+    consumer = await scene.consumer()
+    allocator = consumer.allocator
+    assert allocator.group_name == scene.group
+    assert allocator.consumer_name == consumer.name
+    assert allocator.allocator_fn is naive_allocator
+    assert {f"{topic}:0", f"{topic}:1"} <= allocator.partitions
+    with pytest.raises(AttributeError, match=f"group describe {scene.group}"):
+        _ = allocator.mapping
+    allocator.on_rebalance = lambda: calls.append(consumer.allocation)
+    await scene.consumer()
+    await wait_until_async(lambda: calls, 20, "the rebalance")
+
+
+@closing
+async def test_functions_whose_signature_leaves_it_open_get_two_arguments(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(2)
+    consumer = await scene.consumer(partition_allocator=lambda *a: naive_allocator(*a))
+    assert consumer.allocation[topic] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [GroupedConsumer, SingleConsumer])
+async def test_what_cannot_work_is_refused_with_its_name(kind: Any) -> None:
+    where = ("group", ["127.0.0.1:1"]) if kind is GroupedConsumer else ()
+    for name, value in (("deserializer", 5), ("max_wait_time", "soon"), ("max_wait_time", -1)):
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+            kind(["127.0.0.1:1"], *where, **{name: value})
+    consumer = kind(["127.0.0.1:1"], *where)
+    calls = [lambda: consumer.consume("t"), lambda: consumer.determine_offsets("t")]
+    if kind is GroupedConsumer:
+        calls += [consumer.commit_offsets, consumer.determine_coordinator]
+    for call in calls:
+        with pytest.raises(IllegalState, match=r"wait for connect\(\) first"):
+            await call()
+    await consumer.close()
+
+
+@closing
+async def test_what_a_function_leaves_out_is_named(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(4)
+
+    def even(members: list[str], partitions: list[str]) -> Any:
+        return naive_allocator(members, [each for each in partitions if not each.startswith(topic) or each[-1] in "02"])
+
+    consumer = await scene.consumer(partition_allocator=even)
+    assert consumer.allocation[topic] == [0, 2]
+    assert f"gives 2 partitions to nobody: {topic}:1, {topic}:3; nobody reads them" in caplog.text
+    await scene.numbers(topic, 3, partition=2)
+    assert await drink(consumer, topic, 3) == [0, 1, 2]
+
+    ensemble = ZooKeeper(scene.cluster.zookeeper)
+    await ensemble.connect()
+    try:
+        state = await describe(ensemble, scene.group)
+    finally:
+        await ensemble.close()
+    assert state is not None
+    report = GroupReport(state)
+    assert report.left_out == [TopicPartition(topic, 1), TopicPartition(topic, 3)]
+    assert report.phase == "stable"
+
+
+@closing
+async def test_what_a_function_leaves_out_of_a_group_of_kafkas_own_is_logged(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(2)
+
+    def first(members: list[str], partitions: list[str]) -> Any:
+        return naive_allocator(members, [each for each in partitions if each != f"{topic}:1"])
+
+    consumer = await scene.consumer(partition_allocator=first, membership="kafka")
+    assert consumer.allocation[topic] == [0]
+    assert f"gives 1 partitions to nobody: {topic}:1; nobody reads them" in caplog.text
+
+
+@pytest.mark.long
+async def test_a_topic_that_may_not_be_read_does_not_starve_the_others(
+    cluster_factory: Callable[..., LocalCluster], group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a broker that really refuses it, and grants it later."""
+    settings = {
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    cluster = await asyncio.to_thread(lambda: cluster_factory("3.9.1", broker_config=settings))
+    scene = Scene(cluster, group)
+    for topic in ("open", "secret"):
+        await asyncio.to_thread(cluster.create_topic, topic, 1)
+        await scene.numbers(topic, 5)
+    resource = ResourcePattern(ResourceType.TOPIC, "secret")
+    seen, read = (
+        ACL("User:ANONYMOUS", "*", operation, ACLPermissionType.ALLOW, resource)
+        for operation in (ACLOperation.DESCRIBE, ACLOperation.READ)
+    )
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    await asyncio.to_thread(admin.create_acls, [seen])
+    consumer = await scene.consumer()
+    assert await consumer.consume("secret") == []
+    assert await drink(consumer, "open", 5) == [0, 1, 2, 3, 4]
+    for _ in range(5):
+        assert await consumer.consume("secret") == []
+    assert errors(caplog, "not authorised to read topic 'secret'") == 1
+    await asyncio.to_thread(admin.create_acls, [read])
+    assert await drink(consumer, "secret", 5) == [0, 1, 2, 3, 4]
+    admin.close()
+    await consumer.close()

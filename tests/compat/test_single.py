@@ -1,0 +1,249 @@
+"""SingleConsumer: a service written for kiel, with another import."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from tornado import gen
+from tornado.ioloop import IOLoop
+
+from allocator import SingleConsumer, TopicPartition
+from allocator.compat.single import start_to_timestamp
+from allocator.errors import BrokersUnavailable, ConfigError, NotAssigned
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.batches import ProducedRecord
+
+Topics = Callable[..., str]
+UTC = datetime.timezone.utc
+
+
+class Scene:
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.consumers: list[SingleConsumer] = []
+
+    async def consumer(self, **options: Any) -> SingleConsumer:
+        consumer = SingleConsumer([self.cluster.bootstrap], **{"max_wait_time": 200, **options})
+        self.consumers.append(consumer)
+        await consumer.connect()
+        return consumer
+
+    async def produce(self, topic: str, *values: Any, partition: int = 0, timestamp_ms: int | None = None) -> None:
+        records = [ProducedRecord(None, json.dumps(value).encode(), partition, timestamp_ms) for value in values]
+        await asyncio.to_thread(self.cluster.produce, topic, records)
+
+
+@pytest.fixture
+def scene(kafka_cluster: LocalCluster) -> Scene:
+    return Scene(kafka_cluster)
+
+
+def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Closes the consumers of the scene when the test ends, in the loop of the test."""
+
+    @functools.wraps(test)
+    async def closed(scene: Scene, **fixtures: Any) -> None:
+        try:
+            await test(scene=scene, **fixtures)
+        finally:
+            for consumer in scene.consumers:
+                await consumer.close()
+
+    return closed
+
+
+async def drink(consumer: SingleConsumer, topic: str, count: int, start: Any = None) -> list[Any]:
+    values: list[Any] = []
+
+    async def enough() -> bool:
+        values.extend(await consumer.consume(topic, start) or [])
+        return len(values) >= count
+
+    await wait_until_async(enough, 30, lambda: f"{len(values)} of {count} values")
+    return values
+
+
+def test_a_tornado_service_with_yield(scene: Scene, topic_factory: Topics) -> None:
+    """As kiel's README has it: two arguments in all, JSON, and the end of the topic to begin with."""
+    topic = topic_factory(2)
+    asyncio.run(scene.produce(topic, {"color": "old"}))
+    consumer = SingleConsumer(brokers=[scene.cluster.bootstrap], max_wait_time=200)
+    loop, seen = IOLoop(make_current=False), []
+
+    @gen.coroutine
+    def consume():
+        yield consumer.connect()
+        assert (yield consumer.consume(topic)) == []
+        yield scene.produce(topic, {"color": "red"}, {"color": "blue"})
+        while len(seen) < 2:
+            for message in (yield consumer.consume(topic)):
+                seen.append(message["color"])
+        raise KeyboardInterrupt
+
+    loop.add_callback(consume)
+    with pytest.raises(KeyboardInterrupt):
+        loop.start()
+    consumer.close()  # the loop is stopped, as by Ctrl-C
+    assert seen == ["red", "blue"]
+    assert loop.run_sync(lambda: consumer.consume(topic)) is None
+    loop.close(all_fds=True)
+    consumer.close()
+
+
+@closing
+async def test_it_begins_where_it_is_told_to(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(1)
+    hour = 3600_000
+    now = round(time.time() * 1000)
+    for value, age in enumerate((3 * hour, 2 * hour, hour)):
+        await scene.produce(topic, value, timestamp_ms=now - age)
+    when = datetime.datetime.fromtimestamp((now - 2 * hour) / 1000, UTC)
+    for start, expected in (
+        (SingleConsumer.BEGINNING, [0, 1, 2]),
+        (when, [1, 2]),
+        (when.replace(tzinfo=None), [1, 2]),
+        (when.astimezone(datetime.timezone(datetime.timedelta(hours=-5))), [1, 2]),
+        (datetime.timedelta(hours=1, minutes=30), [2]),
+    ):
+        consumer = await scene.consumer()
+        assert await drink(consumer, topic, len(expected), start) == expected, start
+    for start in (SingleConsumer.END, None, datetime.timedelta(minutes=1)):
+        consumer = await scene.consumer()
+        assert await consumer.consume(topic, start) == []
+        assert consumer.offsets[topic] == {0: 3}
+
+
+@closing
+async def test_start_counts_when_a_topic_is_consumed_for_the_first_time(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(1)
+    await scene.produce(topic, 0, 1)
+    consumer = await scene.consumer()
+    assert await drink(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
+    assert await consumer.consume(topic, SingleConsumer.BEGINNING) == []
+    await consumer.determine_offsets(topic, SingleConsumer.BEGINNING)
+    assert await drink(consumer, topic, 2) == [0, 1]
+    consumer.synced_offsets.discard(topic)
+    assert await drink(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
+
+
+@closing
+async def test_offsets_are_read_and_set(scene: Scene, topic_factory: Topics) -> None:
+    topic = topic_factory(2)
+    await scene.produce(topic, 0, 1, 2)
+    await scene.produce(topic, 10, 11, partition=1)
+    consumer = await scene.consumer()
+    assert consumer.allocation[topic] == [0, 1]
+    consumer.offsets[topic][0] = 1  # before the topic is consumed: the others begin at `start`
+    assert await drink(consumer, topic, 2) == [1, 2]
+    assert consumer.offsets[topic] == {0: 3, 1: 2}
+    consumer.offsets[topic][1] = 0
+    assert await drink(consumer, topic, 2) == [10, 11]
+    with pytest.raises(NotAssigned, match=f"{topic}:2"):
+        consumer.offsets[topic][2] = 0
+
+
+@closing
+async def test_topics_are_consumed_side_by_side(scene: Scene, topic_factory: Topics) -> None:
+    topics = [topic_factory(1), topic_factory(1)]
+    for number, topic in enumerate(topics):
+        await scene.produce(topic, *[number] * 10)
+    consumer = await scene.consumer()
+    found = await asyncio.gather(*(drink(consumer, topic, 10, SingleConsumer.BEGINNING) for topic in topics))
+    assert found == [[0] * 10, [1] * 10]
+
+
+@closing
+async def test_partitions_that_appear_later_are_read_from_their_beginning(
+    scene: Scene, unique_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("allocator.compat.single.METADATA_AGE_S", 0.0)
+    topic = unique_name()
+    consumer = await scene.consumer()
+    for _ in range(3):
+        assert await consumer.consume(topic) == []
+    unknown = [r for r in caplog.records if "is unknown" in r.getMessage() and r.levelno >= logging.ERROR]
+    assert len(unknown) == 1
+    await asyncio.to_thread(scene.cluster.create_topic, topic, 1)
+    await scene.produce(topic, 0, 1)
+    assert await drink(consumer, topic, 2) == [0, 1]
+    await asyncio.to_thread(scene.cluster.add_partitions, topic, 2)
+    await scene.produce(topic, 2, partition=1)
+    assert await drink(consumer, topic, 1) == [2]
+    await asyncio.to_thread(scene.cluster.delete_topic, topic)
+
+
+@closing
+async def test_a_position_that_the_log_does_not_have_goes_to_start(
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(2)
+    await scene.produce(topic, *range(10))
+    await scene.produce(topic, "a", "b", partition=1)
+    consumer = await scene.consumer()
+    assert len(await drink(consumer, topic, 12, SingleConsumer.BEGINNING)) == 12
+
+    def delete() -> None:
+        admin = KafkaAdminClient(bootstrap_servers=scene.cluster.bootstrap)
+        try:
+            admin.delete_records({TopicPartition(topic, 0): 4})
+        finally:
+            admin.close()
+
+    await asyncio.to_thread(delete)
+    consumer.offsets[topic][0] = 2
+    assert await drink(consumer, topic, 6, SingleConsumer.BEGINNING) == [4, 5, 6, 7, 8, 9], "the other stays"
+    assert f"{topic}:0 at offset 2" in caplog.text
+
+    consumer.offsets[topic][0] = 99
+
+    async def at_the_end() -> bool:
+        assert await consumer.consume(topic) == []
+        return consumer.offsets[topic] == {0: 10, 1: 2}
+
+    await wait_until_async(at_the_end, 30, lambda: str(consumer.offsets))
+
+
+async def test_brokers_that_do_not_answer_are_named() -> None:
+    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
+        await SingleConsumer(["127.0.0.1:1"], connect_timeout_s=0.5).connect()
+
+
+@pytest.mark.parametrize("start", [-3, True, "beginning", 1.5])
+def test_what_is_no_start_is_refused(start: Any) -> None:
+    with pytest.raises(ConfigError, match="start is"):
+        start_to_timestamp(start)
+
+
+def test_times_are_milliseconds_in_utc() -> None:
+    """kiel sent seconds, and Kafka took them for milliseconds: times of its users meant January 1970."""
+    assert start_to_timestamp(datetime.datetime(2016, 2, 18)) == 1455753600000
+    assert abs(start_to_timestamp(datetime.timedelta(days=2)) - (time.time() - 172800) * 1000) < 60_000
+    assert start_to_timestamp(None) == SingleConsumer.END == -1
+    assert start_to_timestamp(SingleConsumer.BEGINNING) == -2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", "4.1.1"])
+async def test_it_reads_from_old_and_new_brokers(version: str, cluster_factory: Callable[..., LocalCluster]) -> None:
+    cluster = await asyncio.to_thread(lambda: cluster_factory(version))
+    scene = Scene(cluster)
+    await asyncio.to_thread(cluster.create_topic, "t", 2)
+    await scene.produce("t", 0, 1)
+    consumer = await scene.consumer()
+    assert await drink(consumer, "t", 2, SingleConsumer.BEGINNING) == [0, 1]
+    await scene.produce("t", 2, partition=1)
+    assert await drink(consumer, "t", 1) == [2]
+    late = await scene.consumer()
+    assert await late.consume("t") == []
+    assert await drink(await scene.consumer(), "t", 3, datetime.timedelta(hours=1)) == [0, 1, 2]
+    for each in scene.consumers:
+        await each.close()

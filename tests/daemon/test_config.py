@@ -1,0 +1,423 @@
+"""Settings: every fault at once, each with its place, its value and what is allowed; no secret is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.daemon.config import SECTIONS, Config, load
+from allocator.errors import ConfigError
+
+GOOD = """
+[kafka]
+brokers = ["kafka1:9092", "[::1]:9093"]
+
+[zookeeper]
+hosts = "zk1:2181,zk2:2181/chroot"
+
+[group]
+name = "billing"
+topics = ["orders", "returns"]
+
+[handler]
+target = "billing.handlers:handle"
+"""
+
+
+class Files:
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "config.toml"
+
+    def load(self, text: str, **environ: str) -> Config:
+        self.path.write_text(text)
+        return load(self.path, environ)
+
+    def faults(self, text: str, **environ: str) -> list[str]:
+        """What is wrong, line by line, the path of the file shortened to FILE."""
+        with pytest.raises(ConfigError) as caught:
+            self.load(text, **environ)
+        first, *lines = str(caught.value).replace(str(self.path), "FILE").split("\n  ")
+        assert first == f"the settings have {f'{len(lines)} faults' if len(lines) > 1 else 'a fault'}:"
+        return lines
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def edited(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def test_a_short_file_is_enough(files: Files) -> None:
+    config = files.load(GOOD)
+    assert config.kafka.brokers == ("kafka1:9092", "[::1]:9093")
+    assert config.zookeeper.hosts == "zk1:2181,zk2:2181/chroot"
+    assert config.group.topics == ("orders", "returns")
+    assert config.group.assignor is None
+    assert config.handler.concurrency == 8
+    assert config.commit.interval_s == 5.0
+
+
+def test_the_consumer_gets_what_it_takes_and_never_commits_by_itself(files: Files) -> None:
+    options = files.load(GOOD + "\n[consume]\nauto_offset_reset = 1700000000000\n").consumer_options()
+    assert options["brokers"] == "kafka1:9092,[::1]:9093"
+    assert options["assignor"] is None
+    assert options["auto_commit_interval_s"] is None
+    assert options["auto_offset_reset"] == 1700000000000
+    assert options["security"] is None
+    assert options["zookeeper_options"] is None
+
+
+def test_a_group_of_kafkas_own_needs_no_zookeeper(files: Files) -> None:
+    kafka = '[group]\nmembership = "kafka"\nsession_timeout_s = 30\ninstance_id = "billing-7"'
+    text = edited("[group]", kafka).replace('[zookeeper]\nhosts = "zk1:2181,zk2:2181/chroot"', "")
+    options = files.load(text).consumer_options()
+    assert options["membership"] == "kafka"
+    assert options["zookeeper"] is None
+    assert options["session_timeout_s"] == 30
+    assert options["instance_id"] == "billing-7"
+    assert files.load(GOOD).consumer_options()["session_timeout_s"] == 10
+
+
+def test_the_environment_wins_over_the_file(files: Files) -> None:
+    config = files.load(
+        GOOD,
+        ALLOCATOR_KAFKA_BROKERS="other:1, more:2",
+        ALLOCATOR_HANDLER_CONCURRENCY="3",
+        ALLOCATOR_COMMIT_INTERVAL_S="0.25",
+        ALLOCATOR_ZOOKEEPER_TLS="true",
+        ALLOCATOR_CONSUME_AUTO_OFFSET_RESET="latest",
+        ALLOCATOR_GROUP_NAME="",
+    )
+    assert config.kafka.brokers == ("other:1", "more:2")
+    assert config.handler.concurrency == 3
+    assert config.commit.interval_s == 0.25
+    assert config.zookeeper.tls is True
+    assert config.consume.auto_offset_reset == "latest"
+    assert config.group.name == "billing"  # an empty variable counts as not set
+
+
+def test_required_settings_may_come_from_the_environment_alone(files: Files) -> None:
+    config = files.load(edited('name = "billing"', ""), ALLOCATOR_GROUP_NAME="billing")
+    assert config.group.name == "billing"
+
+
+def test_all_faults_are_reported_at_once(files: Files) -> None:
+    assert files.faults(
+        """
+        [kafka]
+        broker = "x:1"
+        [zookeeper]
+        hosts = 2181
+        [group]
+        name = "a/b"
+        topics = ["t"]
+        [handler]
+        target = "nothing"
+        concurrency = "8"
+        """
+    ) == [
+        "FILE: kafka.broker is not a setting; did you mean kafka.brokers?",
+        'FILE: kafka.brokers is missing: must be a list of "host:port" (or set ALLOCATOR_KAFKA_BROKERS)',
+        'FILE: zookeeper.hosts = 2181: must be "host:port,host:port/chroot"',
+        'FILE: group.name = "a/b": must be a name of 1 to 249 characters; '
+        "no '/', no control character, not '.' or '..'",
+        'FILE: handler.target = "nothing": must be "package.module:function"; '
+        "a colon stands between the module and the function",
+        'FILE: handler.concurrency = "8": must be a whole number from 1 to 1024',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("addition", "fault"),
+    [
+        (
+            "[consume]\nmax_wait_s = true",
+            "consume.max_wait_s = true: must be a number (seconds), at least 0, at most 300",
+        ),
+        (
+            "[consume]\nmax_wait_s = nan",
+            "consume.max_wait_s = NaN: must be a number (seconds), at least 0, at most 300",
+        ),
+        ("[consume]\nmin_bytes = 1.5", "consume.min_bytes = 1.5: must be a whole number (bytes) from 1 to 2147483647"),
+        (
+            "[consume]\nmin_bytes = true",
+            "consume.min_bytes = true: must be a whole number (bytes) from 1 to 2147483647",
+        ),
+        (
+            '[consume]\nisolation_level = "read_comitted"',
+            'consume.isolation_level = "read_comitted": must be "read_uncommitted" or "read_committed"; '
+            'did you mean "read_committed"?',
+        ),
+        (
+            '[consume]\nauto_offset_reset = "oldest"',
+            'consume.auto_offset_reset = "oldest": must be "earliest" or "latest" or "none" '
+            "or a time (milliseconds since the epoch)",
+        ),
+        ("[commit]\ninterval_s = 0", "commit.interval_s = 0: must be a number (seconds), at least 0.01, at most 86400"),
+        ('[log]\nlevel = "INFO"', 'log.level = "INFO": must be "debug" or "info" or "warning" or "error"'),
+        ('[commit]\nlevel = "info"', "commit.level is not a setting; did you mean log.level?"),
+        ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
+        (
+            '[log]\nlevel = "DEBUG"',
+            'log.level = "DEBUG": must be "debug" or "info" or "warning" or "error"; did you mean',
+        ),
+        ("[consume]\nzzz = 1", "consume.zzz is not a setting; [consume] has auto_offset_reset, isolation_level, "),
+    ],
+)
+def test_a_fault_names_the_setting_its_value_and_what_is_allowed(files: Files, addition: str, fault: str) -> None:
+    (line,) = files.faults(f"{GOOD}\n{addition}\n")
+    assert line.startswith(f"FILE: {fault}")
+
+
+# of every kind and unit, empty, out of range, not a number, a path that is not there, a directory
+WRONG = [
+    '""',
+    '"x y"',
+    "-1",
+    "1e300",
+    "nan",
+    "inf",
+    '"5s"',
+    "[]",
+    '[""]',
+    "[1]",
+    '["a", "a"]',
+    "{}",
+    "1979-05-27",
+    '"/no"',
+]
+WRONG += ['"/"', '"\\u0000"', "9223372036854775807", "true", "[[]]"]
+
+
+def with_setting(section: str, key: str, value: str) -> str:
+    """GOOD with this one setting, whether or not it has it already."""
+    text = re.sub(rf"(?m)^{key} = .*\n", "", GOOD)
+    text = text if f"[{section}]" in text else f"{text}\n[{section}]\n"
+    return text.replace(f"[{section}]\n", f"[{section}]\n{key} = {value}\n")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_whatever_a_setting_is_given_it_is_taken_or_refused_by_name(files: Files, section: str) -> None:
+    names = [field.name for field in dataclasses.fields(SECTIONS[section])]
+    refused = 0
+    for key, value in itertools.product(names, WRONG):
+        try:
+            files.load(with_setting(section, key, value))
+        except ConfigError as error:
+            refused += 1
+            _, *lines = str(error).splitlines()
+            assert any(f"{section}.{key}" in line for line in lines), (key, value, lines)
+            assert all(len(line) < 500 for line in lines), (key, value)
+    assert refused > len(WRONG) * len(names) / 2
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_mistyped_name_is_answered_with_the_right_one(files: Files, section: str) -> None:
+    assert f"did you mean [{section}]?" in files.faults(f"{GOOD}\n[{section.upper()}]\n")[0]
+    for field in dataclasses.fields(SECTIONS[section]):
+        for wrong in (field.name.upper(), field.name.replace("_", "-"), field.name[:-1]):
+            if wrong not in (field.name, "c"):  # of "ca"
+                (line,) = files.faults(with_setting(section, wrong, "1"))
+                assert f"did you mean {section}.{field.name}?" in line
+        variable = f"ALLOCATOR_{section}_{field.name}".upper()
+        for wrong in (
+            variable[:-1],
+            f"{variable}S",
+            variable.replace(f"R_{section[:2]}".upper(), f"R_{section[1::-1]}".upper()),
+        ):
+            assert f"did you mean {variable}?" in files.faults(GOOD, **{wrong: "1"})[0], wrong
+
+
+def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> None:
+    assert files.faults('concurrency = 2\nlog = "x"\n' + GOOD) == [
+        "FILE: concurrency stands in no section; did you mean handler.concurrency?",
+        'FILE: log = "x": must be a table, written [log]',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('["kafka1:9092", "[::1]:9093"]', '["kafka1:99999"]', "'kafka1:99999' is not host:port"),
+        ('["kafka1:9092", "[::1]:9093"]', "[]", "it is empty"),
+        ('["kafka1:9092", "[::1]:9093"]', '"a:1,,b:1"', "it has an empty entry"),
+        ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'must be a list of "host:port"'),
+        ('["orders", "returns"]', '["orders", "orders"]', "'orders' stands there twice"),
+        ('["orders", "returns"]', '["no topic"]', "'no topic' is no topic name"),
+        ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot follows the '/'"),
+        ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not host:port"),
+    ],
+)
+def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault: str) -> None:
+    (line,) = files.faults(edited(old, new))
+    assert fault in line
+
+
+@pytest.mark.parametrize(
+    ("addition", "fault"),
+    [
+        ('[handler]\ndead_letter_topic = "orders"', "dead letters would be consumed again"),
+        (
+            "[handler]\nretry_backoff_s = 60",
+            "retry_backoff_s = 60 with handler.retry_backoff_max_s = 30.0: the first is",
+        ),
+        (
+            "[consume]\nmin_bytes = 60000000",
+            "min_bytes = 60000000 with consume.max_bytes = 52428800: the first is more",
+        ),
+        ("[consume]\nprefetch_bytes = 1000", "prefetch_bytes = 1000: the first is more than the second"),
+        ("[consume]\nmax_bytes = 1000", "with consume.max_bytes = 1000: the first is more than the second"),
+        ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: a mechanism is needed"),
+        ('[kafka]\nsasl_mechanism = "PLAIN"', "has no effect with this protocol"),
+        ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),
+        (
+            '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',
+            "with kafka.sasl_plain_password not set: the mechanism needs it",
+        ),
+        ('[zookeeper]\ndigest_username = "u"', "with zookeeper.digest_password not set: each needs the other"),
+        ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set"),
+        ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
+        ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
+        ('[group]\nmembership = "kafak"', 'or "fixed" or "kiel" or "consumers" or "pykafka"; did you mean "kafka"?'),
+        ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
+        ('[group]\nmembership = "kafka"\nsession_timeout_s = 5', "may be half of the second"),
+    ],
+)
+def test_settings_that_contradict_each_other(files: Files, addition: str, fault: str) -> None:
+    section = addition.split("\n")[0]
+    text = edited(section, addition) if section in GOOD else f"{GOOD}\n{addition}\n"
+    (line,) = files.faults(text)
+    assert fault in line
+
+
+def test_topics_and_pattern_exclude_each_other_and_one_is_needed(files: Files) -> None:
+    both = edited('topics = ["orders", "returns"]', 'topics = ["orders"]\npattern = "ord.*"')
+    assert files.faults(both) == [
+        'FILE: group.topics = ["orders"] with group.pattern = "ord.*": set exactly one of them'
+    ]
+    neither = edited('topics = ["orders", "returns"]', "")
+    assert files.faults(neither) == ["FILE: group.topics not set with group.pattern not set: set exactly one of them"]
+    assert files.faults(edited('topics = ["orders", "returns"]', 'pattern = "("'))[0].startswith(
+        'FILE: group.pattern = "(": must be a regular expression; missing )'
+    )
+
+
+def test_the_default_membership_needs_zookeeper(files: Files) -> None:
+    assert files.faults(edited('hosts = "zk1:2181,zk2:2181/chroot"', "")) == [
+        'FILE: zookeeper.hosts not set with group.membership = "zookeeper": this membership needs it'
+    ]
+
+
+def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(files: Files) -> None:
+    text = edited('topics = ["orders", "returns"]', 'pattern = "(?!dead)"')
+    (fault,) = files.faults(text)
+    assert fault.startswith('FILE: group.pattern = "(?!dead)" with group.membership = "zookeeper"')
+    assert "without lookaround" in fault
+    assert files.load(text.replace("[group]", '[group]\nmembership = "kafka"')).group.pattern == "(?!dead)"
+
+
+def test_a_pattern_that_takes_in_the_dead_letters_is_refused(files: Files) -> None:
+    text = edited('topics = ["orders", "returns"]', 'pattern = "orders"') + 'dead_letter_topic = "orders.dead"\n'
+    (line,) = files.faults(text)
+    assert "dead letters would be consumed again" in line
+
+
+def test_a_faulty_setting_is_not_reported_a_second_time_by_a_check_of_several(files: Files) -> None:
+    assert files.faults(edited('topics = ["orders", "returns"]', "topics = 5")) == [
+        "FILE: group.topics = 5: must be a list of topics"
+    ]
+
+
+def test_faults_in_the_environment_name_the_variable(files: Files) -> None:
+    assert files.faults(GOOD, ALLOCATOR_HANDLER_RETRIES="many", ALLOCATOR_KAFKA_BROKRES="x:1") == [
+        "environment: ALLOCATOR_KAFKA_BROKRES is not a setting; did you mean ALLOCATOR_KAFKA_BROKERS?",
+        'environment: ALLOCATOR_HANDLER_RETRIES: (handler.retries) = "many": must be a whole number from 0 to 1000000',
+    ]
+
+
+def test_a_variable_that_kubernetes_sets_for_a_service_is_told_so(files: Files) -> None:
+    (line,) = files.faults(GOOD, ALLOCATOR_WEB_PORT="tcp://10.0.0.1:8180")
+    assert line.startswith(
+        'environment: ALLOCATOR_WEB_PORT: (web.port) = "tcp://10.0.0.1:8180": must be a whole number'
+    )
+    assert line.endswith("for a Service of such a name: set enableServiceLinks: false")
+
+
+def test_variables_that_a_platform_sets_are_left_alone(files: Files) -> None:
+    files.load(GOOD, ALLOCATOR_KAFKA_PORT_9092_TCP_ADDR="10.0.0.1", ALLOCATOR_CACHE="/x", PATH="/bin")
+
+
+def test_secrets_are_never_shown(files: Files) -> None:
+    text = edited(
+        "[kafka]",
+        '[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "user"',
+    )
+    environ = {"ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD": "hunter2"}
+    config = files.load(text, **environ)
+    assert config.kafka.security()["sasl_plain_password"] == "hunter2"
+    assert config.shown()["kafka"]["sasl_plain_password"] == "***"
+    assert "hunter2" not in repr(config)
+    assert "hunter2" not in repr(config.shown())
+    with pytest.raises(ConfigError) as caught:
+        files.load(text.replace("SASL_SSL", "PLAINTEXT"), **environ)
+    assert "sasl_plain_password = *** (from ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD)" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        files.load(text.replace('"PLAIN"', '"PLAIN"\nsasl_plain_password = ["hunter2"]'))
+    assert "sasl_plain_password = ***: must be text" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_security_settings_reach_kafka_and_kazoo_under_their_names(files: Files, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("-")
+    config = files.load(
+        edited(
+            "[kafka]", f'[kafka]\nsecurity_protocol = "SSL"\nssl_cafile = "{ca}"\nssl_check_hostname = false'
+        ).replace(
+            "[zookeeper]",
+            f'[zookeeper]\ntls = true\nca = "{ca}"\ndigest_username = "u"\ndigest_password = "p:q"\n'
+            'sasl_mechanism = "DIGEST-MD5"\nsasl_username = "su"\nsasl_password = "sp"',
+        )
+    )
+    assert config.kafka.security() == {"security_protocol": "SSL", "ssl_cafile": str(ca), "ssl_check_hostname": False}
+    assert config.zookeeper.options() == {
+        "use_ssl": True,
+        "ca": str(ca),
+        "auth_data": [("digest", "u:p:q")],
+        "sasl_options": {"mechanism": "DIGEST-MD5", "username": "su", "password": "sp"},
+    }
+
+
+def test_a_file_that_does_not_exist_is_named_before_anything_connects(files: Files) -> None:
+    text = edited("[kafka]", '[kafka]\nsecurity_protocol = "SSL"\nssl_cafile = "/no/such/file"')
+    assert files.faults(text) == [
+        'FILE: kafka.ssl_cafile = "/no/such/file": must be a readable file; No such file or directory'
+    ]
+
+
+def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file"):
+        load(files.path)
+    with pytest.raises(ConfigError, match=r"config\.toml: is not TOML: .*line 1"):
+        files.load("kafka = \n")
+    files.path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())  # as editors on Windows begin
+    assert load(files.path).zookeeper.hosts == "zk1:2181,zk2:2181/chroot"
+    files.path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(files.path)
+
+
+def test_settings_are_frozen(files: Files) -> None:
+    config: Any = files.load(GOOD)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.group.name = "other"

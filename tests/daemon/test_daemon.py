@@ -1,0 +1,674 @@
+"""The daemon's promises, on a consumer in memory: order, retries, dead letters, drain, contiguous commits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from fake_source import Cluster, FakeSource
+from tornado import gen
+
+from allocator.daemon.daemon import Daemon, DaemonSettings
+from allocator.daemon.handlers import Handler
+from allocator.daemon.partition_worker import Retries
+from allocator.errors import BrokerError, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.testing import wait_until_async
+from allocator.types import Record, TopicPartition
+
+FAST = Retries(count=2, backoff_s=0.001, backoff_max_s=0.002)
+DEADLINE_S = 10.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.002)
+
+
+class Recorder:
+    """A handler that remembers, and fails or waits where it is told to."""
+
+    def __init__(self) -> None:
+        self.done: list[Record] = []
+        self.tried: Counter[tuple[TopicPartition, int]] = Counter()
+        self.errors: dict[int, list[BaseException]] = {}
+        """Offset -> what to raise, one each time."""
+        self.holds: dict[int, asyncio.Event] = {}
+        self.cancelled: list[int] = []
+        self.running = 0
+        self.most = 0
+
+    def offsets(self, partition: int = 0) -> list[int]:
+        return [record.offset for record in self.done if record.partition == partition]
+
+    async def handle(self, record: Record) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            self.tried[TopicPartition(record.topic, record.partition), record.offset] += 1
+            await asyncio.sleep(0)
+            if record.offset in self.holds:
+                await self.holds[record.offset].wait()
+            self.fail(record)
+            self.done.append(record)
+        except asyncio.CancelledError:
+            self.cancelled.append(record.offset)
+            raise
+        finally:
+            self.running -= 1
+
+    def handle_plain(self, record: Record) -> None:
+        self.fail(record)
+        self.done.append(record)
+
+    def fail(self, record: Record) -> None:
+        if self.errors.get(record.offset):
+            raise self.errors[record.offset].pop(0)
+
+
+class Letters:
+    """A dead-letter topic in memory."""
+
+    def __init__(self, refusals: Sequence[BrokerError] = ()) -> None:
+        self.records: list[Record] = []
+        self.refusals = list(refusals)
+        self.closed = False
+
+    async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
+        await asyncio.sleep(0)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.records += records
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Running:
+    def __init__(self, source: FakeSource, daemon: Daemon, task: asyncio.Task[None]) -> None:
+        self.source = source
+        self.daemon = daemon
+        self.task = task
+
+    async def stop(self) -> None:
+        self.daemon.stop()
+        await asyncio.wait_for(asyncio.shield(self.task), DEADLINE_S)
+
+    async def failed(self) -> BaseException:
+        await asyncio.wait({self.task}, timeout=DEADLINE_S)
+        error = self.task.exception()
+        assert error is not None
+        return error
+
+
+@contextlib.asynccontextmanager
+async def running(
+    cluster: Cluster,
+    function: Callable[[Any], Any],
+    *,
+    by_batch: bool = False,
+    letters: Letters | None = None,
+    prepare: Callable[[FakeSource], None] = lambda source: None,
+    batch_size: int = 4,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    source = FakeSource(cluster, batch_size)
+    prepare(source)
+    settings = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
+    daemon = Daemon(source, Handler("test", function, by_batch), DaemonSettings(**settings), dead_letters=letters)
+    task = asyncio.ensure_future(daemon.run())
+    try:
+        yield Running(source, daemon, task)
+    finally:
+        daemon.stop()
+        await asyncio.wait({task}, timeout=DEADLINE_S)
+        assert task.done()
+
+
+# -- order and completeness --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_every_record_is_handled_once_in_the_order_of_its_partition(plain: bool) -> None:
+    cluster, recorder = Cluster(partitions=5, records=300), Recorder()
+    async with running(cluster, recorder.handle_plain if plain else recorder.handle, concurrency=3) as it:
+        await until(lambda: len(recorder.done) == 1500)
+        await it.stop()
+    for partition in range(5):
+        assert recorder.offsets(partition) == list(range(300))
+    assert cluster.committed == cluster.ends()
+
+
+async def test_partitions_run_in_parallel_up_to_the_limit() -> None:
+    cluster, recorder = Cluster(partitions=6, records=3), Recorder()
+    recorder.holds[0] = asyncio.Event()
+    async with running(cluster, recorder.handle, concurrency=4) as it:
+        await until(lambda: recorder.running == 4)
+        recorder.holds[0].set()
+        await until(lambda: len(recorder.done) == 18)
+        await it.stop()
+    assert recorder.most == 4
+
+
+async def test_a_plain_handler_that_blocks_stops_neither_the_loop_nor_other_partitions() -> None:
+    cluster, release = Cluster(partitions=2, records=5), threading.Event()
+    done: list[tuple[int, int]] = []
+
+    def handle(record: Record) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        if record.partition == 0:
+            release.wait(DEADLINE_S)
+        done.append((record.partition, record.offset))
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(done) == 5)
+        assert {partition for partition, _ in done} == {1}
+        release.set()
+        await until(lambda: len(done) == 10)
+        await it.stop()
+    assert cluster.committed == cluster.ends()
+
+
+async def test_tornado_coroutines_run_on_the_loop() -> None:
+    cluster, threads = Cluster(records=3), []
+
+    @gen.coroutine
+    def handle(record: Record) -> Any:
+        yield gen.sleep(0)
+        threads.append(threading.current_thread())
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(threads) == 3)
+        await it.stop()
+    assert set(threads) == {threading.main_thread()}
+
+
+async def test_a_handler_that_never_waits_leaves_the_loop_its_turns() -> None:
+    cluster = Cluster(partitions=2, records=2000)
+    done: list[Record] = []
+
+    async def handle(record: Record) -> None:
+        done.append(record)
+        time.sleep(0.001)  # noqa: ASYNC251 - that is the misbehaviour under test
+
+    async with running(cluster, handle, batch_size=2000, concurrency=1):
+        most, before = 0, 0
+        while len({record.partition for record in done}) < 2:
+            await asyncio.sleep(0.001)
+            most, before = max(most, len(done) - before), len(done)
+    assert most < 500  # of the 2000 of a batch; a turn ends after a tenth of a second
+    assert len(done) < 4000
+
+
+async def test_whole_batches_go_to_a_handler_of_batches() -> None:
+    cluster, sizes = Cluster(records=10), []
+
+    async def handle(batch: Any) -> None:
+        sizes.append(len(batch))
+
+    async with running(cluster, handle, by_batch=True) as it:
+        await until(lambda: sum(sizes) == 10)
+        await it.stop()
+    assert sizes == [4, 4, 2]
+    assert cluster.committed == cluster.ends()
+
+
+async def test_offsets_without_records_at_the_end_are_committed_too() -> None:
+    cluster, recorder = Cluster(records=5, markers=2), Recorder()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 5)
+        await it.stop()
+    assert cluster.committed == {TopicPartition("t", 0): 7}
+
+
+async def test_a_slow_partition_is_paused_instead_of_piling_up() -> None:
+    cluster, recorder = Cluster(partitions=2, records=100), Recorder()
+    slow, fast = cluster.partitions
+    hold = asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        if record.partition == 0:
+            await hold.wait()
+        await recorder.handle(record)
+
+    async with running(cluster, handle, queue_batches=2) as it:
+        await until(lambda: len(recorder.offsets(1)) == 100)
+        assert it.source.paused == {slow}
+        # one in the handler, two that wait
+        assert it.source.positions == {slow: 3 * 4, fast: 100}
+        hold.set()
+        await until(lambda: len(recorder.offsets(0)) == 100)
+        assert it.source.paused == set()
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_failed_record_is_tried_again_before_the_next_one(plain: bool) -> None:
+    cluster, recorder = Cluster(records=6), Recorder()
+    recorder.errors[3] = [ValueError("once"), ValueError("twice")]
+    async with running(cluster, recorder.handle_plain if plain else recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 6)
+        await it.stop()
+    assert recorder.offsets() == list(range(6))
+
+
+async def test_retries_begin_anew_with_every_record() -> None:
+    cluster, recorder = Cluster(records=6), Recorder()
+    recorder.errors = {offset: [ValueError(), ValueError()] for offset in range(6)}
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 6)
+        await it.stop()
+
+
+async def test_a_record_waiting_for_its_retry_leaves_its_slot_to_others() -> None:
+    cluster, recorder = Cluster(partitions=2, records=4), Recorder()
+
+    async def handle(record: Record) -> None:
+        if record.partition == 0:
+            raise ValueError("always")
+        await recorder.handle(record)
+
+    async with running(cluster, handle, concurrency=1, retries=Retries(5, 60.0, 60.0)):
+        await until(lambda: recorder.offsets(1) == [0, 1, 2, 3])
+
+
+def test_waiting_times_double_up_to_the_maximum_and_differ() -> None:
+    retries = Retries(count=10, backoff_s=1.0, backoff_max_s=10.0)
+    for failures, full in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 10.0), (1000, 10.0)):
+        delays = {retries.delay_s(failures) for _ in range(50)}
+        assert full / 2 <= min(delays) <= max(delays) <= full
+        assert len(delays) > 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_record_that_fails_for_good_stops_the_daemon_and_is_not_skipped(plain: bool) -> None:
+    cluster, recorder = Cluster(partitions=2, records=10), Recorder()
+    bad, good = cluster.partitions
+    hold = asyncio.Event()
+    tries: list[Record] = []
+
+    def plain_handler(record: Record) -> None:
+        if record.partition == 0 and record.offset == 5:
+            tries.append(record)
+            raise ValueError("poison")
+        recorder.done.append(record)
+
+    async def handler(record: Record) -> None:
+        plain_handler(record)
+        if record.partition == 1:
+            await hold.wait()
+
+    async with running(cluster, plain_handler if plain else handler) as it:
+        await until(lambda: len(tries) == 3 and len(recorder.offsets(1)) > 0)
+        hold.set()
+        error = await it.failed()
+    assert isinstance(error, HandlerFailed)
+    assert (error.topic, error.partition, error.offset) == ("t", 0, 5)
+    assert "failed 3 times at t:0 offset 5: ValueError('poison')" in str(error)
+    assert cluster.committed[bad] == 5
+    assert cluster.committed[good] == len(recorder.offsets(1)) > 0  # the other partition drained and committed
+    assert it.source.events[-1] == "close"
+
+
+async def test_a_record_that_fails_for_good_goes_to_the_dead_letters_and_the_rest_goes_on() -> None:
+    cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
+    recorder.errors[5] = [ValueError("poison")] * 3
+    async with running(cluster, recorder.handle, letters=letters) as it:
+        await until(lambda: len(recorder.done) == 9)
+        await it.stop()
+    assert [record.offset for record in letters.records] == [5]
+    assert recorder.offsets() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert cluster.committed == cluster.ends()
+    assert letters.closed
+
+
+async def test_a_batch_that_fails_for_good_goes_to_the_dead_letters_as_a_whole() -> None:
+    cluster, letters, sizes = Cluster(records=8), Letters(), []
+
+    async def handle(batch: Any) -> None:
+        if batch.base_offset == 0:
+            raise ValueError("poison")
+        sizes.append(len(batch))
+
+    async with running(cluster, handle, by_batch=True, letters=letters):
+        await until(lambda: sizes == [4])
+    assert [record.offset for record in letters.records] == [0, 1, 2, 3]
+
+
+async def test_a_dead_letter_that_is_not_acknowledged_is_not_passed_over() -> None:
+    cluster, recorder = Cluster(records=10), Recorder()
+    recorder.errors[5] = [ValueError("poison")] * 3
+    letters = Letters([BrokerError("down", retriable=True)] * 9)
+    async with running(cluster, recorder.handle, letters=letters) as it:
+        error = await it.failed()
+    assert isinstance(error, BrokerError)
+    assert cluster.committed == {TopicPartition("t", 0): 5}
+    assert letters.records == []
+
+
+async def test_a_dead_letter_is_sent_again_until_it_is_acknowledged(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, recorder = Cluster(records=10), Recorder()
+    recorder.errors[5] = [ValueError("poison")] * 3
+    letters = Letters([BrokerError("down", retriable=True)] * 2)
+    async with running(cluster, recorder.handle, letters=letters) as it:
+        await until(lambda: len(recorder.done) == 9)
+        await it.stop()
+    assert [record.offset for record in letters.records] == [5]
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (given_up,) = [line for line in told if "dead-letter topic" in line]
+    assert given_up.endswith("ValueError('poison'); writing it to the dead-letter topic"), (
+        "there is one: none is to be set"
+    )
+    handler, letter = "the handler failed", "the dead letter was not written"
+    assert [handler in line for line in told if "attempt" in line] == [True, True, False, False]
+    assert [letter in line for line in told if "attempt" in line] == [False, False, True, True]
+
+
+async def test_a_plain_handler_that_returns_an_awaitable_is_refused_at_once() -> None:
+    async def work() -> None: ...
+
+    async with running(Cluster(), lambda record: work(), letters=Letters()) as it:
+        error = await it.failed()
+    assert "returned an awaitable, so nothing was done" in str(error)
+
+
+async def test_a_handler_cancelled_from_within_has_failed_and_is_tried_again() -> None:
+    cluster, recorder = Cluster(records=3), Recorder()
+    recorder.errors[1] = [asyncio.CancelledError()]
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 3)
+        await it.stop()
+    assert recorder.offsets() == [0, 1, 2]
+
+
+async def test_an_error_of_the_consumer_that_may_pass_does_not_stop_the_daemon() -> None:
+    cluster, recorder = Cluster(records=4), Recorder()
+
+    def prepare(source: FakeSource) -> None:
+        source.feed_error = BrokerError("moved", retriable=True)
+
+    async with running(cluster, recorder.handle, prepare=prepare):
+        await until(lambda: len(recorder.done) == 4)
+
+
+async def test_an_error_of_the_consumer_that_stays_drains_commits_and_is_raised() -> None:
+    cluster, recorder = Cluster(records=4), Recorder()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 4)
+        await it.source.fail_fetching(OffsetOutOfRange("t", 0, 4, "gone"))
+        error = await it.failed()
+    assert isinstance(error, OffsetOutOfRange)
+    assert cluster.committed == cluster.ends()
+    assert it.source.closed
+
+
+async def test_a_cluster_that_cannot_be_reached_is_reported_and_closed() -> None:
+    def prepare(source: FakeSource) -> None:
+        source.start_error = ZooKeeperUnavailable("nobody answers")
+
+    async with running(Cluster(), Recorder().handle, prepare=prepare) as it:
+        assert isinstance(await it.failed(), ZooKeeperUnavailable)
+    assert it.source.closed
+
+
+# -- commits -----------------------------------------------------------------------------------------------------
+
+
+async def test_commits_follow_what_was_handled_and_never_run_ahead() -> None:
+    cluster, recorder = Cluster(records=8), Recorder()
+    recorder.holds[6] = asyncio.Event()
+    partition = cluster.partitions[0]
+    async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
+        await until(lambda: cluster.committed.get(partition) == 6)
+        assert max(offset for commit in cluster.commits for offset in commit.values()) == 6
+        count = len(cluster.commits)
+        recorder.holds[6].set()
+        await until(lambda: cluster.committed.get(partition) == 8)
+        assert len(cluster.commits) <= count + 2  # nothing new, no commit
+        await it.stop()
+
+
+async def test_a_commit_that_fails_is_made_good_by_a_later_one() -> None:
+    cluster, recorder = Cluster(records=8), Recorder()
+    async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
+        it.source.commit_error = BrokerError("moved", retriable=True)
+        await until(lambda: len(recorder.done) == 8)
+        it.source.commit_error = None
+        await until(lambda: cluster.committed == cluster.ends())
+
+
+async def test_a_failed_last_commit_is_an_error() -> None:
+    cluster, recorder = Cluster(records=4), Recorder()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 4)
+        it.source.commit_error = BrokerError("down", retriable=True)
+        it.daemon.stop()
+        error = await it.failed()
+    assert "the last commit failed" in str(error)
+
+
+# -- rebalances --------------------------------------------------------------------------------------------------
+
+
+async def test_a_revoked_partition_finishes_its_record_commits_it_and_stops() -> None:
+    cluster, recorder = Cluster(partitions=2, records=20), Recorder()
+    going, staying = cluster.partitions
+    hold = asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        if record.partition == 0 and record.offset == 2:
+            await hold.wait()
+        await recorder.handle(record)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(recorder.offsets(1)) == 20 and recorder.offsets(0) == [0, 1])
+        revoking = asyncio.ensure_future(it.source.revoke([going]))
+        await asyncio.wait({revoking}, timeout=0.02)
+        assert not revoking.done()
+        hold.set()
+        await asyncio.wait_for(revoking, DEADLINE_S)
+        assert recorder.offsets(0) == [0, 1, 2]
+        assert cluster.committed[going] == 3
+        assert it.daemon.positions() == {staying: 20}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(plain: bool) -> None:
+    cluster, recorder = Cluster(records=40), Recorder()
+    (partition,) = cluster.partitions
+    async with running(cluster, recorder.handle_plain if plain else recorder.handle, queue_batches=3) as it:
+        for _ in range(5):
+            seen = len(recorder.done)
+            await until(lambda seen=seen: len(recorder.done) > seen or len(recorder.done) == 40)
+            await it.source.revoke([partition])
+            # batches that waited were dropped; only what was handled is committed
+            assert cluster.committed[partition] == len(recorder.done)
+            await it.source.assign([partition])
+        await until(lambda: len(recorder.done) == 40)
+        await it.stop()
+    assert recorder.offsets() == list(range(40))
+
+
+async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
+    """Their offsets would skip the first records of the topic that was created instead."""
+    cluster, go_on = Cluster(records=20), asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+        if len(handled) == 10:
+            await go_on.wait()
+
+    async with running(cluster, handle, commit_interval_s=0.01) as it:
+        partition = cluster.partitions[0]
+        await wait_until_async(lambda: len(handled) == 10, DEADLINE_S, "the handler to wait")
+        await wait_until_async(lambda: cluster.committed, DEADLINE_S, "a commit")
+        read = it.source.positions[partition]
+        it.source.recreate(partition, 6)
+        before = len(cluster.commits)
+        go_on.set()
+        await wait_until_async(lambda: cluster.committed == {partition: 6}, DEADLINE_S, "the new topic")
+        assert handled == [*range(read), *range(6)]
+        assert all(commit[partition] <= 6 for commit in cluster.commits[before:])
+        await it.stop()
+
+
+async def test_a_partition_that_comes_back_after_others_had_it_goes_on_after_them() -> None:
+    cluster, recorder = Cluster(records=40), Recorder()
+    (partition,) = cluster.partitions
+    recorder.holds[5] = asyncio.Event()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.tried[partition, 5] == 1)
+        await it.source.lose([partition])
+        cluster.committed[partition] = 30
+        await it.source.assign([partition])
+        await until(lambda: recorder.offsets()[-1] == 39)
+    assert recorder.offsets() == [0, 1, 2, 3, 4, *range(30, 40)]
+
+
+async def test_a_lost_partition_is_cancelled_and_nothing_of_it_committed() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    (partition,) = cluster.partitions
+    recorder.holds[2] = asyncio.Event()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.offsets() == [0, 1] and recorder.running == 1)
+        await it.source.lose([partition])
+        assert recorder.cancelled == [2]
+        assert recorder.running == 0
+        await it.stop()
+    assert cluster.commits == []
+
+
+async def test_a_revocation_cut_short_by_the_loss_of_the_session_ends_without_a_commit() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    (partition,) = cluster.partitions
+    recorder.holds[2] = asyncio.Event()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.running == 1 and len(recorder.done) == 2)
+        revoking = asyncio.ensure_future(it.source.revoke([partition]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        revoking.cancel()
+        await asyncio.wait({revoking})
+        await it.source.lose([partition])
+        assert recorder.cancelled == [2]
+        await it.stop()
+    assert cluster.commits == []
+
+
+async def test_a_handler_that_outlasts_the_drain_is_cut_off_and_its_record_left_to_the_next_owner() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    (partition,) = cluster.partitions
+    recorder.holds[2] = asyncio.Event()
+    async with running(cluster, recorder.handle, drain_timeout_s=0.02) as it:
+        await until(lambda: recorder.running == 1 and len(recorder.done) == 2)
+        await asyncio.wait_for(it.source.revoke([partition]), DEADLINE_S)
+        assert recorder.cancelled == [2]
+    assert cluster.committed == {partition: 2}
+
+
+async def test_a_partition_that_comes_back_waits_for_a_thread_that_still_works_on_it() -> None:
+    cluster, release = Cluster(records=4), threading.Event()
+    (partition,) = cluster.partitions
+    inside: list[int] = []
+    most: list[int] = []
+
+    def handle(record: Record) -> None:
+        inside.append(record.offset)
+        most.append(len(inside))
+        if record.offset == 1:
+            release.wait(DEADLINE_S)
+        inside.remove(record.offset)
+
+    async with running(cluster, handle, drain_timeout_s=0.02) as it:
+        await until(lambda: inside == [1])
+        await it.source.lose([partition])
+        await it.source.assign([partition])  # this lane only waits, and is lost again
+        await until(lambda: partition in it.daemon.positions())
+        await it.source.lose([partition])
+        assert it.daemon.stuck == {partition}
+        await it.source.assign([partition])
+        await until(lambda: it.source.positions[partition] == 4)
+        assert inside == [1]
+        release.set()
+        await until(lambda: it.daemon.positions() == {partition: 4})
+        assert it.daemon.stuck == frozenset()
+    assert set(most) == {1}
+
+
+async def test_a_record_waiting_for_its_retry_does_not_hold_up_a_revocation() -> None:
+    cluster, recorder = Cluster(records=4), Recorder()
+    (partition,) = cluster.partitions
+    recorder.errors[1] = [ValueError()] * 9
+    async with running(cluster, recorder.handle, retries=Retries(5, 60.0, 60.0)) as it:
+        await until(lambda: recorder.tried[partition, 1] == 1)
+        await asyncio.wait_for(it.source.revoke([partition]), 30)
+    assert cluster.committed == {partition: 1}
+
+
+async def test_nothing_is_delivered_while_the_lease_is_in_doubt() -> None:
+    cluster, recorder = Cluster(records=8), Recorder()
+    recorder.holds[1] = asyncio.Event()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.running == 1 and len(recorder.done) == 1)
+        it.source.active = False
+        recorder.holds[1].set()
+        await until(lambda: len(recorder.done) == 2)
+        await asyncio.sleep(0.02)
+        assert recorder.offsets() == [0, 1]
+        it.source.active = True
+        it.source.wake()
+        await until(lambda: len(recorder.done) == 8)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------
+
+
+async def test_stopping_finishes_what_runs_commits_it_and_leaves_in_this_order() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    recorder.holds[2] = asyncio.Event()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: recorder.running == 1 and len(recorder.done) == 2)
+        it.daemon.stop()
+        await asyncio.sleep(0.01)
+        assert not it.task.done()
+        recorder.holds[2].set()
+        await it.stop()
+    assert recorder.offsets() == [0, 1, 2]
+    assert cluster.committed == {TopicPartition("t", 0): 3}
+    assert it.source.events == ["start", "on_partitions_assigned", "commit", "on_partitions_revoked", "close"]
+
+
+async def test_stopping_before_anything_began_is_fine() -> None:
+    cluster = Cluster()
+    source = FakeSource(cluster)
+    daemon = Daemon(source, Handler("test", Recorder().handle), DaemonSettings())
+    daemon.stop()
+    await asyncio.wait_for(daemon.run(), DEADLINE_S)
+    assert cluster.commits == []
+
+
+async def test_a_thread_that_never_ends_is_reported_as_stuck() -> None:
+    cluster, release, inside = Cluster(records=4), threading.Event(), threading.Event()
+
+    def handle(record: Record) -> None:
+        inside.set()
+        release.wait(DEADLINE_S)
+
+    async with running(cluster, handle, drain_timeout_s=0.02) as it:
+        await until(inside.is_set)
+        await it.stop()
+        assert it.daemon.stuck == {TopicPartition("t", 0)}
+        release.set()
+        await until(lambda: not it.daemon.stuck)
+    assert cluster.commits == []

@@ -1,0 +1,135 @@
+"""Daemons that partitions are moved between at random: nothing skipped, nothing committed that was not handled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_source import Cluster, FakeSource
+
+from allocator.daemon.daemon import Daemon, DaemonSettings
+from allocator.daemon.handlers import Handler
+from allocator.daemon.partition_worker import Retries
+from allocator.types import Record, TopicPartition
+
+PARTITIONS, RECORDS = 6, 120
+
+
+class Checked(Cluster):
+    """Notes what was handled, and checks every commit against it."""
+
+    def __init__(self) -> None:
+        super().__init__(PARTITIONS, RECORDS)
+        self.handled: dict[TopicPartition, list[int]] = {partition: [] for partition in self.partitions}
+        self.done: dict[TopicPartition, set[int]] = {partition: set() for partition in self.partitions}
+        self.inside: dict[TopicPartition, int] = dict.fromkeys(self.partitions, 0)
+        self.faults: list[str] = []
+
+    def begin(self, record: Record) -> TopicPartition:
+        partition = TopicPartition(record.topic, record.partition)
+        self.inside[partition] += 1
+        if self.inside[partition] > 1:
+            self.faults.append(f"two calls at a time for {partition}")
+        return partition
+
+    def end(self, partition: TopicPartition) -> int:
+        return len(self.logs[partition])
+
+
+class CheckedSource(FakeSource):
+    async def commit(self, offsets: Any = None) -> None:
+        for partition, offset in offsets.items():
+            missing = set(range(offset)) - self.cluster.done[partition]  # type: ignore[attr-defined]
+            if missing:
+                self.cluster.faults.append(f"{partition}: {offset} committed without {sorted(missing)}")  # type: ignore[attr-defined]
+        await super().commit(offsets)
+
+
+def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Record], Any]:
+    def done(partition: TopicPartition, record: Record) -> None:
+        if rng.random() < 0.02:
+            raise ValueError("bad luck")
+        cluster.handled[partition].append(record.offset)
+        cluster.done[partition].add(record.offset)
+
+    def in_thread(record: Record) -> None:
+        partition = cluster.begin(record)
+        try:
+            if rng.random() < 0.1:
+                time.sleep(0.002)
+            done(partition, record)
+        finally:
+            cluster.inside[partition] -= 1
+
+    async def on_loop(record: Record) -> None:
+        partition = cluster.begin(record)
+        try:
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.003)
+            done(partition, record)
+        finally:
+            cluster.inside[partition] -= 1
+
+    return in_thread if plain else on_loop
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+async def test_moves_losses_and_cancellations_skip_nothing(seed: int, plain: bool) -> None:
+    rng = random.Random(seed)
+    cluster = Checked()
+    settings = DaemonSettings(
+        concurrency=3, retries=Retries(1000, 0.001, 0.002), commit_interval_s=0.004, drain_timeout_s=5.0
+    )
+    sources, daemons, tasks = [], [], []
+    for number in range(2):
+        source = CheckedSource(cluster, batch_size=5)
+        source.assign_at_start = frozenset(cluster.partitions if number == 0 else [])
+        daemon = Daemon(source, Handler("chaos", handler(cluster, rng, plain)), settings)
+        sources.append(source)
+        daemons.append(daemon)
+        tasks.append(asyncio.ensure_future(daemon.run()))
+    owner = dict.fromkeys(cluster.partitions, 0)
+    deadline = time.monotonic() + 40
+    while cluster.committed != cluster.ends():
+        assert time.monotonic() < deadline, (cluster.committed, [daemon.positions() for daemon in daemons])
+        assert not any(task.done() for task in tasks)
+        await asyncio.sleep(rng.random() * 0.02)
+        some = rng.sample(cluster.partitions, rng.randint(1, 3))
+        for old in (0, 1):
+            moving = [partition for partition in some if owner[partition] == old]
+            if not moving:
+                continue
+            action = rng.random()
+            if action < 0.6:
+                await sources[old].revoke(moving)
+            elif action < 0.8:
+                await sources[old].lose(moving)
+            else:  # the session is lost in the middle of the revocation
+                revoking = asyncio.ensure_future(sources[old].revoke(moving))
+                await asyncio.sleep(rng.random() * 0.002)
+                if not revoking.done():
+                    revoking.cancel()
+                    await asyncio.wait({revoking})
+                    await sources[old].lose(moving)
+            new = rng.randint(0, 1)
+            for partition in moving:
+                # lost ones may still be in a thread of the old owner, which knows of no other process
+                assert plain or cluster.inside[partition] == 0
+                owner[partition] = new if cluster.inside[partition] == 0 else old
+            for to in (0, 1):
+                await sources[to].assign([partition for partition in moving if owner[partition] == to])
+    for daemon in daemons:
+        daemon.stop()
+    await asyncio.wait(tasks, timeout=20)
+    for task in tasks:
+        task.result()
+    assert cluster.faults == []
+    for partition in cluster.partitions:
+        assert cluster.done[partition] == set(range(RECORDS))
+        first_seen = list(dict.fromkeys(cluster.handled[partition]))
+        assert first_seen == sorted(first_seen)

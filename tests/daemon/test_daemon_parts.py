@@ -1,0 +1,221 @@
+"""Handlers found by text, log lines, systemd's notifications, headers of dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import json
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.daemon import process as logs
+from allocator.daemon.dead_letter import headers_of
+from allocator.daemon.handlers import load_handler
+from allocator.daemon.notify import Notifier
+from allocator.errors import ConfigError
+from allocator.types import Record
+
+MODULE = """
+import functools
+from tornado import gen
+
+def plain(record): return None
+async def coroutine(record): return None
+@gen.coroutine
+def tornado_style(record): yield gen.moment
+partial = functools.partial(lambda extra, record: None, 1)
+partial_coroutine = functools.partial(coroutine)
+def two(record, other): ...
+def with_default(record, other=1): ...
+class Service:
+    def __call__(self, record): ...
+    def method(self, record): ...
+    @staticmethod
+    def static(record): ...
+class Coroutine:
+    async def __call__(self, record): ...
+class Needy:
+    def __init__(self, what): ...
+number = 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "some_handlers.py").write_text(MODULE)
+    (tmp_path / "broken_handlers.py").write_text("1 / 0")
+    (tmp_path / "leaving_handlers.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)  # found in the current directory
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
+    importlib.invalidate_caches()
+    yield "some_handlers"
+    sys.modules.pop("some_handlers", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_loop"),
+    [
+        ("plain", False),
+        ("coroutine", True),
+        ("tornado_style", True),
+        ("partial", False),
+        ("partial_coroutine", True),
+        ("with_default", False),
+        ("Service", False),
+        ("Service.static", False),
+        ("Coroutine", True),
+    ],
+)
+def test_a_handler_is_found_by_text_and_run_as_it_is_written(module: str, name: str, on_loop: bool) -> None:
+    handler = load_handler(f"{module}:{name}")
+    assert handler.on_loop is on_loop
+    assert handler.name == f"{module}:{name}"
+    if not on_loop:
+        handler.call_plain(object())
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("some_handlers:plan", "has no 'plan'; did you mean 'plain'?"),
+        ("some_handlers:number", "is int, not something to call"),
+        ("some_handlers:two", "takes (record, other); it is called with one argument, the batch"),
+        ("some_handlers:Needy", "its class cannot be called without arguments"),
+        ("no_such_module:f", "module 'no_such_module' does not import: ModuleNotFoundError"),
+        ("broken_handlers:f", "module 'broken_handlers' does not import: ZeroDivisionError"),
+        ("leaving_handlers:f", "module 'leaving_handlers' does not import: SystemExit(0)"),
+        ("some_handlers", "write 'package.module:function'"),
+    ],
+)
+@pytest.mark.usefixtures("module")
+def test_a_handler_that_cannot_be_used_is_named(target: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_handler(target, "batch")
+    assert says in str(caught.value)
+
+
+# -- logs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    yield io.StringIO()
+    root.handlers[:] = handlers
+
+
+def test_a_log_line_is_one_json_object_with_what_the_caller_added(stream: io.StringIO) -> None:
+    logs.configure("info", "json", stream)
+    log = logging.getLogger("test")
+    log.debug("not shown")
+    log.info("did %d\nthings", 3, extra={"topic": "t", "offset": 7, "odd": {1, 2}})
+    try:
+        raise ValueError("oops")
+    except ValueError:
+        log.exception("failed")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "info",
+        "logger": "test",
+        "message": "did 3\nthings",
+        "topic": "t",
+        "offset": 7,
+        "odd": "{1, 2}",
+    }
+    assert "ValueError: oops" in second["exception"]
+
+
+def test_text_lines_are_for_people(stream: io.StringIO) -> None:
+    logs.configure("warning", "text", stream)
+    logging.getLogger("test").warning("careful", extra={"partition": 3})
+    assert stream.getvalue().endswith("Z warning test: careful partition=3\n")
+
+
+def test_libraries_are_quiet_unless_asked(stream: io.StringIO) -> None:
+    logs.configure("info", "text", stream)
+    logging.getLogger("kafka.client").info("chatter")
+    assert stream.getvalue() == ""
+    logs.configure("debug", "text", stream)
+    logging.getLogger("kafka.client").info("chatter")
+    assert "chatter" in stream.getvalue()
+
+
+# -- systemd -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_states_reach_the_socket_that_systemd_names(tmp_path: Path, abstract: bool) -> None:
+    name = f"@allocator-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0" + name[1:] if abstract else name)
+        listener.settimeout(5)
+        Notifier({"NOTIFY_SOCKET": name}).tell("READY=1", "STATUS=fine")
+        assert listener.recv(100) == b"READY=1\nSTATUS=fine"
+
+
+def test_nothing_happens_without_systemd_or_when_it_does_not_listen(tmp_path: Path) -> None:
+    Notifier({}).tell("READY=1")
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).tell("READY=1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_the_watchdog_is_fed_where_it_watches_this_process(environ: dict[str, str], seconds: Any) -> None:
+    assert Notifier(environ).watchdog_s == seconds
+
+
+async def test_the_watchdog_is_fed_in_time(tmp_path: Path) -> None:
+    name = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name)
+        listener.settimeout(5)
+        notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"})
+        feeding = asyncio.ensure_future(notifier.keep_alive())
+        for _ in range(3):
+            assert await asyncio.get_running_loop().run_in_executor(None, listener.recv, 100) == b"WATCHDOG=1"
+        feeding.cancel()
+        await asyncio.wait({feeding})
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------
+
+
+def test_the_headers_of_a_dead_letter_say_where_from_and_why() -> None:
+    record = Record("orders", 3, 17, 1234, 0, b"k", b"v", [("trace", b"x"), ("empty", None)])
+    assert headers_of(record, "billing", ValueError("bad \u00e9"), 6) == [
+        ("trace", b"x"),
+        ("empty", b""),
+        ("allocator.topic", b"orders"),
+        ("allocator.partition", b"3"),
+        ("allocator.offset", b"17"),
+        ("allocator.timestamp", b"1234"),
+        ("allocator.group", b"billing"),
+        ("allocator.error", "builtins.ValueError: bad \u00e9".encode()),
+        ("allocator.attempts", b"6"),
+    ]
+
+
+def test_a_long_error_is_cut_so_that_the_dead_letter_still_fits() -> None:
+    headers = dict(headers_of(Record("t", 0, 0, -1, None, None, None, []), "g", ValueError("x" * 9999), 1))
+    assert len(headers["allocator.error"]) == 1000
+    assert headers["allocator.null_value"] == b"true"

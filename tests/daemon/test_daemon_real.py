@@ -1,0 +1,295 @@
+"""`allocator run` as a process, on real ZooKeeper and Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_processes import Setup, stopped
+
+from allocator.client.client import KafkaClient
+from allocator.testing import LocalCluster, wait_until
+
+KAFKA_ALONE: dict[str, dict[str, Any]] = {
+    "zookeeper": {"hosts": None},
+    "group": {"membership": "kafka", "session_timeout_s": 15, "heartbeat_interval_s": 0.3},
+}
+through_either = pytest.mark.parametrize("more", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
+
+
+@pytest.mark.parametrize("handler", ["plain", "coroutine", "batch"])
+async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_stop(
+    make: Callable[..., Setup], handler: str
+) -> None:
+    it = make(partitions=3)
+    it.fill(900)
+    mode = "batch" if handler == "batch" else "record"
+    process = it.run(it.config(handler, handler={"mode": mode}))
+    it.wait_done(900)
+    assert stopped(process) == 0
+    for partition in range(3):
+        assert [e["offset"] for e in it.done() if e["partition"] == partition] == list(range(300))
+    assert await it.committed() == {0: 300, 1: 300, 2: 300}
+    logs = it.logs()
+    assert any("SIGTERM: draining" in line["message"] for line in logs)
+    assert {"time", "level", "logger", "message"} <= set(logs[0])
+
+
+async def test_a_daemon_whose_process_has_a_tracer_provider_makes_spans(make: Callable[..., Setup]) -> None:
+    it = make(partitions=1)
+    it.fill(3)
+    process = it.run(it.config("plain"), SPANS_FILE=str(it.directory / "spans"))
+    it.wait_done(3)
+    assert stopped(process) == 0
+    spans = [json.loads(line) for line in (it.directory / "spans").read_text().splitlines()]
+    handled = [span["attributes"] for span in spans if span["name"] == f"process {it.topic}"]
+    assert [attributes["messaging.kafka.offset"] for attributes in handled] == [0, 1, 2]
+    assert {attributes["messaging.consumer.group.name"] for attributes in handled} == {it.group}
+    assert {"fetch", "commit", "rebalance"} <= {span["name"] for span in spans}
+
+
+@through_either
+async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
+    make: Callable[..., Setup], more: dict[str, Any]
+) -> None:
+    it = make(partitions=6)
+    it.fill(600)
+    config = it.config("slow", handler={"concurrency": 2}, **more)
+    first = it.run(config)
+    it.wait_done(100)
+    second = it.run(config)
+    it.both_at_work()
+    it.fill(300)
+    assert stopped(first) == 0
+    it.wait_done()
+    assert stopped(second) == 0
+    counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
+    assert len(counts) == it.filled
+    assert [key for key, count in counts.items() if count > 1] == []  # all of them left in good order
+    for partition in range(6):
+        offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
+        assert offsets == sorted(offsets)
+    assert await it.committed() == dict.fromkeys(range(6), it.filled // 6)
+
+
+@through_either
+async def test_a_daemon_that_is_killed_loses_no_record(make: Callable[..., Setup], more: dict[str, Any]) -> None:
+    it = make(partitions=4)
+    it.fill(600)
+    sections = {**more, "commit": {"interval_s": 0.2}}
+    for section in ("zookeeper", "group"):
+        sections[section] = {**sections.get(section, {}), "session_timeout_s": 2}
+    config = it.config("slow", **sections)
+    first = it.run(config)
+    second = it.run(config)
+    it.both_at_work()
+    it.fill(300)
+    first.kill()
+    it.wait_done()
+    assert stopped(second) == 0
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
+
+
+async def test_nothing_is_handled_while_zookeeper_is_frozen_and_nothing_lost_after(
+    make: Callable[..., Setup], zookeeper: LocalCluster, zk_chroot: str
+) -> None:
+    it = make(partitions=4, zookeeper=zk_chroot)
+    it.fill(600)
+    process = it.run(it.config("slow", commit={"interval_s": 0.2}, zookeeper={"session_timeout_s": 2}))
+    it.wait_done(100)
+    zookeeper.zookeepers[0].pause()
+    it.busy_until(lambda: any("pauses" in line["message"] for line in it.logs()), "the lease to lapse")
+    it.fill(300)
+    paused = time.time()
+    await asyncio.sleep(0.5)  # that nothing happens takes a while to see
+    assert process.poll() is None
+    resumed = time.time()
+    zookeeper.zookeepers[0].resume()
+    it.wait_done()
+    assert stopped(process) == 0
+    # a call that was under way may end
+    assert [entry for entry in it.done() if paused + 0.1 < entry["time"] < resumed] == []
+    for partition in range(4):
+        offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
+        assert list(dict.fromkeys(offsets)) == list(range(it.filled // 4))
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
+
+
+async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(make: Callable[..., Setup]) -> None:
+    it = make(partitions=4)
+    it.fill(1200)
+    process = it.run(it.config("slow", commit={"interval_s": 0.2}))
+    it.wait_done(200)
+    it.cluster.brokers[0].kill()
+    it.cluster.brokers[0].start()
+    it.fill(400)
+    it.wait_done()
+    assert stopped(process) == 0
+    counts = Counter((entry["partition"], entry["offset"]) for entry in it.done())
+    assert len(counts) == sum(counts.values()) == it.filled
+    assert await it.committed() == dict.fromkeys(range(4), it.filled // 4)
+
+
+async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exit_code(
+    make: Callable[..., Setup],
+) -> None:
+    it = make()
+    it.fill(100)
+    process = it.run(it.config(), POISON="40")
+    assert process.wait(60) == 3
+    assert [entry["offset"] for entry in it.done()] == list(range(40))
+    assert await it.committed() == {0: 40}
+    (line,) = [line for line in it.logs() if line["level"] == "error"]
+    assert "failed 3 times" in line["message"]
+    assert (line["topic"], line["partition"], line["offset"]) == (it.topic, 0, 40)
+
+
+def read_all(bootstrap: str, topic: str, **settings: Any) -> list[Any]:
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=5000, **settings
+    )
+    try:
+        return [next(consumer)]
+    finally:
+        consumer.close()
+
+
+async def test_a_dead_letter_carries_the_record_and_where_it_came_from(
+    make: Callable[..., Setup], topic_factory: Callable[..., str]
+) -> None:
+    it = make()
+    letters = topic_factory(1)
+    it.fill(100)
+    process = it.run(it.config(handler={"dead_letter_topic": letters}), POISON="40")
+    it.wait_done(99)
+    assert stopped(process) == 0
+    assert await it.committed() == {0: 100}
+    (letter,) = read_all(it.cluster.bootstrap, letters)
+    assert letter.value == b"40"
+    headers = dict(letter.headers)
+    assert headers["allocator.topic"] == it.topic.encode()
+    assert headers["allocator.offset"] == b"40"
+    assert headers["allocator.group"] == it.group.encode()
+    assert headers["allocator.error"] == b"builtins.ValueError: this record is poison"
+    assert headers["allocator.attempts"] == b"3"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1"])
+async def test_dead_letters_reach_clusters_from_before_headers(
+    make: Callable[..., Setup], topic_factory: Callable[..., str], cluster_factory: Any, version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    it = make(cluster=cluster)
+    letters = topic_factory(1, cluster=cluster)
+    it.fill(100)
+    process = it.run(it.config(handler={"dead_letter_topic": letters}), POISON="40")
+    it.wait_done(99)
+    assert stopped(process) == 0
+    assert await it.committed() == {0: 100}
+    async with KafkaClient(cluster.bootstrap) as client:
+        api_version = client.broker_version
+    (letter,) = read_all(cluster.bootstrap, letters, api_version=api_version)
+    assert letter.value == b"40"
+
+
+async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[..., Setup]) -> None:
+    it = make()
+    it.fill(10)
+    process = it.run(it.config("blocks"))
+    it.wait_done(1)
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: any("draining" in line["message"] for line in it.logs()), 30, "the first signal to be heard")
+    assert process.poll() is None
+    assert stopped(process, signal.SIGINT) == 128 + signal.SIGINT
+    assert await it.committed() == {}
+
+
+async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(make: Callable[..., Setup]) -> None:
+    it = make()
+    it.fill(10)
+    process = it.run(it.config("blocks", handler={"drain_timeout_s": 0.5}))
+    it.wait_done(1)
+    assert stopped(process, signal.SIGHUP) == 0
+    assert any("SIGHUP: draining" in line["message"] for line in it.logs())
+    assert any("still running and is cut off" in line["message"] for line in it.logs())
+    assert await it.committed() == {}
+
+
+def test_systemd_is_told_when_it_is_ready_and_when_it_stops(make: Callable[..., Setup], tmp_path: Path) -> None:
+    it = make()
+    it.fill(10)
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.settimeout(30)
+        process = it.run(it.config(), NOTIFY_SOCKET=address, WATCHDOG_USEC="1000000")
+        told: set[bytes] = set()
+        while not {b"READY=1", b"WATCHDOG=1", b"STATUS=1 partitions"} <= told:
+            told.add(listener.recv(1000))
+        assert stopped(process) == 0
+        while b"STOPPING=1" not in told:
+            told.add(listener.recv(1000))
+
+
+def test_servers_that_do_not_answer_are_named_in_time(make: Callable[..., Setup]) -> None:
+    it = make()
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        process = it.run(it.config(zookeeper={"hosts": address}, group={"connect_timeout_s": 2}))
+        assert process.wait(30) == 1
+        assert any(address in line["message"] for line in it.logs() if line["level"] == "error")
+        process = it.run(it.config(kafka={"brokers": [address]}, group={"connect_timeout_s": 2}))
+        assert process.wait(30) == 1
+        assert any(address in line["message"] for line in it.logs(1) if line["level"] == "error")
+
+
+# -- --check needs no servers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Setup:
+    class Nowhere:
+        bootstrap = "127.0.0.1:1"
+
+    return Setup(Nowhere(), "127.0.0.1:1", "t", "g", tmp_path)  # type: ignore[arg-type]
+
+
+def test_check_shows_the_settings_and_masks_secrets(offline: Setup) -> None:
+    config = offline.config(zookeeper={"digest_username": "u"})
+    checked = offline.check(config, ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD="hunter2")
+    assert checked.returncode == 0, checked.stderr
+    assert 'digest_password = "***"' in checked.stdout
+    assert "concurrency = 8" in checked.stdout
+    assert "hunter2" not in checked.stdout + checked.stderr
+    shown = json.loads(offline.check(config, "--json", ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD="hunter2").stdout)
+    assert shown["ok"] is True
+    assert shown["settings"]["group"]["membership"] == "zookeeper"
+
+
+def test_check_names_what_is_wrong_with_settings_handler_and_allocator_function(offline: Setup) -> None:
+    wrong = offline.check(offline.config(handler={"concurency": 3}))
+    assert wrong.returncode == 2
+    assert "handler.concurency is not a setting; did you mean handler.concurrency?" in wrong.stderr
+    wrong = offline.check(offline.config("plan"))
+    assert wrong.returncode == 2
+    assert "did you mean 'plain'?" in wrong.stderr
+    wrong = offline.check(offline.config(group={"assignor": "naiv"}), "--json")
+    assert wrong.returncode == 2
+    assert "did you mean 'naive'?" in json.loads(wrong.stdout)["error"]["message"]
+
+
+def test_run_refuses_before_anything_is_touched(offline: Setup) -> None:
+    process = offline.run(offline.config("plan"))
+    assert process.wait(30) == 2

@@ -1,0 +1,117 @@
+"""`allocator run` goes where its group is told to, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from daemon_processes import Setup, stopped
+
+from allocator.consumer.switching import ClusterChoice, choose, path_of
+from allocator.testing import wait_until_async
+from allocator.zookeeper.client import NoZnode, ZooKeeper
+
+pytestmark = pytest.mark.deadline(200)
+
+
+@asynccontextmanager
+async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeper, str]]:
+    """A session, and the znode that says where the group is to be."""
+    zk = ZooKeeper(it.zookeeper)
+    await zk.connect()
+    try:
+        yield zk, path_of("/allocator", it.group)
+    finally:
+        await zk.close()
+
+
+async def members(zk: ZooKeeper, path: str) -> list[str]:
+    try:
+        return await zk.get_children(path.replace("/cluster", "/members"))
+    except NoZnode:
+        return []
+
+
+async def handled(it: Setup, count: int) -> None:
+    await asyncio.to_thread(it.wait_done, count)
+
+
+async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callable[..., Setup], tmp_path: Path) -> None:
+    it = await asyncio.to_thread(make, 2)
+    await asyncio.to_thread(it.fill, 200)
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.setblocking(False)
+        process = it.run(it.config(), NOTIFY_SOCKET=address)
+        async with told(it) as (zk, path):
+            await handled(it, 200)
+            await choose(zk, path, ClusterChoice(None, frozen=True))
+            await wait_until_async(lambda: _nobody(zk, path), 60, "the member to leave")
+            assert await it.committed() == {0: 100, 1: 100}, "it committed before it left"
+            await asyncio.to_thread(it.fill, 100)
+            assert len(it.done()) == 200
+
+            # the same cluster by another name: the offsets that were committed are there
+            other = it.cluster.bootstrap.replace("127.0.0.1", "localhost")
+            await choose(zk, path, ClusterChoice(other))
+            await handled(it, 100)
+            await wait_until_async(lambda: len(it.done()) == 300, 60, "the rest")
+            assert len(await members(zk, path)) == 1
+            heard = {systemd.recv(1000) async for _ in _while_there(systemd)}
+            assert b"READY=1" in heard
+            assert b"STOPPING=1" not in heard, "systemd would end it"
+        assert await asyncio.to_thread(stopped, process) == 0
+        assert b"STOPPING=1" in {systemd.recv(1000) async for _ in _while_there(systemd)}
+    for partition in (0, 1):
+        assert [each["offset"] for each in it.done() if each["partition"] == partition] == list(range(150))
+    assert await it.committed() == {0: 150, 1: 150}
+
+
+async def test_one_that_starts_while_its_group_is_paused_waits_and_can_be_stopped(make: Callable[..., Setup]) -> None:
+    it = await asyncio.to_thread(make)
+    await asyncio.to_thread(it.fill, 10)
+    async with told(it) as (zk, path):
+        await choose(zk, path, ClusterChoice(None, frozen=True))
+        waiting, idle = it.run(it.config()), it.run(it.config())
+        for number in (0, 1):
+            await wait_until_async(lambda number=number: _says(it, number, "paused"), 60, "it to rest")
+        assert await members(zk, path) == []
+        assert await asyncio.to_thread(stopped, idle) == 0
+        await choose(zk, path, ClusterChoice())
+        await handled(it, 10)
+    assert await asyncio.to_thread(stopped, waiting) == 0
+
+
+async def test_what_says_nothing_is_refused_with_its_place(make: Callable[..., Setup]) -> None:
+    it = await asyncio.to_thread(make)
+    async with told(it) as (zk, path):
+        await zk.ensure_path(path)
+        await zk.set(path, json.dumps({"brokers": 3}).encode())
+    process = it.run(it.config())
+    assert await asyncio.to_thread(process.wait, 60) == 2
+    assert any(path in line["message"] for line in it.logs() if line["level"] == "error")
+
+
+async def _nobody(zk: ZooKeeper, path: str) -> bool:
+    return await members(zk, path) == []
+
+
+def _says(it: Setup, number: int, text: str) -> bool:
+    lines = (it.directory / f"log-{number}").read_text().splitlines()
+    return any(text in json.loads(line)["message"] for line in lines)
+
+
+async def _while_there(sock: socket.socket) -> AsyncIterator[None]:
+    """Once for each datagram that has come."""
+    while True:
+        try:
+            sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        yield

@@ -1,0 +1,428 @@
+"""Each finding of the doctor, caused on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from doctor_patient import Patient, commit_to_zookeeper, in_thread
+from kafka.admin import KafkaAdminClient
+
+from allocator.assignors import GroupView
+from allocator.assignors.kiel import naive_allocator
+from allocator.client.client import KafkaClient
+from allocator.groups.legacy.old_consumer import Subscription
+from allocator.groups.zookeeper.znodes import Claim, MemberInfo
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.batches import ProducedRecord
+from allocator.testing.topics import zookeeper_client
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+pytestmark = pytest.mark.deadline(150)
+
+
+@pytest.fixture
+def patient(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Patient:
+    found = Patient(kafka_cluster, topic_factory(4), group, 4)
+    kafka_cluster.produce(found.topic, [(None, b"%d" % n, n % 4) for n in range(40)])
+    return found
+
+
+@contextlib.asynccontextmanager
+async def forged_member(patient: Patient, claim: Claim | None = None) -> AsyncIterator[str]:
+    """A member that was written by other means: it never proves that it lives, and obeys nobody."""
+    with zookeeper_client(patient.zookeeper) as zk:
+        info = MemberInfo("forged", "nowhere", frozenset({patient.topic}))
+        path = zk.create(f"{patient.base}/members/m-{'0' * 16}-", info.encode(), ephemeral=True, sequence=True)
+        member = path.rpartition("/")[2]
+        if claim is not None:
+            zk.create(f"{patient.base}/claims/{member}", claim.encode(), ephemeral=True)
+        yield member
+
+
+async def owned(patient: Patient, *consumers: Any) -> None:
+    async def all_of_them() -> bool:
+        for consumer in consumers:
+            assert await consumer.getbatch(0) is None or True
+        return sum(len(consumer.assignment()) for consumer in consumers) == len(patient.partitions)
+
+    await wait_until_async(all_of_them, 30, "all partitions to be owned")
+
+
+def delete_records(patient: Patient, before: dict[TopicPartition, int]) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=patient.cluster.bootstrap)
+    try:
+        admin.delete_records(before)
+    finally:
+        admin.close()
+
+
+def all_to_the_first(view: GroupView) -> dict[str, list[TopicPartition]]:
+    every = [TopicPartition(topic, n) for topic, count in view.partitions.items() for n in range(count)]
+    return {member.id: every if index == 0 else [] for index, member in enumerate(view.members)}
+
+
+def all_to_the_last(view: GroupView) -> dict[str, list[TopicPartition]]:
+    return dict(zip([member.id for member in reversed(view.members)], all_to_the_first(view).values()))
+
+
+def of_no_use(view: GroupView) -> dict[str, list[TopicPartition]]:
+    raise RuntimeError("out of ideas")
+
+
+def all_but_the_first(members: list[str], partitions: list[str]) -> Any:
+    return naive_allocator(members, [each for each in partitions if not each.endswith(":0")])
+
+
+# -- members -------------------------------------------------------------------------------------------------------
+
+
+async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(patient: Patient) -> None:
+    async with patient.consumer(assignor=of_no_use):
+        with zookeeper_client(patient.zookeeper) as zk:
+            await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
+        found = await patient.examined(interval_s=1)
+    assert len(found["unowned-partitions"][0].where) == 4
+    assert "out of ideas" in found["assignment-refused"][0].what
+
+
+async def test_partitions_that_the_function_leaves_out(patient: Patient) -> None:
+    async with patient.consumer(assignor=all_but_the_first) as consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its three partitions")
+        found = await patient.examined()
+    (finding,) = found["left-out-partitions"]
+    assert finding.where == (f"{patient.topic}:0",)
+    assert "all_but_the_first" in finding.what
+    assert "unowned-partitions" not in found
+
+
+async def test_members_that_differ(patient: Patient) -> None:
+    async with patient.consumer(assignor=["naive", "range"]) as first:
+        await owned(patient, first)
+        async with patient.consumer(assignor=["range"]), patient.consumer("no-such-topic", assignor=["sticky"]):
+            found: dict[str, Any] = {}
+
+            async def refused() -> bool:
+                found.update(await patient.examined())
+                return "member-refused" in found
+
+            await wait_until_async(refused, 40, "the member with another function to be refused", interval_s=0.5)
+    assert "naive or range; range; sticky" in found["different-functions"][0].what
+    assert found["different-subscriptions"][0].severity.name == "INFO"
+    assert found["topic-missing"][0].where == ("no-such-topic",)
+
+
+async def test_all_for_one_and_too_many_for_all(
+    patient: Patient, topic_factory: Callable[..., str], unique_name: Callable[[], str]
+) -> None:
+    one: dict[str, Any] = {"assignor": all_to_the_first}
+    async with patient.consumer(**one) as first, patient.consumer(**one) as second:
+        await owned(patient, first, second)
+        found = await patient.examined(interval_s=1)
+        assert "owns 4 of 4 partitions where 2.0 would be fair" in found["skewed-assignment"][0].what
+        assert "idle-members" not in found
+    narrow = Patient(patient.cluster, await in_thread(topic_factory), unique_name(), 1)
+    async with narrow.consumer() as first, narrow.consumer() as second:
+        await owned(narrow, first, second)
+        found = await narrow.examined()
+        assert len(found["idle-members"][0].where) == 1
+        assert "skewed-assignment" not in found
+
+
+async def test_a_claim_that_nobody_granted(patient: Patient) -> None:
+    async with patient.consumer(session_timeout_s=4.0) as consumer:
+        await patient.consume(consumer, 40)
+        claim = Claim(10**6, frozenset(patient.partitions), 10**6)
+        async with forged_member(patient, claim):
+            await wait_until_async(lambda: len(consumer.assignment()) == 2, 30)
+            found = await patient.examined(interval_s=2)
+        assert "forged@nowhere#1" in found["doubly-claimed"][0].what
+        assert len(found["doubly-claimed"][0].where) == 2
+        assert found["doubly-claimed"][0].severity.name == "CRITICAL"
+
+
+async def test_a_member_that_shows_no_sign_of_life(patient: Patient) -> None:
+    async with patient.consumer(session_timeout_s=4.0) as consumer:
+        await patient.consume(consumer, 40)
+        async with forged_member(patient):
+            await wait_until_async(lambda: len(consumer.assignment()) == 2, 30)
+            found: dict[str, Any] = {}
+
+            async def noticed() -> bool:
+                found.update(await patient.examined(interval_s=0.5, session_timeout_s=2, patience_s=2))
+                return {"silent-member", "stuck-member"} <= set(found)
+
+            await wait_until_async(noticed, 40, lambda: f"the forged member to be noticed: {found}", interval_s=0.5)
+        assert [finding.where for finding in found["silent-member"]] == [("forged@nowhere#1",)]
+        assert found["stuck-member"][0].where[0] == "forged@nowhere#1"
+        assert "has not begun" in found["stuck-member"][0].what
+
+
+async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
+    settings: dict[str, Any] = {"session_timeout_s": 4.0, "assignor": all_to_the_last}
+    async with patient.consumer(**settings) as slow:
+        await owned(patient, slow)
+        while await slow.getbatch(30) is None:
+            pass  # its handler has a batch now, and never comes back for more
+        async with patient.consumer(**settings):
+            found: dict[str, Any] = {}
+
+            async def stuck() -> bool:
+                found.clear()
+                found.update(await patient.examined(interval_s=0.5, patience_s=2))
+                return "stuck-member" in found
+
+            await wait_until_async(stuck, 40, "the slow member to be noticed", interval_s=0.5)
+            assert found["stuck-member"][0].where[0] == f"{slow.client_id}#{int(slow.member_id[-10:])}"
+            assert "still holds them" in found["stuck-member"][0].what
+            assert "stuck-member" not in await patient.examined(patience_s=1000)
+
+
+async def test_members_on_other_layouts_and_znodes_of_others(patient: Patient) -> None:
+    with zookeeper_client(patient.zookeeper) as zk:
+        zk.create(f"/kiel/groups/{patient.group}/members/host:uuid", b"", ephemeral=True, makepath=True)
+        zk.create(f"/consumers/{patient.group}/ids/{patient.group}_host-1", b"{}", ephemeral=True, makepath=True)
+        found = await patient.examined()
+        assert found["kiel-layout"][0].where == (f"/kiel/groups/{patient.group}/members/host:uuid",)
+        assert found["old-consumer-layout"][0].where == (f"/consumers/{patient.group}/ids/{patient.group}_host-1",)
+        async with patient.consumer() as consumer:
+            await patient.consume(consumer, 40)
+            zk.create(f"{patient.base}/members/who-is-this", b"", ephemeral=True)
+            found = await patient.examined()
+        assert len(found["several-protocols"][0].where) == 3
+        assert found["unreadable-znode"][0].where == (f"{patient.base}/members/who-is-this",)
+
+
+async def test_a_group_of_kiels_is_looked_at_where_its_offsets_are(patient: Patient) -> None:
+    await patient.fill(20, only=2)
+    await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict(zip(patient.partitions, (3, 10, 10))))
+    await in_thread(lambda: delete_records(patient, {patient.partitions[0]: 8}))
+    base = f"/kiel/groups/{patient.group}"
+    with zookeeper_client(patient.zookeeper) as zk:
+        zk.create(f"{base}/members/host:uuid", b"", ephemeral=True, makepath=True)
+        zk.create(f"{base}/partitions", json.dumps([f"{patient.topic}:{n}" for n in range(4)]).encode())
+        found = await patient.examined(interval_s=1)
+    (below,) = found["offset-below-log-start"]
+    assert (below.where, below.command) == ((f"{patient.topic}:0",), None)
+    assert found["no-progress"][0].where == (f"{patient.topic}:2",)
+    assert found["offsets-missing"][0].where == (f"{patient.topic}:3",)
+    assert len(found["offsets-in-zookeeper"][0].where) == 3
+    assert found["offsets-in-zookeeper"][0].severity.name == "INFO"
+    assert found.keys() == {
+        "offset-below-log-start", "no-progress", "offsets-missing", "offsets-in-zookeeper", "kiel-layout"
+    }  # fmt: skip
+
+
+async def test_a_group_that_has_nothing_but_offsets_in_zookeeper(patient: Patient) -> None:
+    await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict.fromkeys(patient.partitions[:2], 4))
+    found = await patient.examined()
+    assert "12 records wait" in found["no-members"][0].what
+    (stored,) = found["offsets-in-zookeeper"]
+    assert (len(stored.where), stored.severity.name) == (2, "WARNING")
+    assert found.keys() == {"no-members", "offsets-in-zookeeper"}
+
+
+@pytest.mark.parametrize("dialect", ["java", "pykafka"])
+async def test_a_partition_that_consumers_of_the_old_kafka_gave_up(patient: Patient, dialect: str) -> None:
+    base, java = f"/consumers/{patient.group}", dialect == "java"
+    subscription = Subscription("static", {patient.topic: 1}).encode() if java else patient.topic.encode()
+    directory, prefix = (patient.topic, "") if java else (f"b'{patient.topic}'", "0-")
+    with zookeeper_client(patient.zookeeper) as zk:
+        zk.create(f"{base}/ids/a", subscription, ephemeral=True, makepath=True)
+        for number in range(3):
+            zk.create(f"{base}/owners/{directory}/{prefix}{number}", b"a-0", ephemeral=True, makepath=True)
+        found = await patient.examined()
+        assert found["unowned-partitions"][0].where == (f"{patient.topic}:3",)
+        zk.create(f"{base}/owners/{directory}/{prefix}3", b"a-0", ephemeral=True)
+        assert "unowned-partitions" not in await patient.examined()
+
+
+async def test_two_protocols_under_one_name_and_a_rebalance_that_waits(patient: Patient) -> None:
+    over_kafka: dict[str, Any] = {"membership": "kafka", "session_timeout_s": 10.0}
+    async with patient.consumer(**over_kafka) as slow:
+        await owned(patient, slow)
+        assert set(await patient.examined()) <= {"offsets-missing"}
+        while await slow.getbatch(30) is None:
+            pass
+        async with patient.consumer() as other:
+            await owned(patient, other)
+            found = await patient.examined()
+            assert len(found["several-protocols"][0].where) == 2
+        joining = asyncio.ensure_future(patient.consumer(**over_kafka).start())
+        try:
+            found = {}
+
+            async def waiting() -> bool:
+                found.update(await patient.examined())
+                return "endless-rebalance" in found
+
+            await wait_until_async(waiting, 40, lambda: f"the rebalance to be noticed: {found}", interval_s=0.5)
+            assert "PreparingRebalance" in found["endless-rebalance"][0].what
+        finally:
+            joining.cancel()
+            await asyncio.wait({joining})
+
+
+# -- offsets -------------------------------------------------------------------------------------------------------
+
+
+async def test_offsets_outside_of_the_log(patient: Patient) -> None:
+    first, second = patient.partitions[:2]
+    async with KafkaClient(patient.cluster.bootstrap) as client:
+        await client.refresh([patient.topic])
+        at = {first: OffsetAndMetadata(3, "", -1), second: OffsetAndMetadata(1000, "", -1)}
+        await GroupOffsets(client, patient.group).commit(at)
+
+    await in_thread(lambda: delete_records(patient, {first: 8}))
+    found = await patient.examined()
+    (below,), (above,) = found["offset-below-log-start"], found["offset-above-log-end"]
+    assert below.where == (f"{patient.topic}:0",)
+    assert below.what.startswith("5 records were deleted before")
+    command = f"allocator group offsets reset {patient.group} --to earliest --topic {patient.topic} --execute"
+    assert below.command == command
+    assert above.where == (f"{patient.topic}:1",)
+    assert "990 records beyond the end" in above.what
+    assert found["no-members"][0].severity.name == "WARNING"
+    code, out, _ = await patient.shell(
+        patient.group, "--zookeeper", patient.zookeeper, "--brokers", patient.cluster.bootstrap, "--interval", "0"
+    )
+    assert code == 3
+    assert f"  run:   {command}\n" in out
+
+
+async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:
+    async with patient.consumer(auto_commit_interval_s=None) as consumer:
+        await owned(patient, consumer)
+        assert len((await patient.examined())["offsets-missing"][0].where) == 4
+        await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, {patient.partitions[0]: 5})
+        found = await patient.examined()
+        assert found["offsets-in-zookeeper"][0].where == (f"{patient.topic}:0",)
+        assert len(found["offsets-missing"][0].where) == 3
+
+
+async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Patient) -> None:
+    async with patient.consumer(auto_commit_interval_s=None) as consumer:
+        await patient.consume(consumer, 40)
+        await patient.fill(100, only=0)
+        await patient.fill(100, only=1)
+        looking = asyncio.ensure_future(patient.examined(interval_s=4))
+        await asyncio.sleep(2)  # between the two looks
+        assert not looking.done()
+        await patient.fill(200, only=0)
+        await consumer.commit({patient.partitions[0]: OffsetAndMetadata(20, "", -1)})
+        found = await looking
+        assert found["no-progress"][0].where == (f"{patient.topic}:1",)
+        assert "100 records waiting" in found["no-progress"][0].what
+        assert found["lag-grows"][0].where == (f"{patient.topic}:0",)
+        assert "by 190 records" in found["lag-grows"][0].what
+        await patient.consume(consumer, 400)
+        assert not await patient.examined()
+
+
+async def test_a_topic_that_was_deleted(patient: Patient) -> None:
+    async with patient.consumer() as consumer:
+        await patient.consume(consumer, 40)
+    await in_thread(lambda: patient.cluster.delete_topic(patient.topic))
+    found = await patient.examined()
+    assert found["partition-gone"][0].where == tuple(f"{patient.topic}:{n}" for n in range(4))
+
+
+async def test_nobody_and_nothing(patient: Patient) -> None:
+    found = await patient.examined()
+    assert set(found) == {"unknown-group"}
+    async with patient.consumer() as consumer:
+        await patient.consume(consumer, 40)
+    found = await patient.examined()
+    assert set(found) == {"no-members"}
+    assert found["no-members"][0].severity.name == "INFO"
+    await patient.fill(5)
+    assert (await patient.examined())["no-members"][0].what.startswith("the group has no members; 20 records wait")
+    assert "it knows" in (await patient.examined(group="typo"))["unknown-group"][0].what
+
+
+# -- clocks and timeouts -------------------------------------------------------------------------------------------
+
+
+async def test_clocks_that_differ(patient: Patient) -> None:
+    day_ms = 86_400_000
+    future = int(time.time() * 1000) + day_ms
+    await in_thread(lambda: patient.cluster.produce(patient.topic, [ProducedRecord(None, b"late", 2, future)]))
+    with zookeeper_client(patient.zookeeper) as zk:
+        wrong = {"timestamp": str(future), "host": "b", "port": 1, "version": 1}
+        zk.create("/brokers/ids/99", json.dumps(wrong).encode(), ephemeral=True, makepath=True)
+        async with patient.consumer(session_timeout_s=4.0) as consumer:
+            await patient.consume(consumer, 41)
+            found = await patient.examined(interval_s=2)
+            assert found["records-from-the-future"][0].where == (f"{patient.topic}:2",)
+            (skew,) = found["clock-skew"]
+            assert skew.where == ("broker 99", "ZooKeeper")
+            assert "s ahead of ZooKeeper's" in skew.what
+            zk.delete("/brokers/ids/99")
+            for wrong_s, side in ((-100, "ahead of this"), (100, "behind this")):
+                found = await patient.examined(interval_s=2.5, clock=lambda by=wrong_s: time.time() + by)
+                assert side in found["clock-skew"][0].what
+            assert "clock-skew" not in await patient.examined(interval_s=2.5)
+
+
+async def test_session_timeouts_that_are_not_granted(patient: Patient) -> None:
+    found = await patient.examined(session_timeout_s=2000, interval_s=0)
+    in_zookeeper, in_kafka = found["session-timeout-out-of-range"]
+    assert "grants 120 s where 2000 s are asked for: the most" in in_zookeeper.what + in_kafka.what
+    assert "allow session timeouts of 1 to 1800 s" in in_zookeeper.what + in_kafka.what
+    async with patient.consumer(session_timeout_s=4.0) as consumer:
+        await owned(patient, consumer)
+        # what Kafka's coordinator allows is nothing to this group
+        assert "session-timeout-out-of-range" not in await patient.examined(session_timeout_s=4)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_command_says_how_it_is_and_changes_nothing(patient: Patient) -> None:
+    where = ["--zookeeper", patient.zookeeper, "--brokers", patient.cluster.bootstrap, "--interval", "0.5"]
+    async with patient.consumer() as consumer:
+        await patient.consume(consumer, 40)
+        code, said = await patient.shell_json(patient.group, *where)
+        assert (code, said["healthy"]) == (0, True), said
+        # records are kept for a century here: worth knowing, and no illness
+        assert [finding["id"] for finding in said["findings"]] == ["offsets-expire"]
+        assert set(said["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command"}
+    with zookeeper_client(patient.cluster.zookeeper) as zk:
+
+        def tree(path: str) -> dict[str, int]:
+            _, stat = zk.get(path)
+            below = [tree(f"{path.rstrip('/')}/{name}") for name in zk.get_children(path)]
+            return {path: stat.mzxid, **{p: z for each in below for p, z in each.items()}}
+
+        before = {base: tree(base) for base in (f"/{patient.group}", "/consumers", "/brokers", "/config")}
+        code, said = await patient.shell_json(patient.group, *where)
+        assert code == 0
+        assert {finding["id"] for finding in said["findings"]} == {"no-members", "offsets-expire"}
+        assert {base: tree(base) for base in before} == before
+    code, said = await patient.shell_json(*where)
+    assert (code, said) == (0, {"group": None, "healthy": True, "findings": []})
+
+
+async def test_the_command_says_what_it_could_not_look_at(patient: Patient) -> None:
+    async with patient.consumer() as consumer:
+        await patient.consume(consumer, 40)
+    nowhere = ["--timeout", "2", "--interval", "0", "--brokers", "127.0.0.1:1"]
+    code, said = await patient.shell_json(patient.group, "--zookeeper", patient.zookeeper, *nowhere)
+    assert code == 1
+    assert said["findings"][0]["id"] == "could-not-look"
+    assert "127.0.0.1:1" in said["findings"][0]["what"]
+    (nobody,) = [finding for finding in said["findings"] if finding["id"] == "no-members"]
+    assert "0 records" not in nobody["what"]  # nobody knows how many
+    assert "Kafka was not asked" in nobody["what"]
+    code, said = await patient.shell_json(patient.group, *nowhere)
+    assert code == 1
+    assert said["error"]["type"] == "BrokersUnavailable"
+    code, _, err = await patient.shell(patient.group)
+    assert code == 2
+    assert "Give --zookeeper, --brokers or --config" in err

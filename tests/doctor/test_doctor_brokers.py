@@ -1,0 +1,122 @@
+"""What the doctor finds of brokers that are gone, out of reach or of another version; and what its page lists."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from doctor_patient import Patient, in_thread
+from racked import racked_brokers
+
+from allocator.cli import main
+from allocator.doctor import cluster as doctor_cluster
+from allocator.doctor import finding as doctor_finding
+from allocator.doctor import members as doctor_members
+from allocator.doctor import offsets as doctor_offsets
+from allocator.testing import LocalCluster, wait_until, wait_until_async
+
+pytestmark = pytest.mark.deadline(200)
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def listed(cluster: LocalCluster, count: int) -> None:
+    """Until each broker that answers lists so many."""
+    wait_until(
+        lambda: all(len(known.brokers) == count for known in cluster.metadata()) and cluster.metadata(),
+        60,
+        lambda: f"{count} brokers, not {[sorted(known.brokers) for known in cluster.metadata()]}",
+    )
+
+
+async def test_a_broker_that_died(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+) -> None:
+    cluster = await in_thread(lambda: racked_brokers(cluster_factory))
+    twice = await in_thread(lambda: topic_factory(3, replication=2, cluster=cluster))
+    once = await in_thread(lambda: topic_factory(3, cluster=cluster))
+    patient = Patient(cluster, twice, group, 3)
+
+    async def healthy() -> bool:
+        return not await patient.examined(group=None)
+
+    # tests that shared these brokers may have killed some a moment ago
+    await wait_until_async(healthy, 90, "nothing to be found", interval_s=0.5)
+    await in_thread(cluster.brokers[2].kill)
+    await in_thread(lambda: listed(cluster, 2))
+    found: dict[str, list[Any]] = {}
+
+    def places(finding: str, topic: str) -> list[str]:
+        return [place for one in found.get(finding, ()) for place in one.where if place.startswith(topic)]
+
+    async def told() -> bool:
+        found.clear()
+        found.update(await patient.examined(group=None))
+        # brokers hear of it by turns; one partition of `twice` has its replicas on the other two
+        return places("leaderless", once) == [f"{once}:2"] and len(places("under-replicated", twice)) == 2
+
+    await wait_until_async(told, 60, lambda: f"both findings, not {found}", interval_s=0.5)
+    assert "Start the brokers that hold them: broker 2." in found["leaderless"][0].do
+    assert "broker 2 not there" in found["under-replicated"][0].what
+
+
+@pytest.mark.long
+async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
+    async with LocalCluster("3.9.1", brokers=2, proxied=True) as cluster:
+        await in_thread(lambda: cluster.create_topic("t", 2))
+        patient = Patient(cluster, "t", group, 2)
+        async with patient.clients() as (client, zk, _):
+            from allocator.doctor.doctor import examine
+
+            assert not await examine(None, client=client, zookeeper=zk)
+            cluster.brokers[1].proxy.drop(client=os.getpid())
+            found = await examine(None, client=client, zookeeper=zk)
+            unreachable = [finding for finding in found if finding.id == "broker-unreachable"]
+            assert [finding.where for finding in unreachable] == [("broker 1",)]
+            assert cluster.brokers[1].address in unreachable[0].what
+
+
+@pytest.mark.long
+async def test_brokers_of_two_versions(group: str) -> None:
+    protocol = {"inter.broker.protocol.version": "1.1"}
+    async with LocalCluster("1.1.1", broker_config=protocol) as old:
+        joining: dict[str, Any] = {"zookeeper.connect": old.zookeeper, "broker.id": 7, **protocol}
+        async with LocalCluster("2.8.2", broker_config=joining):
+            await in_thread(lambda: listed(old, 2))
+            found = await Patient(old, "t", group, 1).examined(group=None)
+            assert found["mixed-versions"][0].where == ("broker 0: 1.1", "broker 7: 2.8")
+
+
+def test_the_page_lists_every_finding_and_no_other() -> None:
+    sources = "".join(
+        Path(str(module.__file__)).read_text() for module in (doctor_cluster, doctor_members, doctor_offsets)
+    )
+    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', sources)) | {doctor_finding.COULD_NOT_LOOK}
+    assert len(known) > 25
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == known
+
+
+def test_what_a_finding_says_to_type_can_be_typed() -> None:
+    sources = "".join(path.read_text() for path in Path(str(doctor_members.__file__)).parent.glob("doctor_*.py"))
+    typed = re.findall(r'f?"allocator ([^"]+)"(?:\s+f?"(--[^"]+)")?', sources)
+    assert len(typed) >= 6
+    for words in (" ".join(parts).split() for parts in typed):
+        command: click.Command = main
+        context = click.Context(main)
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words[0])
+            assert found is not None, words
+            command, words = found, words[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, (command.name, words)
+
+
+def test_every_finding_is_caused_by_a_test() -> None:
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor*.py"))
+    known = set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert {name for name in known if f'"{name}"' not in here} == set()

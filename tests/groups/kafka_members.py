@@ -1,0 +1,115 @@
+"""Our members of Kafka groups, for tests; those of other clients are in `kafka_clients`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from members import History, RecordingOwner
+
+from allocator.assignors import resolve
+from allocator.client.client import KafkaClient
+from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
+from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.offsets.coordinator import Coordinator
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.testing import LocalCluster, Node, wait_until_async
+from allocator.types import TopicPartition
+
+Parts = frozenset[TopicPartition]
+
+FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
+
+
+class Ours:
+    """A member of ours with its own client; `async with` joins and leaves."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        *,
+        name: str = "ours",
+        history: History | None = None,
+        assignors: Iterable[Any] = ("range",),
+        pattern: str | None = None,
+        timing: Mapping[str, Any] | None = None,
+        topic_poll_s: float = 0.5,
+        connect_timeout_s: float | None = 15.0,
+        security: Mapping[str, str] | None = None,
+    ) -> None:
+        self.client = KafkaClient(bootstrap, security=security)
+        self.owner = RecordingOwner(name, history or History())
+        found = [resolve(each) for each in assignors]
+        self.membership = KafkaMembership(
+            self.client,
+            group,
+            self.owner,
+            {each.name: each for each in found},
+            KafkaSettings(
+                name=name,
+                topics=frozenset(topics),
+                pattern=pattern,
+                topic_poll_s=topic_poll_s,
+                connect_timeout_s=connect_timeout_s,
+                group=GroupSettings(**{**FAST, **(timing or {})}),
+            ),
+        )
+        self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
+
+    @property
+    def held(self) -> Parts:
+        return self.owner.owned
+
+    @property
+    def leads(self) -> bool:
+        return self.membership.leading
+
+    async def __aenter__(self) -> Ours:
+        await self.client.connect(20)
+        await self.membership.join()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.membership.leave()
+        await self.offsets.close()
+        await self.client.close()
+
+    async def vanish(self) -> None:
+        """As if the process died: no drain, no farewell."""
+        await self.membership._abandon()
+        await self.client.close()
+
+
+def partitions(counts: Mapping[str, int]) -> Parts:
+    return frozenset(TopicPartition(topic, n) for topic, count in counts.items() for n in range(count))
+
+
+async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: float = 30) -> None:
+    """Until every partition has exactly one owner among the members and each has something."""
+    members = list(members)
+
+    def done() -> bool:
+        held = [member.held for member in members]
+        return (
+            all(held) and sum(map(len, held)) == sum(counts.values()) and frozenset().union(*held) == partitions(counts)
+        )
+
+    await wait_until_async(
+        done, timeout_s, lambda: f"all partitions shared: {[sorted(m.held) for m in members]}", interval_s=0.05
+    )
+
+
+async def coordinator_of(cluster: LocalCluster, group: str) -> Node:
+    """As the cluster sees it now."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        found = await Coordinator(client, group, 0.1).find(time.monotonic() + 30)
+    return next(broker for broker in cluster.brokers if broker.id == found)
+
+
+async def topic_with(cluster: LocalCluster, name: str, count: int) -> dict[str, int]:
+    await asyncio.to_thread(cluster.create_topic, name, count)
+    return {name: count}

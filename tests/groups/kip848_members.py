@@ -1,0 +1,84 @@
+"""Members of groups of the next-generation protocol for tests: ours and confluent-kafka's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kafka_clients import Confluent
+from members import History, RecordingOwner
+
+from allocator.client.client import KafkaClient
+from allocator.groups.kip848.membership import KafkaNextMembership, KafkaNextSettings
+from allocator.groups.kip848.settings import NextSettings
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.types import TopicPartition
+
+Parts = frozenset[TopicPartition]
+
+# brokers on which a dead member is missed within seconds
+QUICK = {
+    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.session.timeout.ms": 6000,
+    "group.consumer.min.session.timeout.ms": 1000,
+}
+
+
+class Next:
+    """A member of ours with its own client; `async with` joins and leaves."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        *,
+        name: str = "ours",
+        history: History | None = None,
+        pattern: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.client = KafkaClient(bootstrap)
+        self.owner = RecordingOwner(name, history or History())
+        self.membership = KafkaNextMembership(
+            self.client,
+            group,
+            self.owner,
+            KafkaNextSettings(
+                topics=frozenset(topics),
+                pattern=pattern,
+                group=NextSettings(**{"rebalance_timeout_s": 20.0, **settings}),
+            ),
+        )
+        self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
+
+    @property
+    def held(self) -> Parts:
+        return self.owner.owned
+
+    async def __aenter__(self) -> Next:
+        await self.client.connect(20)
+        await self.membership.join()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.owner.may_drain.set()
+        await self.membership.leave()
+        await self.offsets.close()
+        await self.client.close()
+
+    async def vanish(self) -> None:
+        """As if the process died: no drain, no farewell."""
+        await self.membership._abandon()
+        await self.client.close()
+
+
+class ConfluentNext(Confluent):
+    """confluent-kafka's consumer under the next-generation protocol."""
+
+    def __init__(self, bootstrap: str, group: str, topics: Iterable[str], **options: Any) -> None:
+        super().__init__(bootstrap, group, topics, "", name="confluent-kafka", **options)
+        for classic in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
+            del self._settings[classic]
+        self._settings["group.protocol"] = "consumer"

@@ -1,0 +1,197 @@
+"""Members that process nothing and record everything, for tests of ownership."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from allocator.assignors import resolve
+from allocator.groups.view import Load
+from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+
+class StaticTopics:
+    """A Kafka cluster that consists of partition counts."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = dict(counts)
+        self.callbacks: list[Callable[[], None]] = []
+        self.of_racks: dict[TopicPartition, tuple[str | None, ...]] = {}
+
+    def change(self, **counts: int) -> None:
+        self.counts.update(counts)
+        for callback in tuple(self.callbacks):
+            callback()
+
+    def follow(self, topics: Iterable[str]) -> None: ...
+
+    def follow_all(self) -> None: ...
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None:
+        await asyncio.sleep(0)
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None:
+        count = self.counts.get(topic)
+        return None if count is None else tuple(range(count))
+
+    def topics(self, internal: bool = False) -> frozenset[str]:
+        return frozenset(self.counts)
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        return self.of_racks.get(tp, ())
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+
+class History:
+    """Intervals of ownership as they happened, on one clock, in one process."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, str, str, frozenset[TopicPartition]]] = []
+
+    def note(self, member: str, what: str, partitions: Iterable[TopicPartition]) -> None:
+        self.events.append((asyncio.get_running_loop().time(), member, what, frozenset(partitions)))
+
+    def overlaps(self) -> list[str]:
+        """Each case in which a member may act on a partition while another may as well.
+
+        A paused member (suspended, or its lease has lapsed) may not act, so its successor may begin before the
+        loss is known to it; it must never go on after that.
+        """
+        held: dict[str, set[TopicPartition]] = {}
+        paused: set[str] = set()
+        found = []
+        for when, member, what, partitions in self.events:
+            mine = held.setdefault(member, set())
+            if what == "begin":
+                mine |= partitions
+            elif what == "pause":
+                paused.add(member)
+            elif what == "go on":
+                paused.discard(member)
+            else:
+                mine -= partitions
+            for other, theirs in held.items():
+                if what in ("begin", "go on") and other != member and not {member, other} & paused and mine & theirs:
+                    found.append(f"{when:.3f}: {member} ({what}) and {other} both act on {sorted(mine & theirs)}")
+        return found
+
+    def moves(self) -> int:
+        return sum(len(partitions) for _, _, what, partitions in self.events if what == "begin")
+
+
+class RecordingOwner:
+    """Tells the history what it is told; `drain` can be made to wait."""
+
+    def __init__(self, name: str, history: History) -> None:
+        self.name = name
+        self.history = history
+        self.owned: frozenset[TopicPartition] = frozenset()
+        self.errors: list[BaseException] = []
+        self.suspensions: list[str] = []
+        self.lost_partitions: frozenset[TopicPartition] = frozenset()
+        self.may_drain = asyncio.Event()
+        self.may_drain.set()
+        self.draining = asyncio.Event()
+
+    async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.history.note(self.name, "begin", partitions)
+        self.owned |= partitions
+
+    async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.draining.set()
+        await self.may_drain.wait()
+        self.owned -= partitions
+        self.history.note(self.name, "end", partitions)
+
+    async def lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.owned -= partitions
+        self.lost_partitions |= partitions
+        self.history.note(self.name, "lost", partitions)
+
+    def suspended(self, why: str) -> None:
+        self.suspensions.append(why)
+        self.history.note(self.name, "pause", ())
+
+    def resumed(self) -> None:
+        self.history.note(self.name, "go on", ())
+
+    def failed(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+class TestMember:
+    """One member with its own ZooKeeper session."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        hosts: str,
+        group: str,
+        name: str,
+        topics: StaticTopics,
+        history: History,
+        *,
+        session_timeout_s: float = 6.0,
+        assignors: Iterable[Any] = ("naive",),
+        subscribe: Iterable[str] = ("t",),
+        pattern: str | None = None,
+        options: dict[str, Any] | None = None,
+        clock: Callable[[], float] | None = None,
+        load: Load | None = None,
+        topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
+    ) -> None:
+        self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
+        self.owner = RecordingOwner(name, history)
+        resolved = [resolve(spec) for spec in assignors]
+        extra = {} if clock is None else {"clock": clock}
+        self.membership = ZooKeeperMembership(
+            self.zk,
+            Paths("/allocator", group),
+            self.owner,
+            topics,
+            {assignor.name: assignor for assignor in resolved},
+            Settings(
+                name=name,
+                topics=frozenset(subscribe),
+                pattern=pattern,
+                leader=LeaderSettings(topic_poll_s=topic_poll_s),
+            ),
+            load=load,
+            **extra,
+        )
+
+    async def __aenter__(self) -> TestMember:
+        await self.membership.join()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.owner.may_drain.set()
+        await self.membership.leave()
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        return self.owner.owned
+
+
+def everything(topics: StaticTopics) -> set[TopicPartition]:
+    return {TopicPartition(topic, number) for topic, count in topics.counts.items() for number in range(count)}
+
+
+def settled(members: Iterable[TestMember], topics: StaticTopics) -> bool:
+    """Whether these members own each partition exactly once, and about equally many."""
+    owned = [member.owned for member in members]
+    whole = everything(topics)
+    return (
+        sum(map(len, owned)) == len(whole)
+        and set().union(*owned) == whole
+        and max(map(len, owned)) - min(map(len, owned)) <= 1
+    )

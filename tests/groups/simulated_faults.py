@@ -1,0 +1,201 @@
+"""What is done to a simulated group: events that can be drawn from a seed, written down, and played again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
+
+from simulated_member import TIMEOUT_S, Worker
+
+from allocator.zookeeper.client import Op
+
+if TYPE_CHECKING:
+    from simulation import Simulation
+
+__all__ = ["Event", "Faults", "parse"]
+
+MEMBERS = 6  # alive at once, at most
+PARTITIONS = 12
+MEAN_S = 1.2  # from one event to the next
+TOGETHER_S = 0.05  # ... when it falls into what the last one set off
+TOGETHER = 0.3  # how often that is
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a schedule: when (seconds of virtual time), what, to whom, for how long."""
+
+    at: float
+    what: str
+    who: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f} {self.what} {self.who}{f' {self.seconds:.3f}' if self.seconds else ''}".rstrip()
+
+
+def parse(lines: Iterable[str]) -> list[Event]:
+    """The events among these lines; whatever else was printed around them is passed over."""
+    pattern = re.compile(r"\s*(\d+\.\d{3}) ([a-z-]+)(?: (w\d+))?(?: (\d+\.\d{3}))?\s*\Z")
+    found = (pattern.match(line) for line in lines)
+    return [Event(float(m[1]), m[2], m[3] or "", float(m[4] or 0)) for m in found if m]
+
+
+class Faults:
+    """Plays events. One that makes no sense any more, since another was taken out, does nothing."""
+
+    def __init__(self, world: Simulation, schedule: Optional[Sequence[Event]]) -> None:
+        self.world = world
+        self.done: list[Event] = []
+        self._schedule = schedule
+        # apart from the network's chance, so that a schedule with an event less meets the same network
+        self._random = random.Random(f"faults of {world.seed}")
+        self._born = 0
+
+    async def play(self, seconds: float) -> None:
+        """The schedule that was given, or one drawn as it goes, for so long."""
+        if self._schedule is not None:
+            for event in self._schedule:
+                await self._until(event.at)
+                self.do(event.what, event.who, event.seconds)
+            await self._until(seconds)
+            return
+        for _ in range(3):
+            self._start()
+        while self.world.failure is None:
+            mean_s = TOGETHER_S if self._random.random() < TOGETHER else MEAN_S
+            at = round(self.world.loop.time() + self._random.expovariate(1 / mean_s), 3)
+            if at >= seconds:
+                break
+            await self._until(at)
+            self._random.choice(self._possible())()
+        await self._until(seconds)
+
+    async def _until(self, at: float) -> None:
+        if at > self.world.loop.time():  # no turn of the loop for nothing: a replay would have another number of them
+            await asyncio.sleep(at - self.world.loop.time())
+
+    def do(self, what: str, who: str = "", seconds: float = 0.0) -> None:
+        """Does it if it can be done, and writes it down."""
+        if who and what != "start" and (who not in self.world.workers or self.world.workers[who].gone):
+            return
+        if what == "start" and who in self.world.workers:
+            return
+        self.done.append(Event(round(self.world.loop.time(), 3), what, who, seconds))
+        handler: Callable[..., None] = getattr(self, "_do_" + what.replace("-", "_"))
+        handler(*([who] if who else []), *([seconds] if seconds else []))
+
+    def heal(self) -> None:
+        """Faults end: who can, goes on; there is at least one."""
+        for worker in self.world.workers.values():
+            self._mend(worker)
+            self._quicken(worker)
+            self._thaw(worker)
+        if not self.alive():
+            self._start()
+
+    def alive(self) -> list[str]:
+        return sorted(name for name, worker in self.world.workers.items() if not worker.gone)
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def _possible(self) -> list[Callable[[], None]]:
+        names = self.alive()
+        found: list[Callable[[], None]] = []
+        if len(names) < MEMBERS:
+            found += [self._start] * 2
+        if len(names) > 1:
+            found += [self._one("leave"), self._one("kill"), self._one("kill"), self._leader("kill")]
+        if names:
+            found += [self._one("freeze", 3 * TIMEOUT_S), self._one("freeze", 3 * TIMEOUT_S)]
+            found += [
+                self._one("cut", 3 * TIMEOUT_S),
+                self._one("cut", 3 * TIMEOUT_S),
+                self._one("slow", 3 * TIMEOUT_S),
+            ]
+            found += [self._one("delete-znode"), self._leader("freeze", 3 * TIMEOUT_S), self._leader("delete-znode")]
+        found += [lambda: self.do("spoil"), lambda: self.do("grow")]
+        return found
+
+    def _start(self) -> None:
+        self._born += 1
+        while f"w{self._born}" in self.world.workers:
+            self._born += 1
+        self.do("start", f"w{self._born}")
+
+    def _one(self, what: str, most_s: float = 0.0) -> Callable[[], None]:
+        return lambda: self.do(what, self._random.choice(self.alive()), self._for(most_s))
+
+    def _leader(self, what: str, most_s: float = 0.0) -> Callable[[], None]:
+        def act() -> None:
+            for name in self.alive():
+                if self.world.workers[name].membership.leading:
+                    self.do(what, name, self._for(most_s))
+                    return
+
+        return act
+
+    def _for(self, most_s: float) -> float:
+        return round(self._random.uniform(0.1, most_s), 3) if most_s else 0.0
+
+    # -- doing ---------------------------------------------------------------------------------------------------
+
+    def _do_start(self, name: str) -> None:
+        self.world.start(name)
+
+    def _do_leave(self, name: str) -> None:
+        worker = self.world.workers[name]
+        if worker.joined and name not in self.world.loop.frozen:
+            worker.gone = True
+            self.world.spawn(name, worker.membership.leave())
+
+    def _do_kill(self, name: str) -> None:
+        worker = self.world.workers[name]
+        worker.gone = True
+        worker.zk.cut = True
+        self.world.loop.freeze(name)  # for ever
+
+    def _do_freeze(self, name: str, seconds: float) -> None:
+        if name not in self.world.loop.frozen:
+            self.world.loop.freeze(name)
+            self.world.loop.call_later(seconds, self._thaw, self.world.workers[name])
+
+    def _thaw(self, worker: Worker) -> None:
+        if not worker.gone and worker.name in self.world.loop.frozen:
+            self.world.loop.thaw(worker.name)
+
+    def _do_cut(self, name: str, seconds: float) -> None:
+        self.world.workers[name].zk.cut = True
+        self.world.loop.call_later(seconds, self._mend, self.world.workers[name])
+
+    def _mend(self, worker: Worker) -> None:
+        if not worker.gone:
+            worker.zk.cut = False
+
+    def _do_slow(self, name: str, seconds: float) -> None:
+        """Its packets take up to half a second each way, so that all others overtake it."""
+        self.world.workers[name].zk.slow_s = 0.5
+        self.world.loop.call_later(seconds, self._quicken, self.world.workers[name])
+
+    def _quicken(self, worker: Worker) -> None:
+        worker.zk.slow_s = 0.0
+
+    def _do_delete_znode(self, name: str) -> None:
+        path = f"/allocator/g/members/{self.world.workers[name].membership.member_id}"
+        if path in self.world.ensemble.znodes:
+            self._by_hand("delete", path)
+
+    def _do_spoil(self) -> None:
+        if "/allocator/g/assignment" in self.world.ensemble.znodes:
+            self._by_hand("set", "/allocator/g/assignment", b"rubbish")
+
+    def _by_hand(self, kind: str, path: str, data: bytes = b"") -> None:
+        self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))
+
+    def _do_grow(self) -> None:
+        if self.world.topics.counts["t"] < PARTITIONS:
+            self.world.topics.change(t=self.world.topics.counts["t"] + 1)

@@ -1,0 +1,122 @@
+"""One member of the simulation: the real membership, and a handler that takes one record after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from simulated_zookeeper import SimulatedZooKeeper
+
+from allocator.assignors import resolve
+from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from simulation import Simulation
+
+__all__ = ["TIMEOUT_S", "Worker"]
+
+TIMEOUT_S = 4.0  # of its session
+Parts = frozenset[TopicPartition]
+
+
+class Worker:
+    """Is told of partitions, processes their records from the committed offset on, and commits now and then."""
+
+    def __init__(self, world: Simulation, name: str) -> None:
+        self.world, self.name = world, name
+        self.active: set[TopicPartition] = set()
+        self.stopping: set[TopicPartition] = set()
+        self.positions: dict[TopicPartition, int] = {}
+        self.tenures: dict[TopicPartition, int] = {}
+        """Which of its turns with a partition this one is; absent while it has none."""
+        self._tenure = 0
+        self.gone = False
+        self.joined = False
+        self.generation = 0
+        self.commits_arrive = 0.0
+        """When the last commit under way is there; one connection keeps them in order."""
+        self.zk = SimulatedZooKeeper(world.ensemble, name, session_timeout_s=TIMEOUT_S)
+        function = resolve("sticky" if world.seed % 2 else "naive")
+        self.membership = ZooKeeperMembership(
+            self.zk,  # type: ignore[arg-type]
+            Paths("/allocator", "g"),
+            self,
+            world.topics,
+            {function.name: function},
+            Settings(
+                name=name,
+                topics=frozenset({"t"}),
+                connect_timeout_s=None,
+                # a change that was missed must not be made good by the next poll
+                leader=LeaderSettings(topic_poll_s=1e9),
+            ),
+            clock=world.loop.time,
+        )
+        # the one thing that the membership leaves to chance, and functions may go by the order of ids
+        self.membership._prefix = f"m-{world.random.getrandbits(64):016x}-"
+
+    @property
+    def may_act(self) -> bool:
+        return not self.gone and self.name not in self.world.loop.frozen and self.membership.may_act()
+
+    async def main(self) -> None:
+        await self.membership.join()
+        self.joined = True
+        while not self.gone:
+            await asyncio.sleep(self.world.random.uniform(0.02, 0.1))
+            for partition in sorted(self.active - self.stopping):
+                # asked before each record, as the daemon does
+                if self.membership.may_act():
+                    self._process(partition)
+
+    def _process(self, partition: TopicPartition) -> None:
+        self.world.check_alone(self, partition, "processes")
+        self.positions[partition] += 1
+        self.world.note_processed(partition, self.positions[partition])
+        if self.world.random.random() < 0.1:
+            self._commit(partition)
+
+    def _commit(self, partition: TopicPartition) -> asyncio.Future[None] | None:
+        if self.membership.may_act():
+            return self.world.send_commit(self, partition, self.positions[partition])
+        return None
+
+    # -- what the membership calls -------------------------------------------------------------------------------
+
+    async def assigned(self, partitions: Parts) -> None:
+        for partition in partitions:
+            self.positions[partition] = self.world.read_committed(partition)
+            self._tenure += 1
+            self.tenures[partition] = self._tenure
+            if self.membership.may_act():
+                self.world.check_alone(self, partition, "begins")
+        self.active |= partitions
+
+    async def revoked(self, partitions: Parts) -> None:
+        self.stopping |= partitions
+        await asyncio.sleep(self.world.random.choice([0.0, 0.01, 0.2, 1.5]))
+        under_way = [commit for commit in map(self._commit, sorted(partitions)) if commit is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        self._end(partitions)
+
+    async def lost(self, partitions: Parts) -> None:
+        self._end(partitions)
+
+    def _end(self, partitions: Parts) -> None:
+        self.active -= partitions
+        self.stopping -= partitions
+        for partition in partitions:
+            self.tenures.pop(partition, None)
+
+    def suspended(self, why: str) -> None: ...
+
+    def resumed(self) -> None:
+        for partition in self.active:
+            self.world.check_alone(self, partition, "goes on with")
+
+    def failed(self, error: BaseException) -> None:
+        self.world.broken(f"{self.name} was told of {error!r}")

@@ -1,0 +1,242 @@
+"""The real membership code over a simulated ZooKeeper, in virtual time, with faults drawn from a seed.
+
+`Simulation(seed).run()` raises `Broken` with the schedule that led there. The seed decides all that is left to chance
+in the network and the members; the faults are a schedule, drawn from the seed too or given. `simulate.py` replays one.
+
+Promises, checked after every step of every member and every write to ZooKeeper:
+
+- at most one member may act on a partition, and at most one claims it;
+- no document gives a partition to two, and generations and revisions only grow, at each member too;
+- a committed offset never exceeds what was processed, no record is skipped, and no member sets an offset back that it
+  has seen: only a commit that was under way when its sender lost the partition may arrive too late;
+- every partition has an owner that may act within `HEALED_S` once faults end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from members import StaticTopics
+from simulated_faults import Event, Faults
+from simulated_member import Worker
+from simulated_zookeeper import Ensemble, Write
+from virtual_time import VirtualLoop, current_member
+
+from allocator.groups.zookeeper.znodes import Claim, Document, Rubbish
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import ConnectionLost
+
+__all__ = ["Broken", "Simulation"]
+
+FAULTS_S = 40.0  # how long faults go on
+HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
+PARTITIONS = 6
+BASE = "/allocator/g"
+
+
+class Broken(AssertionError):
+    """A promise was broken; says which, when, and what had been done to the group."""
+
+
+class Simulation:
+    """One run. `schedule`: these faults and no others; `dies_at_step`: the step at which whoever leads is killed."""
+
+    def __init__(
+        self,
+        seed: int,
+        faults_s: float = FAULTS_S,
+        schedule: Optional[Sequence[Event]] = None,
+        dies_at_step: Optional[int] = None,
+    ) -> None:
+        self.seed = seed
+        self.faults_s = faults_s
+        self.random = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.topics = StaticTopics({"t": PARTITIONS})
+        self.faults = Faults(self, schedule)
+        self.processed: dict[TopicPartition, int] = {}
+        self.repeated = 0
+        """Records that were processed again."""
+        self.committed: dict[TopicPartition, int] = {}
+        self.late: dict[TopicPartition, bool] = {}
+        """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
+        self.claims: dict[str, Claim] = {}
+        self.document = Document()
+        self.workers: dict[str, Worker] = {}
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.failure: Broken | None = None
+        self.over = False
+        self.steps_of_leaders = 0
+        self._dies_at_step = dies_at_step
+
+    def run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_exception_handler(self._unhandled)
+        self.loop.after_each = self._after_step
+        try:
+            self.ensemble = Ensemble(self.loop, self.random)
+            self.ensemble.after_write = self._after_write
+            try:
+                self.loop.run_until_complete(self._play())
+            finally:
+                self._wind_up()
+        finally:
+            self.loop.close()
+            asyncio.set_event_loop(None)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, ConnectionLost):  # what a cut-off member was told too late to hear
+            self.broken(f"{context['message']}: {error!r}")
+
+    def _wind_up(self) -> None:
+        """Ends what was frozen, killed or still at work; nothing of it counts any more."""
+        self.over = True
+        for name in list(self.loop.frozen):
+            self.loop.thaw(name)
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=1000))
+
+    # -- the play ------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        await self.faults.play(self.faults_s)
+        self.faults.heal()
+        end = self.loop.time() + HEALED_S
+        while self.failure is None and not self._whole():
+            if self.loop.time() > end:
+                self.broken(f"{HEALED_S:g} s after the faults partitions are without an owner: {self._owners()}")
+            await asyncio.sleep(0.05)
+        if self.failure is not None:
+            raise self.failure
+
+    def start(self, name: str) -> None:
+        context = self.context_of(name)
+        worker = self.workers[name] = context.run(Worker, self, name)
+        self.spawn(name, worker.main())
+
+    def context_of(self, name: str) -> contextvars.Context:
+        context = contextvars.copy_context()
+        context.run(current_member.set, name)
+        return context
+
+    def spawn(self, name: str, work: Any) -> None:
+        task = self.context_of(name).run(self.loop.create_task, work)
+        task.add_done_callback(self._ended)
+        self.tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.broken(f"a task ended with {task.exception()!r}")
+
+    # -- Kafka ---------------------------------------------------------------------------------------------------
+
+    def note_processed(self, partition: TopicPartition, done: int) -> None:
+        before = self.processed.get(partition, 0)
+        if done > before + 1:
+            self.broken(f"record {before} of {partition.partition} is skipped")
+        self.repeated += done <= before
+        self.processed[partition] = max(before, done)
+
+    def read_committed(self, partition: TopicPartition) -> int:
+        """Where a new owner begins."""
+        self.late[partition] = False
+        return self.committed.get(partition, 0)
+
+    def send_commit(self, worker: Worker, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        """It arrives after a while, in the order of one connection, whatever becomes of the sender."""
+        self.check_alone(worker, partition, "commits")
+        answer: asyncio.Future[None] = self.loop.create_future()
+        tenure = worker.tenures[partition]
+        delay = 2.0 if self.random.random() < 0.01 else self.random.uniform(0.001, 0.02)
+        worker.commits_arrive = max(worker.commits_arrive + 1e-6, self.loop.time() + delay)
+
+        def arrive() -> None:
+            if offset > self.processed.get(partition, 0):
+                self.broken(f"{worker.name} commits {offset} of {partition.partition}, which nobody processed")
+            owns = worker.tenures.get(partition) == tenure and worker.may_act
+            if offset < self.committed.get(partition, 0) and owns and not self.late[partition]:
+                self.broken(f"{worker.name}, the owner, sets {partition.partition} back to {offset}")
+            self.committed[partition], self.late[partition] = offset, not owns
+            if not answer.done():
+                answer.set_result(None)
+
+        self.ensemble.later(worker.commits_arrive - self.loop.time(), arrive)
+        return answer
+
+    # -- the promises --------------------------------------------------------------------------------------------
+
+    def _after_step(self, name: str) -> None:
+        worker = self.workers[name]
+        if worker.membership.generation < worker.generation:
+            self.broken(f"{name} goes from generation {worker.generation} back to {worker.membership.generation}")
+        worker.generation = worker.membership.generation
+        if worker.active and worker.may_act:
+            for other in self.workers.values():
+                if other is not worker and not worker.active.isdisjoint(other.active) and other.may_act:
+                    both = sorted(p.partition for p in worker.active & other.active)
+                    self.broken(f"{name} and {other.name} may both act on {both}")
+        if worker.membership.leading and not worker.gone and not self.over:
+            self.steps_of_leaders += 1
+            if self.steps_of_leaders == self._dies_at_step:
+                self.faults.do("kill", name)
+
+    def check_alone(self, worker: Worker, partition: TopicPartition, does: str) -> None:
+        """Within a step too: it may begin and end what it does in one."""
+        for other in self.workers.values():
+            if other is not worker and partition in other.active and other.may_act:
+                self.broken(f"{worker.name} {does} {partition.partition} while {other.name} may act on it")
+
+    def _after_write(self, write: Write) -> None:
+        for path, znode in write.changes.items():
+            if path == f"{BASE}/assignment":
+                if znode is not None:
+                    self._check_document(znode.data)
+            elif path.startswith(f"{BASE}/claims/"):
+                member = path.rsplit("/", 1)[1]
+                self.claims.pop(member, None)
+                if znode is not None:
+                    claim = self.claims[member] = Claim.decode(path, znode.data)
+                    for other, theirs in self.claims.items():
+                        if other != member and not claim.held.isdisjoint(theirs.held):
+                            self.broken(f"{member} and {other} both claim {sorted(claim.held & theirs.held)}")
+
+    def _check_document(self, data: bytes) -> None:
+        try:
+            document = Document.decode("assignment", data)
+        except Rubbish:
+            return  # written by hand
+        last, self.document = self.document, document
+        if document.generation < last.generation or document.revision <= last.revision:
+            self.broken(
+                f"after generation {last.generation} revision {last.revision} came "
+                f"{document.generation} revision {document.revision}"
+            )
+        owned = [p for parts in document.owners.values() for p in parts]
+        owned += [p for entry in document.waiting.values() for p in entry.partitions]
+        if len(owned) != len(set(owned)):
+            self.broken(f"revision {document.revision} gives a partition to two")
+
+    def _owners(self) -> dict[int, list[str]]:
+        return {
+            number: [w.name for w in self.workers.values() if w.may_act and TopicPartition("t", number) in w.active]
+            for number in range(self.topics.counts["t"])
+        }
+
+    def _whole(self) -> bool:
+        return all(len(owners) == 1 for owners in self._owners().values())
+
+    def broken(self, what: str) -> None:
+        if self.failure is None and not self.over:
+            lines = "\n".join(map(str, self.faults.done))
+            self.failure = Broken(
+                f"seed {self.seed}, at {self.loop.time():.3f} s: {what}\n{lines}\n"
+                f"again: python tests/groups/simulate.py --seed {self.seed}"
+            )

@@ -1,0 +1,244 @@
+"""The embedded consumer protocol: round trips, other clients' encoders as the measure, and rubbish."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import (
+    StickyAssignorUserDataV1,
+    StickyPartitionAssignor,
+)
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from allocator.groups.kafka_classic.consumer_protocol import (
+    NEWEST,
+    Given,
+    Malformed,
+    StickyUserData,
+    Subscription,
+    generation_data,
+    generation_from,
+)
+from allocator.types import TopicPartition
+
+names = st.text(st.characters(codec="utf-8"), min_size=0, max_size=20)
+parts = st.frozensets(st.builds(TopicPartition, names, st.integers(0, 2**31 - 1)), max_size=20)
+generations = st.integers(-1, 2**31 - 1)
+data = st.none() | st.binary(max_size=40)
+subscriptions = st.builds(
+    Subscription,
+    st.lists(names, max_size=8).map(tuple),
+    data,
+    parts,
+    generations,
+    st.none() | names,
+    st.integers(0, NEWEST),
+)
+
+
+def grouped(partitions: frozenset[TopicPartition]) -> list[tuple[str, list[int]]]:
+    return [(t, sorted(p.partition for p in partitions if p.topic == t)) for t in sorted({p.topic for p in partitions})]
+
+
+# -- our own ----------------------------------------------------------------------------------------------------------
+
+
+@given(subscriptions)
+def test_a_subscription_comes_back_without_what_its_version_lacks(sent: Subscription) -> None:
+    got = Subscription.decode(sent.encode())
+    assert (got.topics, got.user_data, got.version) == (sent.topics, sent.user_data, sent.version)
+    assert got.owned == (sent.owned if sent.version >= 1 else frozenset())
+    assert got.generation == (sent.generation if sent.version >= 2 else -1)
+    assert got.rack == (sent.rack if sent.version >= 3 else None)
+
+
+@given(st.builds(Given, parts, data, st.integers(0, NEWEST)))
+def test_an_assignment_comes_back(sent: Given) -> None:
+    assert Given.decode(sent.encode()) == sent
+
+
+@given(st.builds(StickyUserData, parts, generations))
+def test_sticky_user_data_comes_back(sent: StickyUserData) -> None:
+    assert StickyUserData.decode(sent.encode()) == sent
+    without_generation = sent.encode()[:-4]
+    assert StickyUserData.decode(without_generation) == StickyUserData(sent.partitions, -1)
+
+
+@pytest.mark.parametrize("version", [-1, NEWEST + 1])
+def test_a_version_that_we_do_not_know_is_not_written(version: int) -> None:
+    with pytest.raises(ValueError, match="version"):
+        Subscription(("t",), version=version).encode()
+    with pytest.raises(ValueError, match="version"):
+        Given(frozenset(), version=version).encode()
+
+
+# -- as other clients write and read it -------------------------------------------------------------------------------
+
+
+@given(subscriptions)
+def test_kafka_python_writes_a_subscription_in_the_same_bytes(ours: Subscription) -> None:
+    partition = ConsumerProtocolSubscription.TopicPartition
+    theirs = ConsumerProtocolSubscription(
+        topics=list(ours.topics),
+        user_data=ours.user_data,
+        owned_partitions=[partition(topic=t, partitions=p) for t, p in grouped(ours.owned)],
+        generation_id=ours.generation,
+        rack_id=ours.rack,
+        version=ours.version,
+    )
+    assert theirs.encode() == ours.encode()
+    assert Subscription.decode(theirs.encode()) == Subscription.decode(ours.encode())
+    assert list(ConsumerProtocolSubscription.decode(ours.encode()).topics) == list(ours.topics)
+
+
+@given(st.builds(Given, parts, data, st.integers(0, NEWEST)))
+def test_kafka_python_writes_an_assignment_in_the_same_bytes(ours: Given) -> None:
+    theirs = ConsumerProtocolAssignment(ours.version, grouped(ours.partitions), ours.user_data)
+    assert theirs.encode() == ours.encode()
+    assert frozenset(ConsumerProtocolAssignment.decode(ours.encode()).partitions()) == ours.partitions
+
+
+@given(parts, generations)
+def test_sticky_user_data_has_the_bytes_of_aiokafka_and_java(
+    partitions: frozenset[TopicPartition], generation: int
+) -> None:
+    ours = StickyUserData(partitions, generation)
+    assert StickyAssignorUserDataV1(grouped(partitions), generation).encode() == ours.encode()
+    assert StickyAssignorUserData(grouped(partitions), generation).encode(header=False) == ours.encode()
+
+
+@given(parts, generations)
+def test_sticky_user_data_of_kafka_python_is_read_though_a_version_stands_before_it(
+    partitions: frozenset[TopicPartition], generation: int
+) -> None:
+    theirs = StickyAssignorUserData(grouped(partitions), generation).encode()
+    assert theirs[:2] == b"\x00\x01"
+    assert StickyUserData.decode(theirs) == StickyUserData(partitions, generation)
+
+
+@given(st.lists(names, max_size=8), data)
+def test_aiokafka_writes_a_subscription_in_the_same_bytes(topics: list[str], user_data: bytes | None) -> None:
+    ours = Subscription(tuple(topics), user_data, version=0).encode()
+    assert ConsumerProtocolMemberMetadata(0, topics, user_data).encode() == ours
+
+
+@given(subscriptions)
+def test_aiokafka_reads_any_version_as_its_own(ours: Subscription) -> None:
+    theirs = ConsumerProtocolMemberMetadata.decode(ours.encode())
+    assert (list(theirs.subscription), theirs.user_data) == (list(ours.topics), ours.user_data)
+
+
+@given(parts, data)
+def test_aiokafka_writes_an_assignment_in_the_same_bytes(
+    partitions: frozenset[TopicPartition], user_data: bytes | None
+) -> None:
+    ours = Given(partitions, user_data).encode()
+    assert ConsumerProtocolMemberAssignment(0, grouped(partitions), user_data).encode() == ours
+    assert frozenset(ConsumerProtocolMemberAssignment.decode(ours).partitions()) == partitions
+
+
+def test_what_aiokafkas_sticky_members_send_is_read() -> None:
+    held = [TopicPartition("t", 2), TopicPartition("t", 0), TopicPartition("u", 1)]
+    sent = StickyPartitionAssignor._metadata(["t", "u"], held, 7).encode()
+    got = StickyUserData.decode(Subscription.decode(sent).user_data or b"")
+    assert got == StickyUserData(frozenset(held), 7)
+
+
+# What Java's own classes wrote (ConsumerProtocol.serializeSubscription over the user data of each assignor), for a
+# member that subscribes to t and u, and was given t:0 and t:2 in generation 7; from 3.4 on it is in rack r1.
+JAVA = [
+    # 2.4.1, 2.7.2: no generation under cooperative-sticky
+    ("range", "000100000002000174000175ffffffff00000000", 1),
+    ("cooperative-sticky", "000100000002000174000175ffffffff00000001000174000000020000000000000002", 1),
+    ("sticky", "00010000000200017400017500000017000000010001740000000200000000000000020000000700000000", 1),
+    # 2.8.2 to 3.3.2
+    ("cooperative-sticky", "000100000002000174000175000000040000000700000001000174000000020000000000000002", 1),
+    # 3.4.1 to 4.1.1
+    ("roundrobin", "000300000002000174000175ffffffff000000000000000700027231", 3),
+    (
+        "cooperative-sticky",
+        "0003000000020001740001750000000400000007000000010001740000000200000000000000020000000700027231",
+        3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("assignor", "sent", "version"), JAVA)
+def test_what_java_writes_is_read_and_written_alike(assignor: str, sent: str, version: int) -> None:
+    got = Subscription.decode(bytes.fromhex(sent))
+    assert (got.topics, got.version, got.encode().hex()) == (("t", "u"), version, sent)
+    held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
+    assert got.owned == (held if assignor == "cooperative-sticky" else frozenset())
+    if assignor == "sticky":
+        assert StickyUserData.decode(got.user_data or b"") == StickyUserData(held, 7)
+    elif got.user_data is not None:
+        assert (generation_from(got.user_data), got.user_data) == (7, generation_data(7))
+    if version == 3:
+        assert (got.generation, got.rack) == (7, "r1")
+
+
+def test_java_writes_and_reads_an_assignment_without_user_data() -> None:
+    held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
+    # by ConsumerProtocol.serializeAssignment of 2.4.1 and of 4.1.1
+    assert Given(held).encode().hex() == "0000" + "00000001000174000000020000000000000002ffffffff"
+    assert Given.decode(bytes.fromhex("000300000001000174000000020000000000000002ffffffff")) == Given(held, None, 3)
+    assert Given(frozenset()).encode().hex() == "0000" + "00000000ffffffff"
+
+
+@pytest.mark.parametrize("other", [None, b"", b"\0\0\0", StickyUserData(frozenset(), 7).encode()])
+def test_other_user_data_of_cooperative_members_has_no_generation(other: bytes | None) -> None:
+    assert generation_from(other) == -1
+
+
+# -- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_without_an_assignment_has_no_partitions() -> None:
+    assert Given.decode(b"") == Given(frozenset())
+
+
+@given(subscriptions, st.binary(max_size=20))
+def test_a_newer_version_is_read_as_the_newest_known(sent: Subscription, extra: bytes) -> None:
+    newest = Subscription(sent.topics, sent.user_data, sent.owned, sent.generation, sent.rack).encode()
+    assert Subscription.decode(b"\x00\x09" + newest[2:] + extra) == Subscription.decode(newest)
+
+
+def test_fields_left_out_at_the_end_have_their_defaults() -> None:
+    newest = Subscription(("t",), None, rack="r").encode()
+    for lacking, size in (("rack", 3), ("generation", 7), ("owned", 11), ("user data", 15)):
+        got = Subscription.decode(newest[:-size])
+        assert (got.topics, got.user_data, got.owned, got.generation, got.rack) == (
+            ("t",),
+            None,
+            frozenset(),
+            -1,
+            None,
+        ), lacking
+
+
+@given(st.binary(max_size=60))
+def test_rubbish_is_refused_or_read_but_nothing_else(rubbish: bytes) -> None:
+    for kind in (Subscription, Given, StickyUserData):
+        try:
+            kind.decode(rubbish)
+        except Malformed as error:
+            assert "cannot be read" in str(error)
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"\x00",
+        b"\xff\xff\x00\x00\x00\x00",  # version -1
+        b"\x00\x00\x7f\xff\xff\xff",  # two thousand million topics
+        b"\x00\x00\x00\x00\x00\x01\xff\xff",  # a topic without a name
+        b"\x00\x00\x00\x00\x00\x01\x00\x01\xff",  # a name that is no UTF-8
+        b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x09x",  # nine bytes of user data, of which one is there
+    ],
+)
+def test_what_is_cut_short_or_claims_too_much_is_refused(rubbish: bytes) -> None:
+    with pytest.raises(Malformed, match="at byte"):
+        Subscription.decode(rubbish)

@@ -1,0 +1,239 @@
+"""An ensemble that lost its data, or got old data back: sessions that it never heard of must not be held on to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from members import History, StaticTopics, TestMember, settled
+
+from allocator import Consumer
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.zookeeper.client import SessionState, ZooKeeper
+
+pytestmark = pytest.mark.servers  # each test starts an ensemble
+
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[LocalCluster]:
+    """One server that these tests may wipe."""
+    with LocalCluster(None) as cluster:
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def session(hosts: str) -> AsyncIterator[ZooKeeper]:
+    zk = ZooKeeper(hosts, session_timeout_s=TIMEOUT_S)
+    await zk.connect()
+    try:
+        yield zk
+    finally:
+        await zk.close()
+
+
+def wipe(cluster: LocalCluster) -> None:
+    """Stops the server and deletes its data; `restart` brings it back on the same port."""
+    node = cluster.zookeepers[0]
+    node.kill()
+    shutil.rmtree(node.directory / "data")
+
+
+async def restart(cluster: LocalCluster) -> None:
+    await asyncio.to_thread(cluster.zookeepers[0].start)
+
+
+@contextlib.asynccontextmanager
+async def members(cluster: LocalCluster, group: str, *names: str) -> AsyncIterator[tuple[History, list[TestMember]]]:
+    topics, history = StaticTopics({"t": 12}), History()
+    async with contextlib.AsyncExitStack() as stack:
+        joined = [
+            await stack.enter_async_context(
+                TestMember(cluster.zookeeper, group, name, topics, history, session_timeout_s=TIMEOUT_S)
+            )
+            for name in names
+        ]
+        await own_everything(joined, topics)
+        yield history, joined
+
+
+async def own_everything(joined: list[TestMember], topics: StaticTopics) -> None:
+    await wait_until_async(
+        lambda: settled(joined, topics) and all(each.membership.may_act() for each in joined),
+        40,
+        lambda: f"every partition to be owned once: {[(len(m.owned), m.membership.may_act()) for m in joined]}",
+    )
+
+
+async def test_members_of_an_ensemble_that_comes_back_empty_join_anew(ensemble: LocalCluster, group: str) -> None:
+    async with members(ensemble, group, "a", "b", "c") as (history, joined):
+        sessions = [each.zk.session_id for each in joined]
+        await asyncio.to_thread(wipe, ensemble)
+        await restart(ensemble)
+        await wait_until_async(
+            lambda: all(each.owner.lost_partitions for each in joined), 40, "each member to give its session up"
+        )
+        await own_everything(joined, StaticTopics({"t": 12}))
+        assert not set(sessions) & {each.zk.session_id for each in joined}
+        assert history.overlaps() == []
+
+
+async def test_who_only_looks_opens_another_session_too(ensemble: LocalCluster) -> None:
+    """The page, the doctor and a watcher: they hold no znodes, and would be refused as well."""
+    async with session(ensemble.zookeeper) as zk:
+        await zk.create("/seen", b"x")
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        await asyncio.to_thread(wipe, ensemble)
+        await restart(ensemble)
+        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+        assert states == [SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED]
+        assert await zk.exists("/seen") is None
+
+
+async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
+    ensemble: LocalCluster, group: str, tmp_path: Path
+) -> None:
+    """The old copy knows the sessions: their proofs of life have been forgotten, which each member sees."""
+    data = ensemble.zookeepers[0].directory / "data"
+    async with members(ensemble, group, "a", "b") as (history, joined):
+        await asyncio.to_thread(ensemble.zookeepers[0].kill)
+        shutil.copytree(data, tmp_path / "copy")
+        await restart(ensemble)
+        await own_everything(joined, StaticTopics({"t": 12}))
+        sessions = [each.zk.session_id for each in joined]
+        async with session(ensemble.zookeeper) as zk:
+            path = f"/allocator/{group}/members/{joined[0].membership.member_id}"
+            before = (await zk.get(path))[1].version
+
+            async def proofs() -> bool:
+                return (await zk.get(path))[1].version > before + 2
+
+            await wait_until_async(proofs, 30, "proofs of life that the copy does not have")
+        await asyncio.to_thread(wipe, ensemble)
+        shutil.copytree(tmp_path / "copy", data)
+        await restart(ensemble)
+        await wait_until_async(
+            lambda: all(each.owner.lost_partitions for each in joined), 40, "each member to give its session up"
+        )
+        await own_everything(joined, StaticTopics({"t": 12}))
+        assert not set(sessions) & {each.zk.session_id for each in joined}
+        assert history.overlaps() == []
+
+
+async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble: LocalCluster) -> None:
+    """It refuses whoever has seen more than it has, and serves others; the session is fine on the other servers."""
+    refused = 0
+
+    async def lag(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refused
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            request = await reader.readexactly(4 + 4 + 8 + 4 + 8)
+            if struct.unpack_from(">q", request, 20)[0] == 0:  # no session yet
+                writer.write(struct.pack(">iiiqi16s?", 37, 0, 9000, 77, 16, b"p" * 16, False))
+            else:
+                refused += 1
+        writer.close()
+
+    server = await asyncio.start_server(lag, "127.0.0.1", 0)
+    zk = ZooKeeper(ensemble.zookeeper, session_timeout_s=30.0)
+    await zk.connect()
+    try:
+        session_id = zk.session_id
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        zk._client.hosts.append(server.sockets[0].getsockname()[:2])  # it joined the ensemble later
+        while refused < 2:
+            states.clear()
+            zk._client._connection._socket.shutdown(2)
+            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+            assert SessionState.LOST not in states
+        assert zk.session_id == session_id
+    finally:
+        server.close()
+        await zk.close()
+
+
+async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalCluster) -> None:
+    """As one without a quorum: it takes connections and closes them. Only one that serves others refuses us."""
+    port = ensemble.zookeepers[0].port
+    async with session(ensemble.zookeeper) as zk:
+        session_id = zk.session_id
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        turned_away = 0
+
+        async def turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal turned_away
+            turned_away += 1
+            await reader.read(1)
+            writer.close()
+
+        await asyncio.to_thread(ensemble.zookeepers[0].stop)
+        server = await asyncio.start_server(turn_away, "127.0.0.1", port)
+        begun = asyncio.get_running_loop().time()
+        await wait_until_async(
+            lambda: asyncio.get_running_loop().time() > begun + 2 * TIMEOUT_S and turned_away > 3,
+            30,
+            "to be turned away for longer than the session lasts",
+        )
+        server.close()
+        await server.wait_closed()
+        await restart(ensemble)
+        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+        assert SessionState.LOST not in states
+        assert zk.session_id == session_id
+
+
+@pytest.mark.long
+@pytest.mark.deadline(200)
+@pytest.mark.parametrize("membership", ["zookeeper", "kiel", "consumers", "pykafka"])
+async def test_members_of_every_layout_own_everything_again(
+    membership: str, ensemble: LocalCluster, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Of an ensemble that only they use: the brokers have another one."""
+    topic = await asyncio.to_thread(topic_factory, 4)
+
+    def member(name: str) -> Consumer:
+        return Consumer(
+            topic,
+            brokers=kafka_cluster.bootstrap,
+            zookeeper=ensemble.zookeeper,
+            group=group,
+            client_id=name,
+            membership=membership,
+            session_timeout_s=TIMEOUT_S,
+            settle_s=0.5,
+        )
+
+    async with member("one") as one, member("two") as two:
+
+        def shared() -> bool:
+            return (
+                len(one.assignment()) == len(two.assignment()) == 2
+                and not one.assignment() & two.assignment()
+                and one.may_act()
+                and two.may_act()
+            )
+
+        await wait_until_async(shared, 40, lambda: f"both to share: {one.assignment()} {two.assignment()}")
+        await asyncio.to_thread(wipe, ensemble)
+        await wait_until_async(lambda: not one.may_act() and not two.may_act(), 30, "both to pause")
+        await restart(ensemble)
+        await wait_until_async(shared, 60, lambda: f"both to share again: {one.assignment()} {two.assignment()}")
+        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", number) for number in range(4)])
+        got: set[int] = set()
+
+        async def read(consumer: Consumer) -> None:
+            while len(got) < 4:
+                record = await consumer.getone(0.2)
+                if record is not None:
+                    got.add(record.partition)
+
+        await asyncio.wait_for(asyncio.gather(read(one), read(two)), 40)

@@ -1,0 +1,80 @@
+"""How long a member of a Kafka group may act without hearing of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hand_clock import Clock
+from members import History, RecordingOwner
+
+from allocator.groups.kafka_member import KafkaLease
+from allocator.testing import wait_until_async
+
+
+async def lease_at(started: float = 100.0) -> tuple[KafkaLease, Clock, RecordingOwner]:
+    clock, owner = Clock(), RecordingOwner("a", History())
+    lease = KafkaLease("g", owner, clock)
+    assert not lease.valid
+    lease.renew(started, 8.0, 60.0, rebalancing=False)
+    return lease, clock, owner
+
+
+async def test_it_lasts_from_the_start_of_the_last_request_that_was_acknowledged() -> None:
+    lease, clock, _ = await lease_at()
+    clock.now = 105.9
+    assert lease.valid
+    clock.now = 106.0
+    assert not lease.valid
+    lease.end()
+
+
+async def test_an_answer_that_took_longer_than_the_lease_gives_none() -> None:
+    lease, _, _ = await lease_at(started=93.0)
+    assert not lease.valid
+
+
+async def test_a_rebalance_going_on_keeps_it_for_the_rebalance_timeout_and_no_longer() -> None:
+    lease, clock, _ = await lease_at()
+    while clock.now < 154.0:
+        clock.now += 3.0
+        lease.renew(clock.now, 8.0, 60.0, rebalancing=True)
+    assert lease.valid
+    clock.now = 155.0
+    lease.renew(clock.now, 8.0, 60.0, rebalancing=True)
+    assert not lease.valid
+    lease.renew(clock.now, 8.0, 60.0, rebalancing=False)
+    assert lease.valid
+    lease.end()
+
+
+async def test_the_margin_of_a_short_rebalance_timeout_is_a_quarter_of_it() -> None:
+    clock, owner = Clock(), RecordingOwner("a", History())
+    lease = KafkaLease("g", owner, clock)
+    lease.renew(100.0, 60.0, 8.0, rebalancing=False)
+    clock.now = 106.0
+    assert not lease.valid
+    lease.end()
+
+
+async def test_the_end_of_a_membership_is_the_end_of_the_lease() -> None:
+    lease, _, _ = await lease_at()
+    lease.end()
+    assert not lease.valid
+
+
+@pytest.mark.parametrize(("session_s", "rebalance_s", "why"), [(0.1, 60.0, "session"), (60.0, 0.1, "rebalance")])
+async def test_the_owner_is_told_when_it_lapses_and_when_it_is_back(
+    session_s: float, rebalance_s: float, why: str
+) -> None:
+    owner = RecordingOwner("a", History())
+    loop = asyncio.get_running_loop()
+    lease = KafkaLease("g", owner, loop.time)
+    lease.renew(loop.time(), session_s, rebalance_s, rebalancing=False)
+    await wait_until_async(lambda: owner.suspensions, 30, "the suspension", interval_s=0.005)
+    assert why in owner.suspensions[0]
+    assert not lease.valid
+    lease.renew(loop.time(), 60.0, 60.0, rebalancing=False)
+    assert lease.valid
+    assert owner.history.events[-1][2] == "go on"
+    lease.end()

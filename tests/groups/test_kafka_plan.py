@@ -1,0 +1,258 @@
+"""What members of a Kafka group say of themselves, and what its leader makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.assignors import Assignor, GroupView, resolve
+from allocator.errors import AssignorError
+from allocator.groups.kafka_classic.consumer_protocol import Given, StickyUserData, Subscription, generation_data
+from allocator.groups.kafka_classic.messages import JoinedMember
+from allocator.groups.kafka_classic.plan import Decision, Joined, Self, is_cooperative, offers
+from allocator.groups.kafka_classic.plan import decide as decide_on
+from allocator.types import TopicPartition
+
+Parts = frozenset[TopicPartition]
+COUNTS = {"t": 4, "u": 3}
+
+
+def tp(*numbers: int, topic: str = "t") -> Parts:
+    return frozenset(TopicPartition(topic, n) for n in numbers)
+
+
+def member(name: str, assignor: str, me: Self, instance: str | None = None) -> JoinedMember:
+    ((_, metadata),) = offers([assignor], me)
+    return JoinedMember(name, instance, metadata)
+
+
+def decide(assignor: Assignor, members: Sequence[JoinedMember], before: Mapping[str, Parts] | None = None) -> Decision:
+    joined = Joined(assignor.name, members)
+    exist = {topic: count for topic, count in COUNTS.items() if topic in joined.topics}
+    return decide_on(assignor, joined, GroupView(joined.members, exist, joined.owned), before or {})
+
+
+def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Parts]:
+    return {name: Given.decode(data).partitions for name, data in decision_given.items()}
+
+
+class Seen:
+    """An allocator function of the user's that notes its view and gives everything to the first member."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.views: list[GroupView] = []
+
+    def __call__(self, view: GroupView) -> dict[str, Parts]:
+        self.views.append(view)
+        topics = view.members[0].topics & view.partitions.keys()
+        return {view.members[0].id: frozenset(TopicPartition(t, n) for t in topics for n in range(view.partitions[t]))}
+
+
+# -- what a member says -----------------------------------------------------------------------------------------------
+
+
+def test_under_the_names_of_other_clients_a_member_says_what_they_say() -> None:
+    me = Self(frozenset({"u", "t"}), before=tp(1), before_generation=4)
+    said = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], me)}
+    assert said["range"] == said["roundrobin"] == Subscription(("t", "u"), version=0)
+    assert said["sticky"].user_data == StickyUserData(tp(1), 4).encode()
+
+
+def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
+    me = Self(frozenset({"t"}), held=tp(1, 2), generation=3, rack="r")
+    ((_, data),) = offers(["cooperative-sticky"], me)
+    assert Subscription.decode(data) == Subscription(("t",), b"\0\0\0\3", tp(1, 2), 3, "r")
+
+
+@pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
+@pytest.mark.parametrize("rack", [None, "r"])
+def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: str | None) -> None:
+    """As from Java. sarama's sticky leader fails on user data that is there and empty, and the group stands still."""
+    ((_, data),) = offers([name], Self(frozenset({"t"}), rack=rack))
+    assert Subscription.decode(data).user_data is None
+    # and members of sarama say again what they were given
+    decision = decide(resolve(name), [member("a", name, Self(frozenset({"t"})))])
+    assert Given.decode(decision.given["a"]).user_data is None
+
+
+def test_a_cooperative_member_that_holds_nothing_claims_no_generation() -> None:
+    ((_, data),) = offers(["cooperative-sticky"], Self(frozenset({"t"})))
+    assert Subscription.decode(data) == Subscription(("t",), b"\xff" * 4)
+
+
+def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
+    me = Self(frozenset({"t"}), name="n", host="h", weight=2.0)
+    ((_, data),) = offers(["naive"], me)
+    assert json.loads(Subscription.decode(data).user_data or b"") == {"name": "n", "host": "h", "weight": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("names", "cooperative"),
+    [
+        (["cooperative-sticky"], True),
+        (["naive"], True),
+        (["cooperative-sticky", "range"], False),
+        (["sticky"], False),
+        (["roundrobin"], False),
+    ],
+)
+def test_a_member_holds_on_only_if_all_that_it_offers_allow_it(names: list[str], cooperative: bool) -> None:
+    assert is_cooperative(names) is cooperative
+
+
+# -- what the leader sees ---------------------------------------------------------------------------------------------
+
+
+def test_the_view_has_members_in_one_order_topics_that_exist_and_who_holds_what() -> None:
+    seen = Seen()
+    decide(
+        seen,
+        [
+            member("c", "seen", Self(frozenset({"t", "missing"}), held=tp(1), generation=2, name="cc", weight=3.0)),
+            member("b", "seen", Self(frozenset({"t"})), instance="2"),
+            member("a", "seen", Self(frozenset({"t"})), instance="3"),
+        ],
+    )
+    (view,) = seen.views
+    assert [m.id for m in view.members] == ["b", "a", "c"]  # static members first, by their lasting names
+    assert (view.members[2].name, view.members[2].weight) == ("cc", 3.0)
+    assert view.partitions == {"t": 4}
+    assert view.owned["c"] == tp(1)
+
+
+def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> None:
+    seen = Seen()
+    decide(
+        seen,
+        [
+            member("a", "seen", Self(frozenset({"t"}), held=tp(0, 1), generation=5)),
+            member("b", "seen", Self(frozenset({"t"}), held=tp(1, 2), generation=4)),
+            member("c", "seen", Self(frozenset({"t"}), held=tp(0), generation=5)),
+        ],
+    )
+    assert seen.views[0].owned == {"a": tp(1), "b": tp(2), "c": frozenset()}
+
+
+def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
+    """Java from 2.8 to 3.3 writes it there alone."""
+    old = Subscription(("t",), generation_data(6), tp(0, 1), version=1).encode()
+    new = Subscription(("t",), generation_data(7), tp(1, 2), version=1).encode()
+    joined = Joined("cooperative-sticky", [JoinedMember("old", None, old), JoinedMember("new", None, new)])
+    assert joined.owned == {"old": tp(0), "new": tp(1, 2)}
+
+
+def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_data() -> None:
+    members = [
+        member("a", "sticky", Self(frozenset({"t"}), before=tp(0, 3), before_generation=2)),
+        member("b", "sticky", Self(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
+        JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
+    ]
+    mine = given_of(decide(resolve("sticky"), members).given)
+    assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)
+    assert len(mine["c"]) == 1
+    assert mine["a"] <= tp(0, 3)
+    assert mine["b"] <= tp(1, 2)
+
+
+def eager(name: str, parts: Parts, generation: int) -> JoinedMember:
+    return member(name, "sticky", Self(frozenset({"t", "u"}), before=parts, before_generation=generation))
+
+
+def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
+    """b was alone for a generation, and a and c come back."""
+    both = tp(0, 1, 2, 3) | tp(0, 1, topic="u")
+    members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
+    joined = Joined("sticky", members)
+    view = GroupView(joined.members, {"t": 4, "u": 2}, joined.owned)
+    mine = given_of(decide_on(resolve("sticky"), joined, view, {}).given)
+    assert mine == {"a": tp(0, 3), "b": tp(1) | tp(0, topic="u"), "c": tp(2) | tp(1, topic="u")}
+
+
+@pytest.mark.parametrize("user_data", [b"", b"rubbish", b"[]", b'{"weight": -1}', b'{"weight": "x", "name": 1}', None])
+def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) -> None:
+    seen = Seen()
+    decide(seen, [JoinedMember("a", None, Subscription(("t",), user_data).encode())])
+    assert seen.views[0].members[0].weight == 1.0
+
+
+def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
+    members = [JoinedMember("bad", None, b"\xff"), member("a", "range", Self(frozenset({"t"})))]
+    assert given_of(decide(resolve("range"), members).given) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
+    assert Joined("range", members).topics == {"t"}
+
+
+# -- what the leader decides ------------------------------------------------------------------------------------------
+
+
+def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round() -> None:
+    held = tp(0, 1, 2, 3)
+    old = Self(frozenset({"t"}), held=held, generation=1)
+    new = Self(frozenset({"t"}))
+    first = decide(
+        resolve("cooperative-sticky"),
+        [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
+    )
+    mine = given_of(first.given)
+    assert len(mine["a"]) == 2
+    assert mine["b"] == frozenset()
+    second = decide(
+        resolve("cooperative-sticky"),
+        [
+            member("a", "cooperative-sticky", Self(frozenset({"t"}), held=mine["a"], generation=2)),
+            member("b", "cooperative-sticky", Self(frozenset({"t"}))),
+        ],
+    )
+    assert given_of(second.given) == {"a": mine["a"], "b": held - mine["a"]}
+
+
+def test_eager_members_get_everything_at_once() -> None:
+    members = [member(name, "range", Self(frozenset({"t"}))) for name in "ab"]
+    assert given_of(decide(resolve("range"), members).given) == {"a": tp(0, 1), "b": tp(2, 3)}
+
+
+def broken(view: GroupView) -> dict[str, Parts]:
+    raise ValueError("no")
+
+
+def test_when_the_function_fails_members_keep_what_they_hold() -> None:
+    members = [
+        member("a", "broken", Self(frozenset({"t"}), held=tp(0, 1), generation=1)),
+        member("b", "broken", Self(frozenset({"t"}))),
+    ]
+    decision = decide(resolve(broken), members)
+    assert isinstance(decision.problem, AssignorError)
+    assert given_of(decision.given) == {"a": tp(0, 1), "b": frozenset()}
+    gave_up = [member(name, "broken", Self(frozenset({"t"}))) for name in "ab"]
+    decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
+    assert given_of(decision.given) == {"a": tp(0), "b": frozenset()}
+
+
+claims = st.lists(
+    st.tuples(st.frozensets(st.integers(0, 3)).map(lambda numbers: tp(*numbers)), st.integers(-1, 3)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(claims, st.sampled_from(["cooperative-sticky", "naive"]))
+def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
+    claimed: list[tuple[Parts, int]], assignor: str
+) -> None:
+    members = {f"m{n}": Self(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
+    for generation in range(5, 9):
+        mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).given)
+        for name, parts in mine.items():
+            others = frozenset().union(*(me.held for other, me in members.items() if other != name))
+            assert not parts & others
+        if all(members[name].held == parts for name, parts in mine.items()):
+            break
+        members = {name: Self(frozenset({"t"}), held=mine[name], generation=generation) for name in members}
+    else:
+        pytest.fail("no end of rounds")
+    assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)

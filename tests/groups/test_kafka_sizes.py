@@ -1,0 +1,58 @@
+"""Brokers that deny topics for a while."""
+
+from __future__ import annotations
+
+from allocator.groups.kafka_classic.plan import DOUBT_S, Sizes
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.topics: dict[str, tuple[int, ...]] = {"t": (0, 1)}
+        self.sizes = Sizes(self.topics.get, lambda: self.now)
+
+
+def test_more_partitions_and_topics_are_believed_at_once() -> None:
+    world = World()
+    assert world.sizes("t") == (0, 1)
+    assert world.sizes("u") == ()
+    world.topics.update(t=(0, 1, 2), u=(0,))
+    assert world.sizes("t") == (0, 1, 2)
+    assert world.sizes("u") == (0,)
+    assert not world.sizes.doubtful
+
+
+def test_a_topic_that_is_denied_is_what_it_was_until_that_has_lasted() -> None:
+    world = World()
+    world.sizes("t")
+    del world.topics["t"]
+    assert world.sizes("t") == (0, 1)
+    assert world.sizes.doubtful
+    world.now += DOUBT_S - 0.1
+    assert world.sizes("t") == (0, 1)
+    world.now += 0.1
+    assert world.sizes("t") == ()
+    assert not world.sizes.doubtful
+
+
+def test_a_topic_that_comes_back_begins_a_new_doubt_when_it_goes_again() -> None:
+    world = World()
+    world.sizes("t")
+    world.topics["t"] = ()
+    world.sizes("t")
+    world.topics["t"] = (0, 1)
+    assert world.sizes("t") == (0, 1)
+    assert not world.sizes.doubtful
+    world.topics["t"] = ()
+    world.now += DOUBT_S
+    assert world.sizes("t") == (0, 1)
+
+
+def test_what_nobody_asks_about_any_more_is_not_in_doubt() -> None:
+    world = World()
+    world.sizes("t")
+    del world.topics["t"]
+    world.sizes("t")
+    world.sizes.keep(["u"])
+    assert not world.sizes.doubtful
+    assert world.sizes("t") == ()

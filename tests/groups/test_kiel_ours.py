@@ -1,0 +1,306 @@
+"""Members of ours in a group of kiel's layout, on a real ZooKeeper: what they do is recorded, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+from click.testing import CliRunner
+from members import History, RecordingOwner, StaticTopics, everything
+
+from allocator.assignors import naive_allocator, resolve
+from allocator.cli import main
+from allocator.errors import BrokersUnavailable
+from allocator.groups.legacy.adopt import AdoptionUnfinished, adopt, candidate
+from allocator.groups.legacy.kiel import (
+    AdoptionRefused,
+    KielMembership,
+    KielPaths,
+    KielSettings,
+    Phase,
+    Seal,
+    add_partitions,
+    read_shared,
+    seal,
+)
+from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.znodes import Paths, Rubbish
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+
+class Offsets:
+    """Stands for those of the group."""
+
+    storage = "zookeeper"
+
+    def __init__(self) -> None:
+        self.carried: list[frozenset[TopicPartition]] = []
+        self.failures = 0
+
+    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise BrokersUnavailable("not now")
+        self.carried.append(frozenset(partitions))
+        return len(self.carried[-1])
+
+
+class Member:
+    def __init__(self, bench: Bench, name: str, settle_s: float) -> None:
+        self.owner = RecordingOwner(name, bench.history)
+        self.offsets = Offsets()
+        self.bench = bench
+        self.membership = KielMembership(
+            ZooKeeper(bench.hosts, session_timeout_s=2.0),
+            bench.group,
+            self.owner,
+            bench.topics,
+            KielSettings(name=name, topics=frozenset({"t"}), settle_s=settle_s),
+            self.offsets,
+            self._next,
+        )
+
+    def _next(self, root: str) -> ZooKeeperMembership:
+        naive = resolve("naive")
+        return ZooKeeperMembership(
+            ZooKeeper(self.bench.hosts, session_timeout_s=2.0),
+            Paths(root, self.bench.group),
+            self.owner,
+            self.bench.topics,
+            {naive.name: naive},
+            Settings(name=self.owner.name, topics=frozenset({"t"})),
+        )
+
+
+class Bench:
+    def __init__(self, hosts: str, group: str) -> None:
+        self.hosts, self.group = hosts, group
+        self.topics = StaticTopics({"t": 24})
+        self.history = History()
+        self.paths = KielPaths(group)
+
+    @contextlib.asynccontextmanager
+    async def members(self, *names: str, settle_s: float = 0.0) -> AsyncIterator[list[Member]]:
+        async with contextlib.AsyncExitStack() as stack:
+            made = []
+            for name in names:
+                member = Member(self, name, settle_s)
+                await member.membership.join()
+                stack.push_async_callback(member.membership.leave)
+                made.append(member)
+            yield made
+
+    @contextlib.asynccontextmanager
+    async def zookeeper(self) -> AsyncIterator[ZooKeeper]:
+        zk = ZooKeeper(self.hosts, session_timeout_s=2.0)
+        await zk.connect()
+        try:
+            yield zk
+        finally:
+            await zk.close()
+
+    async def settled(self, *members: Member, without: int = 0) -> None:
+        """Every partition owned once, but for those of members of kiel's."""
+        whole = everything(self.topics)
+
+        def done() -> bool:
+            owned = [member.owner.owned for member in members]
+            return sum(map(len, owned)) == len(set().union(*owned)) == len(whole) - without
+
+        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
+        assert self.history.overlaps() == []
+
+
+@pytest.fixture
+def bench(zk_chroot: str, group: str) -> Bench:
+    return Bench(zk_chroot, group)
+
+
+async def test_ours_own_what_kiel_would_deal_them(bench: Bench) -> None:
+    async with bench.members("a", "b", "c") as (a, b, c), bench.zookeeper() as zk:
+        await bench.settled(a, b, c)
+        names = sorted(await zk.get_children(bench.paths.members))
+        dealt = json.loads((await zk.get(bench.paths.partitions))[0])
+        expected = naive_allocator(names, sorted(dealt))
+        for member in (a, b, c):
+            mine = expected[member.membership.member_id]["t"]
+            assert sorted(p.partition for p in member.owner.owned) == sorted(mine)
+        async with bench.members("d") as (d,):
+            await bench.settled(a, b, c, d)
+        bench.topics.change(t=30)
+        await bench.settled(a, b, c)
+    assert bench.history.overlaps() == []
+
+
+async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
+    async with bench.members("a") as (a,):
+        await bench.settled(a)
+        a.owner.may_drain.clear()
+        async with bench.members("b") as (b,):
+            await asyncio.wait_for(a.owner.draining.wait(), 30)
+            assert not b.owner.owned
+            a.owner.may_drain.set()
+            await bench.settled(a, b)
+
+
+async def test_what_comes_from_one_of_kiels_is_left_alone_for_a_while(bench: Bench) -> None:
+    """The same name as kiel would use, and its znode alone: it claims nothing."""
+    async with bench.zookeeper() as zk, bench.members("a", settle_s=1.0) as (a,):
+        await bench.settled(a)
+        await zk.create(bench.paths.member("0-kiel"), ephemeral=True)
+        await bench.settled(a, without=12)
+        gone = asyncio.get_running_loop().time()
+        await zk.delete(bench.paths.member("0-kiel"))
+        await bench.settled(a)
+        begun = [when for when, _, what, _ in bench.history.events if what == "begin"]
+        assert begun[-1] - gone >= 0.9
+
+
+async def test_a_lost_session_ends_ownership_and_the_member_comes_back(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        before = a.membership.member_id
+        await zk.delete(bench.paths.member(before))
+        await wait_until_async(lambda: a.membership.member_id != before, 30, "a to come back")
+        await bench.settled(a, b)
+        assert a.owner.lost_partitions
+
+
+async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        begin = a.membership._current._begin_session
+        left: list[int] = []  # claims, once it has cleared what it took for its own
+
+        async def late() -> None:
+            await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to have everything")
+            await begin()
+            left.append(len(await zk.get_children(bench.paths.owners)))
+
+        monkeypatch.setattr(a.membership._current, "_begin_session", late)
+        await zk.delete(bench.paths.member(a.membership.member_id))
+        await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to take over")
+        await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "a to come back")
+        await bench.settled(a, b)
+        assert left == [24], "those of b"
+
+
+async def test_a_group_goes_over_whole(bench: Bench) -> None:
+    said: list[str] = []
+    async with bench.zookeeper() as zk, bench.members("a", "b", "c") as (a, b, c):
+        await bench.settled(a, b, c)
+        a.offsets.failures = b.offsets.failures = c.offsets.failures = 1
+        await adopt(zk, bench.group, "/allocator", 30.0, said.append)
+        await bench.settled(a, b, c)
+        carried = [parts for member in (a, b, c) for parts in member.offsets.carried]
+        assert carried == [everything(bench.topics)]  # once, by one of them
+        assert {m.offsets.storage for m in (a, b, c)} == {"kafka"}
+        assert said[-1] == "3 members own 24 partitions under /allocator"
+        await adopt(zk, bench.group, "/allocator", 5.0, said.append)  # again: nothing to do
+        with pytest.raises(AdoptionRefused, match="given to /allocator already, not to /elsewhere"):
+            await adopt(zk, bench.group, "/elsewhere", 5.0, said.append)
+        async with bench.members("d") as (d,):
+            await bench.settled(a, b, c, d)
+    assert bench.history.overlaps() == []
+
+
+async def test_nobody_begins_in_the_new_layout_while_one_still_drains(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        a.owner.may_drain.clear()
+        with pytest.raises(AdoptionUnfinished, match="1 members have not let go yet"):
+            await adopt(zk, bench.group, "/allocator", 1.0, lambda line: None)
+        assert not b.owner.owned
+        assert await zk.exists("/allocator") is None
+        a.owner.may_drain.set()
+        await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
+        await bench.settled(a, b)
+
+
+async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        await zk.create(bench.paths.member("host:1"), ephemeral=True)
+        before = (await zk.get(bench.paths.partitions))[0]
+        assert (await candidate(zk, bench.group)).foreign == ("host:1",)
+        with pytest.raises(AdoptionRefused, match="still has members of kiel's: host:1"):
+            await adopt(zk, bench.group, "/allocator", 1.0, print)
+        # as if it had joined while the group was being given away
+        with pytest.raises(AdoptionRefused, match=r"joined group .* meanwhile: host:1"):
+            await seal(zk, bench.paths, "/allocator")
+        assert json.loads((await zk.get(bench.paths.partitions))[0]) == json.loads(before)
+        await bench.settled(a, without=12)
+        with pytest.raises(AdoptionRefused, match="no group 'nobody' of kiel's"):
+            await candidate(zk, "nobody")
+
+
+async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Bench) -> None:
+    async with bench.zookeeper() as theirs, bench.zookeeper() as zk:
+        await zk.ensure_path(bench.paths.lock)
+        held = await theirs.create(f"{bench.paths.lock}/0123__lock__", ephemeral=True, sequence=True)
+        adding = asyncio.ensure_future(add_partitions(zk, bench.paths, frozenset({TopicPartition("t", 0)})))
+        await wait_until_async(lambda: _waiting(zk, bench.paths), 30, "the lock to be waited for")
+        assert not adding.done()
+        await theirs.delete(held)
+        await adding
+        assert (await zk.get(bench.paths.partitions))[0] == b'["t:0"]'
+        assert await zk.get_children(bench.paths.lock) == []
+
+
+async def _waiting(zk: ZooKeeper, paths: KielPaths) -> bool:
+    return len(await zk.get_children(paths.lock)) == 2
+
+
+def test_a_seal_is_read_back_and_is_no_json() -> None:
+    sealed = Seal(Phase.SEALED, "/allocator", frozenset({TopicPartition("a:b", 3), TopicPartition("t", 10)}))
+    assert read_shared("/p", sealed.encode()) == (sealed.partitions, sealed)
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(sealed.encode())
+    assert read_shared("/p", b"") == (frozenset(), None)
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}", b"[1]", b'["t"]', b'["t:x"]', b"\xff", Seal(Phase.OPEN, "/a", frozenset()).encode()[:-1]]
+)
+def test_rubbish_is_named(data: bytes) -> None:
+    with pytest.raises(Rubbish, match="/kiel/p is not readable"):
+        read_shared("/kiel/p", data)
+
+
+async def test_the_command_shows_first_and_tells_what_stands_in_the_way(bench: Bench) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        arguments = ["group", "adopt", bench.group, "--zookeeper", bench.hosts, *options]
+        result = CliRunner().invoke(main, arguments)
+        return result.exit_code, result.output
+
+    async def run(*options: str) -> tuple[int, str]:
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: command(*options))
+
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        await zk.create(bench.paths.member("host:1"), ephemeral=True)
+        code, output = await run()
+        assert code == 0
+        assert "1 members of ours, 1 of kiel's, 24 partitions" in output
+        assert "it would be refused now: it still has members of kiel's: host:1" in output
+        code, output = await run("--execute", "--json")
+        assert (code, json.loads(output)["error"]["type"]) == (1, "AdoptionRefused")
+        await zk.delete(bench.paths.member("host:1"))
+        code, output = await run("--execute", "--json")
+        assert code == 0
+        assert json.loads(output[output.index("{") :]) == {
+            "group": bench.group,
+            "members": [],
+            "foreign": [],
+            "phase": "open",
+            "partitions": 24,
+            "obstacle": None,
+        }
+        await bench.settled(a)

@@ -1,0 +1,245 @@
+"""KafkaNextMembership against a coordinator whose answers the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coordinator")]
+
+from fake_broker import SILENT
+from kafka.protocol.consumer import OffsetCommitResponse
+from kip848_fake import FAST, NextBroker, ids, owned, topic_id
+from kip848_members import Next
+
+from allocator.client.client import KafkaClient
+from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
+from allocator.groups.kip848.membership import KafkaNextMembership, KafkaNextSettings
+from allocator.testing import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+pytestmark = pytest.mark.deadline(90)
+
+COMMIT = 8
+
+
+def parts(*numbers: int) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition("t", n) for n in numbers)
+
+
+def member(broker: NextBroker, **options: Any) -> Next:
+    return Next(broker.address, "g", options.pop("topics", ["t"]), **{**FAST, **options})
+
+
+async def holds(ours: Next, expected: frozenset[TopicPartition]) -> None:
+    await wait_until_async(lambda: ours.held == expected, 30, lambda: f"{sorted(ours.held)} to be {sorted(expected)}")
+
+
+async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
+    async with NextBroker() as broker:
+        async with member(broker) as ours:
+            assert ours.held == ours.membership.held == parts(0, 1, 2)
+            assert ours.membership.generation == 1
+            assert not ours.membership.leading
+            assert ours.membership.may_act()
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end"]
+        assert not ours.membership.may_act()
+        assert ours.membership.ended is None
+
+
+async def test_what_is_being_released_may_be_committed_until_that_is_done() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+        ours.owner.may_drain.clear()
+        broker.given = ids(0)
+        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
+        assert all(ours.membership.may_commit(p) for p in parts(0, 1, 2))
+        assert ours.membership.held == parts(0)
+        ours.owner.may_drain.set()
+        await wait_until_async(lambda: not ours.membership.may_commit(TopicPartition("t", 1)), 30, "the end of it")
+        assert ours.membership.may_commit(TopicPartition("t", 0))
+
+
+async def test_a_release_that_fails_is_one_all_the_same() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+
+        async def fails(_: Any) -> None:
+            raise RuntimeError("the user's")
+
+        ours.owner.revoked = fails  # type: ignore[method-assign]
+        broker.given = ids(0)
+        await wait_until_async(lambda: ids(0) in map(owned, broker.beats), 30, "the heartbeat")
+        assert ours.membership.held == parts(0)
+
+
+async def test_a_topic_that_was_deleted_and_made_anew_is_another_one() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+        broker.ids["t"] = topic_id("another")
+        broker.given = ids(0, topic="another")
+        await holds(ours, parts(0))
+        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end", "begin"]
+        await wait_until_async(lambda: ids(0, topic="another") in map(owned, broker.beats), 30, "the heartbeat")
+
+
+async def test_a_topic_whose_name_is_not_known_yet_is_begun_with_when_it_is() -> None:
+    async with NextBroker() as broker:
+        broker.given = ids(0, topic="new")
+        async with member(broker, topics=["t", "new"]) as ours:
+            assert ours.held == frozenset()
+            broker.topics["new"] = [1]
+            await holds(ours, frozenset({TopicPartition("new", 0)}))
+
+
+async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
+    async with NextBroker() as broker:
+        broker.session_s = 1.0
+        async with member(broker) as ours:
+            heartbeat = broker.handlers[68]
+            broker.handlers[68] = lambda _: SILENT
+            await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
+            assert not ours.membership.may_act()
+            assert ours.held == parts(0, 1, 2)  # ownership stands
+            broker.handlers[68] = heartbeat
+            await wait_until_async(ours.membership.may_act, 30, "the lease")
+            assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
+
+
+async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
+    async with NextBroker() as broker:
+        commits: list[Any] = []
+
+        def commit(request: Any) -> Any:
+            commits.append(request)
+            code = 0 if request.generation_id_or_member_epoch == broker.epoch else 113
+            response = OffsetCommitResponse
+            part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=code)
+            topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
+            return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
+
+        broker.handlers[COMMIT] = commit
+        async with member(broker) as ours:
+            broker.interval_s = 600.0
+            await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
+            broker.epoch = 7
+            await ours.offsets.commit({TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
+            assert {c.API_VERSION for c in commits} == {9}
+            assert [c.generation_id_or_member_epoch for c in commits] == [1] * (len(commits) - 1) + [7]
+            assert {c.member_id for c in commits} == {ours.membership.member_id}
+
+
+async def test_a_commit_of_a_removed_member_is_fenced() -> None:
+    async with NextBroker() as broker:
+
+        def commit(request: Any) -> Any:
+            response = OffsetCommitResponse
+            part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=25)
+            topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
+            return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
+
+        broker.handlers[COMMIT] = commit
+        async with member(broker) as ours:
+            with pytest.raises(Fenced, match="UNKNOWN_MEMBER_ID") as caught:
+                await ours.offsets.commit({TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
+            assert not caught.value.retriable
+            await wait_until_async(lambda: ours.owner.lost_partitions == parts(0, 1, 2), 30, "the loss")
+            await holds(ours, parts(0, 1, 2))
+
+
+async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
+    async with NextBroker() as broker:
+        broker.topics["__consumer_offsets"] = [1]
+        topic = broker._topic
+
+        def internal(name: str) -> Any:
+            answer = topic(name)
+            answer.is_internal = name.startswith("__")
+            return answer
+
+        broker._topic = internal  # type: ignore[method-assign]
+        broker.given = ids(0) | ids(0, topic="__consumer_offsets")
+        async with member(broker, topics=[], pattern=".*") as ours:
+            assert ours.held == parts(0)
+            assert "t" in broker.beats[0].subscribed_topic_names
+            assert "__consumer_offsets" not in broker.beats[0].subscribed_topic_names
+            await wait_until_async(lambda: broker.given in map(owned, broker.beats), 30, "the heartbeat")
+            assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
+        async with member(broker, topics=["t", "__consumer_offsets"]) as ours:
+            assert len(ours.held) == 2  # asked for by name
+
+
+async def test_another_subscription_is_said_at_once_and_one_that_cannot_be_changes_nothing() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+        broker.interval_s = 600.0
+        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
+        with pytest.raises(ConfigError, match="regular expression"):
+            ours.membership.subscribe([], "(")
+        ours.membership.subscribe(["t", "u"])
+        await wait_until_async(
+            lambda: ["t", "u"] in [beat.subscribed_topic_names for beat in broker.beats], 30, "the heartbeat"
+        )
+
+
+async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+        broker.interval_s = 600.0
+        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
+        heartbeat, go = broker.handlers[68], asyncio.Event()
+
+        async def held(request: Any) -> Any:
+            await go.wait()
+            return await heartbeat(request)
+
+        broker.handlers[68] = held
+        seen = len(broker.beats)
+        ours.membership.subscribe(["u"])
+        await wait_until_async(lambda: len(broker.beats) > seen, 30, "the heartbeat")
+        ours.membership.subscribe(["v"])
+        go.set()
+        await wait_until_async(lambda: broker.beats[-1].subscribed_topic_names == ["v"], 30, "the other one")
+
+
+async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
+    async with NextBroker() as broker, member(broker) as ours:
+        identity = ours.membership.identity
+        assert identity is not None
+        assert ours.membership.may_act()
+        assert not ours.membership.refused(25, identity)
+        assert not ours.membership.may_act()
+        assert ours.held == parts(0, 1, 2)  # nobody was told yet
+
+
+async def test_a_membership_that_ends_says_what_ended_it() -> None:
+    async with NextBroker() as broker, member(broker, instance_id="i") as ours:
+        broker.codes = [82]
+        await wait_until_async(lambda: ours.membership.ended is not None, 30, "the end")
+        assert isinstance(ours.membership.ended, BrokerError)
+        assert ours.owner.lost_partitions == parts(0, 1, 2)
+        assert not ours.membership.may_act()
+
+
+async def test_join_says_what_prevents_it() -> None:
+    async with NextBroker() as broker, KafkaClient(broker.address) as client:
+        find = broker.handlers[10]
+
+        def nobody(request: Any) -> Any:
+            answer = find(request)
+            answer.error_code = 15
+            return answer
+
+        broker.handlers[10] = nobody
+        ours = member(broker)
+        settings = KafkaNextSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
+        membership = KafkaNextMembership(client, "g", ours.owner, settings)
+        with pytest.raises(BrokersUnavailable, match=r"within 0\.2 s; last: .* cannot find .* offsets topic"):
+            await membership.join()
+        broker.handlers[10] = find
+        broker.codes = [30]
+        membership = KafkaNextMembership(client, "g", ours.owner, replace(settings, connect_timeout_s=10))
+        with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
+            await membership.join()
+        with pytest.raises(ConfigError, match="not a regular expression"):
+            KafkaNextMembership(client, "g", ours.owner, KafkaNextSettings(pattern="["))

@@ -1,0 +1,62 @@
+"""What a leader may go on from when the assignment was spoilt by somebody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from members import StaticTopics
+
+from allocator.groups.zookeeper.leader import Leader, LeaderSettings
+from allocator.groups.zookeeper.store import Store, Watch
+from allocator.groups.zookeeper.znodes import Budget, Claim, Document, Paths, Rubbish
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import BadVersion, ZooKeeper
+
+MEMBER = "m-0123456789abcdef-0000000000"
+ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) for count in (1, 2))
+
+
+class Deaf(Store):
+    """The news of a claim are still under way: kazoo tells them in another thread than answers."""
+
+    async def claim(self, member: str, watch: Watch | None = None, *, budget: Budget | None = None) -> Claim | None:
+        return await super().claim(member, lambda: None, budget=budget)
+
+
+@asynccontextmanager
+async def stored(hosts: str, group: str) -> AsyncIterator[Store]:
+    zk = ZooKeeper(hosts)
+    await zk.connect()
+    try:
+        store = Deaf(zk, Paths("/allocator", group))
+        await store.prepare()
+        yield store
+    finally:
+        await zk.close()
+
+
+async def test_rubbish_is_replaced_and_not_what_somebody_wrote_after_it(zk_chroot: str, group: str) -> None:
+    async with stored(zk_chroot, group) as store:
+        await store.zk.create(store.paths.assignment, b"rubbish")
+        with pytest.raises(Rubbish) as caught:
+            await store.document()
+        good = Document(generation=1, revision=1, owners={MEMBER: ONE})
+        assert await store.write_document(good, caught.value.version) == 1
+        with pytest.raises(BadVersion):
+            await store.write_document(Document(generation=1, revision=2), caught.value.version)
+        assert (await store.document())[0] == good
+
+
+async def test_claims_are_read_after_the_assignment_was_lost(zk_chroot: str, group: str) -> None:
+    async with stored(zk_chroot, group) as store:
+        await store.zk.create(store.paths.claim(MEMBER), Claim(1, ONE, 1).encode())
+        leader = Leader(store, "m-0123456789abcdef-0000000001", StaticTopics({"t": 2}), {}, LeaderSettings())
+        assert (await leader._claims_of([MEMBER]))[MEMBER].held == ONE
+        await store.zk.set(store.paths.claim(MEMBER), Claim(2, TWO, 1).encode())
+        await store.zk.create(store.paths.assignment, b"rubbish")
+        leader.start_over()
+        document, version = await leader._read_document()
+        assert document.owners == {MEMBER: TWO}
+        assert version == 0

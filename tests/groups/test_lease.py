@@ -1,0 +1,83 @@
+"""How long a member in ZooKeeper may act by its own clock."""
+
+from __future__ import annotations
+
+from hand_clock import Clock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.groups.lease import EnsembleLease
+
+TIMEOUT_S = 4.0
+
+
+def lease() -> tuple[EnsembleLease, Clock, float]:
+    """And when its session began."""
+    clock = Clock()
+    return EnsembleLease(clock), clock, clock.now
+
+
+def test_proofs_at_their_pace_give_three_quarters_of_the_timeout_from_the_start_of_the_last() -> None:
+    it, clock, began = lease()
+    for _ in range(5):
+        started = clock.now
+        it.prove(started, TIMEOUT_S, began)
+        assert it.ends == started + 3.0
+        clock.now += 1.0
+
+
+@given(st.lists(st.floats(0.001, 0.5), min_size=2, max_size=30))
+def test_proofs_whose_latency_varies_leave_time_for_the_next(latencies: list[float]) -> None:
+    it, clock, began = lease()
+    for latency in latencies:
+        started = clock.now
+        clock.now += latency
+        assert started == began or it.valid
+        it.prove(started, TIMEOUT_S, began)
+        clock.now = started + 1.0
+
+
+def test_a_proof_after_a_silence_counts_from_before_it() -> None:
+    """Who took it may die with the news: then the ensemble's leader counts from the proof before the silence."""
+    it, clock, began = lease()
+    it.prove(clock.now, TIMEOUT_S, began)
+    before = clock.now
+    clock.now += 2.5
+    it.prove(clock.now, TIMEOUT_S, began)
+    assert it.ends == before + TIMEOUT_S
+    clock.now += 0.5  # too soon for the leader to have been told
+    it.prove(clock.now, TIMEOUT_S, began)
+    assert it.ends == before + TIMEOUT_S
+    clock.now += 0.75
+    it.prove(clock.now, TIMEOUT_S, began)
+    assert it.ends == clock.now + TIMEOUT_S - 1.25
+    clock.now += 1.0
+    it.prove(clock.now, TIMEOUT_S, began)
+    assert it.ends == clock.now + 3.0
+
+
+def test_one_that_has_found_another_server_begins_with_that() -> None:
+    it, clock, began = lease()
+    it.prove(clock.now, TIMEOUT_S, began)
+    clock.now += 3.9
+    it.prove(clock.now, TIMEOUT_S, clock.now)
+    assert it.ends == clock.now + 3.0
+    it.end()
+    assert not it.valid
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.booleans()), max_size=30))
+def test_it_ends_before_the_session_by_what_the_leader_was_told(proofs: list[tuple[float, float, bool]]) -> None:
+    """A server tells its leader of a proof half a tick, at most a quarter of the timeout, after it was made."""
+    it, clock, connected = lease()
+    arrived: list[float] = []
+    for pause, took, moves in proofs:
+        clock.now += pause
+        if moves:
+            connected = clock.now
+        started = clock.now
+        clock.now += took
+        arrived.append(clock.now)  # at the latest; then the server dies
+        it.prove(started, TIMEOUT_S, connected)
+        told = [at for at in arrived if at <= clock.now - TIMEOUT_S / 4]
+        assert it.ends <= max([connected, *told]) + TIMEOUT_S

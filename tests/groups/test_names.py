@@ -1,0 +1,52 @@
+"""How members are shown."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from allocator.compat.grouped import GroupedConsumer
+from allocator.consumer.consumer import Consumer
+from allocator.groups.names import default_client_id, member_name
+from allocator.groups.zookeeper.znodes import MemberInfo
+
+OURS = "m-0123456789abcdef-0000000012"
+KAFKAS = "billing-6f1c2d3e-0000-4000-8000-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("member", "info", "shown"),
+    [
+        (OURS, MemberInfo("allocator-web1-4242-3f9a", "web1", pid=4242), "allocator-web1-4242-3f9a#12"),
+        (OURS, MemberInfo("billing", "web1", pid=4242), "billing@web1:4242#12"),
+        (OURS, MemberInfo("billing-web1-14242", "web1", pid=4242), "billing-web1-14242@web1:4242#12"),
+        (OURS, MemberInfo("allocator-web1", "web1"), "allocator-web1#12"),  # of an older version
+        (OURS, None, "#12"),
+        (KAFKAS, MemberInfo("billing", "10.0.0.7"), "billing@10.0.0.7#6f1c2d3e"),
+        ("x5cHVMgWTtmtFtLQqo1Kmw", MemberInfo("billing", "10.0.0.7"), "billing@10.0.0.7#x5cHVMgW"),
+    ],
+)
+def test_a_member_is_shown_with_its_host_its_process_and_a_short_id(
+    member: str, info: MemberInfo | None, shown: str
+) -> None:
+    assert member_name(member, info) == shown
+
+
+def test_a_znode_of_an_older_version_says_no_process() -> None:
+    old = (
+        b'{"format":1,"name":"a","host":"h","topics":[],"pattern":null,"weight":1.0,"rack":null,"strategies":["naive"]}'
+    )
+    info = MemberInfo.decode("/m", old)
+    assert info.pid is None
+    assert MemberInfo.decode("/m", MemberInfo("a", "h", pid=7).encode()).pid == 7
+
+
+def test_consumers_of_one_process_differ_by_default() -> None:
+    names = {Consumer("t", brokers="b:1", group="g", membership="kafka").client_id for _ in range(2)}
+    assert len(names) == 2
+    assert all(name.startswith(f"allocator-{socket.gethostname()}-{os.getpid()}-") for name in names)
+    assert default_client_id("spark").startswith("spark-")
+    consumer = GroupedConsumer(["b:1"], "g", ["z:1"])
+    assert consumer.name.startswith(f"{socket.gethostname()}:{os.getpid()}-")

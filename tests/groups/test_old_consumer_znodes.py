@@ -1,0 +1,195 @@
+"""What members of Kafka 0.8's own consumer say, and what follows from it; and ours alone, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+from members import History, RecordingOwner, StaticTopics, everything
+
+from allocator.assignors import GroupView, resolve
+from allocator.assignors import Member as View
+from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership, Subscription, run_of
+from allocator.groups.legacy.owners import OwnersSettings
+from allocator.groups.zookeeper.znodes import Rubbish
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+# as kafka.tools.ConsoleConsumer 0.8.2.2 writes it
+JAVA = b'{"version":1,"subscription":{"orders":2},"pattern":"white_list","timestamp":"1700000000000"}'
+
+
+def test_a_run_is_what_kafkas_range_gives() -> None:
+    for count in range(12):
+        for takers in range(1, 6):
+            members = tuple(View(f"m{n}", f"m{n}", frozenset({"t"})) for n in range(takers))
+            given = resolve("range")(GroupView(members, {"t": count}, {}))
+            for place, member in enumerate(members):
+                assert list(run_of(range(count), takers, place)) == sorted(p.partition for p in given[member.id])
+
+
+def test_javas_subscriptions_are_understood() -> None:
+    assert Subscription.decode("/p", JAVA).threads("orders") == 2
+    assert Subscription.decode("/p", JAVA).threads("orders2") == 0
+    black = Subscription("black_list", {"a.*, b": 1})
+    assert [black.threads(topic) for topic in ("abc", "b", "c", "__consumer_offsets")] == [0, 0, 1, 0]
+    static = Subscription("static", {"a": 1, "b": 3})
+    assert [static.threads(topic) for topic in ("a", "b", "c")] == [1, 3, 0]
+    assert Subscription.decode("/p", static.encode()) == static
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"orders", "it looks like one of pykafka's"),
+        (b'{"subscription": {}, "pattern": "other"}', "its pattern is 'other'"),
+        (b'{"subscription": {"(": 1}, "pattern": "white_list"}', "missing"),
+        (b"\xff", "no subscription"),
+        (b"[]", "no subscription"),
+    ],
+)
+def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
+    with pytest.raises(Rubbish, match="znode /ids/x is not readable") as caught:
+        Subscription.decode("/ids/x", data)
+    assert why in str(caught.value)
+
+
+class Cluster(StaticTopics):
+    """Two brokers that lead in turns."""
+
+    brokers = [SimpleNamespace(node_id=0), SimpleNamespace(node_id=1)]
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        return tp.partition % 2
+
+
+class Member:
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.owner = RecordingOwner(name, bench.history)
+        self.membership = bench.kind(
+            ZooKeeper(bench.hosts, session_timeout_s=2.0),
+            bench.group,
+            self.owner,
+            bench.topics,
+            OwnersSettings(name=name, topics=frozenset(bench.topics.counts)),
+        )
+
+
+class Bench:
+    def __init__(self, hosts: str, group: str, kind: type[ConsumersMembership] | type[PykafkaMembership]) -> None:
+        self.hosts, self.group, self.kind = hosts, group, kind
+        self.topics = Cluster({"t": 10, "u": 3})
+        self.history = History()
+
+    @contextlib.asynccontextmanager
+    async def members(self, *names: str) -> AsyncIterator[list[Member]]:
+        async with contextlib.AsyncExitStack() as stack:
+            made = []
+            for name in names:
+                member = Member(self, name)
+                await member.membership.join()
+                stack.push_async_callback(member.membership.leave)
+                made.append(member)
+            yield made
+
+    async def settled(self, *members: Member) -> None:
+        whole = everything(self.topics)
+
+        def done() -> bool:
+            owned = [member.owner.owned for member in members]
+            return sum(map(len, owned)) == len(whole) and set().union(*owned) == whole and min(map(len, owned)) > 0
+
+        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
+        assert self.history.overlaps() == []
+
+
+@pytest.fixture(params=[ConsumersMembership, PykafkaMembership])
+def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
+    return Bench(zk_chroot, group, request.param)
+
+
+async def test_ours_share_join_and_leave(bench: Bench) -> None:
+    async with bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        async with bench.members("c") as (c,):
+            await bench.settled(a, b, c)
+        await bench.settled(a, b)
+        bench.topics.change(t=14)
+        await bench.settled(a, b)
+
+
+async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
+    async with bench.members("a") as (a,):
+        await bench.settled(a)
+        a.owner.may_drain.clear()
+        async with bench.members("b") as (b,):
+            await asyncio.wait_for(a.owner.draining.wait(), 30)
+            assert not b.owner.owned
+            a.owner.may_drain.set()
+            await bench.settled(a, b)
+
+
+async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
+    """As a member of another client makes it, under its own name and its own idea of the leader."""
+    name = {ConsumersMembership: "t/4", PykafkaMembership: "b't'/1-4"}[bench.kind]
+    path = f"/consumers/{bench.group}/owners/{name}"
+    zk = ZooKeeper(bench.hosts)
+    await zk.connect()
+    await zk.ensure_path(path.rpartition("/")[0])
+    await zk.create(path, b"somebody", ephemeral=True)
+    try:
+        async with bench.members("a") as (a,):
+            await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "all but one")
+            assert TopicPartition("t", 4) not in a.owner.owned
+            await zk.delete(path)
+            await bench.settled(a)
+    finally:
+        await zk.close()
+
+
+async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> None:
+    data = {ConsumersMembership: b"t", PykafkaMembership: JAVA}[bench.kind]
+    zk = ZooKeeper(bench.hosts)
+    await zk.connect()
+    try:
+        await zk.ensure_path(f"/consumers/{bench.group}/ids")
+        await zk.create(f"/consumers/{bench.group}/ids/other", data, ephemeral=True)
+        async with bench.members("a") as (a,):
+            await wait_until_async(lambda: bool(a.owner.errors), 30, "a complaint")
+            assert "ids/other" in str(a.owner.errors[0])
+            assert "no company" in str(a.owner.errors[0])
+    finally:
+        await zk.close()
+
+
+async def test_javas_others_look_again_when_a_drain_took_long(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They try a few times and then wait for another change of the members."""
+    monkeypatch.setattr("allocator.groups.legacy.old_consumer.NUDGE_S", 0.2)
+    bench = Bench(zk_chroot, group, ConsumersMembership)
+    zk = ZooKeeper(bench.hosts)
+    await zk.connect()
+    try:
+        async with bench.members("a") as (a,):
+            await bench.settled(a)
+            a.owner.may_drain.clear()
+            subscription = json.dumps({"version": 1, "subscription": {"t": 1}, "pattern": "static", "timestamp": "1"})
+            await zk.create(f"/consumers/{group}/ids/zz-java", subscription.encode(), ephemeral=True)
+            await asyncio.wait_for(a.owner.draining.wait(), 30)
+            changed = asyncio.Event()
+            await zk.get_children(f"/consumers/{group}/ids", changed.set)
+            await asyncio.sleep(0.3)  # longer than they try
+            a.owner.may_drain.set()
+            await asyncio.wait_for(changed.wait(), 30)
+            assert a.owner.owned == {TopicPartition("t", n) for n in range(5)} | {
+                TopicPartition("u", n) for n in range(3)
+            }
+            assert not a.owner.lost_partitions
+    finally:
+        await zk.close()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import re
+import sys
+from string import ascii_lowercase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError, MissingExtra
+from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.znodes import MemberInfo, Rubbish
+
+NAMES = st.text("ab.-_0", min_size=1, max_size=12)
+ATOMS = st.sampled_from(["a", "b", "0", r"\.", "-", "_", ".", "[ab]", "[^a]", r"\w", r"\d", r"\W", "(?i:A)"])
+
+
+REPEATS = st.sampled_from(["*", "+", "?", "*?", "{2}", "{1,3}"])
+
+
+def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map("|".join),
+        st.tuples(inner, REPEATS).map(lambda two: f"(?:{two[0]}){two[1]}"),
+        inner.map(lambda one: f"({one})"),
+    )
+
+
+WHOLE = st.recursive(ATOMS, nested, max_leaves=8)
+PATTERNS = st.tuples(st.sampled_from(["", "^"]), WHOLE, st.sampled_from(["", "$"])).map("".join)
+
+
+@given(pattern=PATTERNS, names=st.lists(NAMES, max_size=20))
+def test_matches_what_python_matches(pattern: str, names: list[str]) -> None:
+    found = [name for name in names if topic_pattern(pattern).matches(name)]
+    assert found == [name for name in names if re.match(pattern, name)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", ["(a|a)*!", "(a+)+!", "(a*)*!", "(.*a){30}!", "(a|aa)+!", ".*.*.*.*.*.*.*.*!"])
+def test_no_expression_takes_for_ever(pattern: str) -> None:
+    """Python's own takes 2**200 steps for most of these."""
+    assert not any(topic_pattern(pattern).matches("a" * 200 + f"-{number}") for number in range(1_000))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(", "missing )"),
+        ("(?!__).*", "without lookaround"),
+        (r"(a)\1", r"\1"),
+        (r"orders\Z", r"\Z"),
+        ("((a{1,1000}){1,1000}){1,1000}", "repetition"),
+        ("(x?y?z?a?b?c?d?e?){900}|" * 8, "too large"),
+        ("\ud800", "surrogates"),
+    ],
+)
+def test_what_a_leader_would_not_take_is_refused_where_it_is_said_and_where_it_is_read(pattern: str, why: str) -> None:
+    info = MemberInfo("n", "h", pattern=pattern)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        info.encode()
+    written = MemberInfo("n", "h", pattern="PLACE").encode().decode().replace("PLACE", pattern.replace("\\", "\\\\"))
+    with pytest.raises(Rubbish):
+        MemberInfo.decode("/m", written.encode("utf-8", "surrogatepass"))
+
+
+def test_two_thousand_names_are_an_expression() -> None:
+    names = ["".join(ascii_lowercase[number * prime % 26] for prime in (1, 3, 5, 7)) for number in range(2_000)]
+    pattern = topic_pattern("|".join(f"{name}-{number}$" for number, name in enumerate(names)))
+    assert all(pattern.matches(f"{name}-{number}") for number, name in enumerate(names))
+    assert not pattern.matches("orders")
+
+
+def test_without_re2_any_topic_is_matched_and_the_rest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a member that another one wrote, too: it is left out, and the leader goes on."""
+    written = MemberInfo("n", "h", pattern="orders").encode()
+    topic_pattern.cache_clear()
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert topic_pattern(".*").matches("orders")
+    with pytest.raises(MissingExtra, match=r"allocator\[patterns\]"):
+        MemberInfo("n", "h", pattern="orders").encode()
+    with pytest.raises(Rubbish, match=r"allocator\[patterns\]"):
+        MemberInfo.decode("/m", written)

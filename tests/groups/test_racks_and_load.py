@@ -1,0 +1,176 @@
+"""What the leader shows to the functions that share out by rack or by load: asked for when wanted, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pytest
+from members import History, StaticTopics, TestMember
+from racked import racked_brokers
+
+from allocator import Consumer
+from allocator.assignors import GroupView, Member
+from allocator.errors import BrokerError
+from allocator.groups import view as view_module
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+by_either = pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+
+
+@pytest.fixture
+def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
+    return racked_brokers(cluster_factory)
+
+
+class Group:
+    """Consumers of one topic that nobody reads from, so that what is behind stays behind."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str, membership: str) -> None:
+        self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
+        self.membership = membership
+
+    @contextlib.asynccontextmanager
+    async def consumers(self, **of: dict[str, Any]) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    Consumer(
+                        self.topic,
+                        brokers=self.cluster.bootstrap,
+                        zookeeper=f"{self.cluster.zookeeper}/{self.group}",
+                        group=self.group,
+                        membership=self.membership,
+                        heartbeat_interval_s=0.5,
+                        client_id=name,
+                        assignor=self.assignor,
+                        session_timeout_s=6.0,
+                        auto_commit_interval_s=None,
+                        **options,
+                    )
+                )
+                for name, options in of.items()
+            ]
+
+
+def numbers(consumer: Consumer) -> set[int]:
+    return {partition.partition for partition in consumer.assignment()}
+
+
+@pytest.mark.deadline(120)
+@by_either
+async def test_members_get_what_is_led_in_their_rack(
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
+) -> None:
+    topic = topic_factory(9, 3, cluster=three_racks)
+    setting = Group(three_racks, topic, group, "rack-aware", membership)
+    racks = {f"of-{number}": {"rack": f"rack-{number}"} for number in range(3)}
+    async with setting.consumers(**racks) as consumers:
+
+        def at_home() -> bool:
+            client = consumers[0]._engine.client
+            return all(
+                len(consumer.assignment()) == 3
+                and {client.racks(partition)[0] for partition in consumer.assignment()} == {options["rack"]}
+                and all(len(set(client.racks(partition))) == 3 for partition in consumer.assignment())
+                for consumer, options in zip(consumers, racks.values())
+            )
+
+        await wait_until_async(at_home, 30, lambda: f"partitions at home: {[c.assignment() for c in consumers]}")
+
+
+@pytest.mark.deadline(120)
+@by_either
+async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
+    three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
+) -> None:
+    topic = topic_factory(8, cluster=three_racks)
+    records = [(None, b"x", number) for number in range(8) for _ in range(5000 if number == 1 else 10)]
+    await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
+    setting = Group(three_racks, topic, group, "lag-aware", membership)
+    async with setting.consumers(a={}, b={}) as (a, b):
+        # by count it would be four each
+        await wait_until_async(
+            lambda: (
+                (1 in numbers(a) and len(numbers(a)) < 4 < len(numbers(b)))
+                or (1 in numbers(b) and len(numbers(b)) < 4 < len(numbers(a)))
+            ),
+            30,
+            lambda: f"the busy partition to have few beside it: {numbers(a)}, {numbers(b)}",
+        )
+
+
+class Asked:
+    """A `Load` that remembers what it was asked, and answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.partitions: list[TopicPartition] = []
+
+    async def __call__(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, float]:
+        self.partitions += partitions
+        if self.answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return dict.fromkeys(partitions, self.answer)
+
+
+seen: list[GroupView] = []
+
+
+def remembers(view: GroupView) -> dict[str, list[TopicPartition]]:
+    seen.append(view)
+    return {view.members[0].id: [TopicPartition("t", number) for number in range(view.partitions["t"])]}
+
+
+def member(hosts: str, group: str, load: Asked, function: Any) -> TestMember:
+    topics = StaticTopics({"t": 3000})
+    topics.of_racks = {TopicPartition("t", 7): ("here",)}
+    return TestMember(hosts, group, "a", topics, History(), assignors=[function], load=load)
+
+
+@pytest.mark.parametrize("answer", [2.0, BrokerError("nobody answers"), None], ids=["told", "refused", "silent"])
+async def test_load_is_told_within_a_bound_or_done_without(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr(view_module, "LOAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(remembers, "wants", ("load", "racks"), raising=False)
+    seen.clear()
+    load = Asked(answer)
+    async with member(zk_chroot, group, load, remembers) as a:
+        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
+    assert set(seen[0].load.values()) <= {2.0}
+    assert len(seen[0].load) == (3000 if answer == 2.0 else 0)
+    assert len(load.partitions) == (3000 if answer == 2.0 else 1000)  # the first failure is enough
+    assert seen[0].racks[TopicPartition("t", 7)] == ("here",)
+    assert seen[0].racks[TopicPartition("t", 8)] == ()
+
+
+async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: str, group: str) -> None:
+    seen.clear()
+    load = Asked(2.0)
+    async with member(zk_chroot, group, load, remembers) as a:
+        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
+    assert load.partitions == []
+    assert seen[0].load == seen[0].racks == {}
+
+
+async def test_load_that_was_told_a_moment_ago_serves_the_next_round_of_the_same_rebalance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remembers, "wants", ("load",), raising=False)
+    load = Asked(2.0)
+    around = view_module.Surroundings("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
+    function: Any = remembers
+    members = (Member("a", "", topics=frozenset({"t", "u"})),)
+    for _ in range(2):
+        view = await around.view(function, members, {"t": 3}, {})
+        assert len(view.load) == 3
+    assert len(load.partitions) == 3
+    view = await around.view(function, members, {"t": 3, "u": 2}, {})  # of what is new nothing is known
+    assert len(view.load) == 5
+    assert len(load.partitions) == 8

@@ -1,0 +1,279 @@
+"""Thousands of schedules in virtual time; and proof that a broken protocol is found by them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from simulate import broken_seeds, outcome, shrunk
+from simulated_faults import Event, Faults, parse
+from simulated_member import Worker
+from simulation import Broken, Simulation
+
+from allocator.groups.lease import EnsembleLease, Keeper
+from allocator.groups.zookeeper import leader, plan
+from allocator.groups.zookeeper.leader import Leader
+from allocator.groups.zookeeper.membership import ZooKeeperMembership
+from allocator.groups.zookeeper.znodes import Claim, Document, Waiting
+from allocator.zookeeper.client import Op
+
+pytestmark = pytest.mark.servers  # long without any
+
+SEEDS = 80
+LONG_SEEDS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A schedule has thousands of lines, and only one that fails is of interest: it prints its own."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_every_promise_holds_under_faults() -> None:
+    """Crash, freeze, cut-off, slowness, leave, death of the leader, deletion and rubbish by hand, growth: 40 s each."""
+    assert broken_seeds(0, SEEDS) == ""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_every_promise_holds_under_many_more() -> None:
+    assert broken_seeds(SEEDS, LONG_SEEDS) == ""
+
+
+# a member joins, one leaves, one dies and a partition is added, and in each of these somebody may be the leader
+REBALANCES = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       0.000 start w3
+       2.000 start w4
+       4.000 leave w2
+       6.000 grow
+       6.500 kill w3
+      12.000 start w5
+    """.splitlines()
+)
+
+
+def leader_dies_at(step: int | None) -> Simulation:
+    run = Simulation(1, faults_s=14.0, schedule=REBALANCES, dies_at_step=step)
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_the_leader_may_die_at_every_step(every: int) -> None:
+    """Each turn of its code, from its election on: the same rebalances again and again, in each it dies later."""
+    steps = leader_dies_at(None).steps_of_leaders
+    assert steps > 300
+    for step in range(1, steps + 1, every):
+        leader_dies_at(step)
+
+
+# a server takes the first proof after a silence, and dies with the news; who proved is frozen until the session is over
+DIES_WITH_THE_NEWS = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       5.600 cut w2 2.000
+       7.700 cut w2 9.000
+       7.701 freeze w2 2.800
+    """.splitlines()
+)
+
+
+def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(88, DIES_WITH_THE_NEWS)[1] is None
+
+    def by_the_last_proof_alone(
+        self: EnsembleLease, started: float, session_timeout_s: float, connected: float
+    ) -> None:
+        self.renew(started, session_timeout_s)
+
+    monkeypatch.setattr(EnsembleLease, "prove", by_the_last_proof_alone)
+    assert "may both act" in str(outcome(88, DIES_WITH_THE_NEWS)[1])
+
+
+IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
+
+
+def test_nobody_pauses_while_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the latency of the proofs varies."""
+    pauses: list[str] = []
+    monkeypatch.setattr(Worker, "suspended", lambda self, why: pauses.append(f"{self.name}: {why}"))
+    for seed in range(5):
+        Simulation(seed, faults_s=200.0, schedule=IN_QUIET).run()
+    assert pauses == []
+
+
+def test_a_seed_gives_the_same_run_twice_and_so_does_its_schedule() -> None:
+    runs = [Simulation(7), Simulation(7)]
+    for run in runs:
+        run.run()
+    assert runs[0].repeated
+    lines = [str(event) for event in runs[0].faults.done]
+    runs.append(Simulation(7, schedule=parse(["seed 7, at 3.000 s: what broke", *lines, "again: ..."])))
+    runs[2].run()
+    for run in runs[1:]:
+        assert [str(event) for event in run.faults.done] == lines
+        assert run.processed == runs[0].processed
+        assert run.loop.now == runs[0].loop.now
+
+
+def test_records_are_repeated_but_not_often() -> None:
+    """What the promises allow does happen here, or they would be checked in vain."""
+    runs = [Simulation(seed) for seed in range(6)]
+    for run in runs:
+        run.run()
+    processed = sum(sum(run.processed.values()) for run in runs)
+    repeated = sum(run.repeated for run in runs)
+    assert 0 < repeated < processed / 4
+
+
+# -- each promise can be broken --------------------------------------------------------------------------------------
+
+
+def a_lease_as_long_as_the_session_and_longer(patch: pytest.MonkeyPatch) -> None:
+    def renew(self: EnsembleLease, started: float, session_timeout_s: float) -> None:
+        self.ends = max(self.ends, started + 1.5 * session_timeout_s)
+
+    patch.setattr(EnsembleLease, "renew", renew)
+
+
+def members_that_do_not_ask_whether_they_may_act(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "may_act", True)
+
+
+def partitions_that_are_free_as_soon_as_they_are_revoked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "_still_waiting", lambda entry, claim: Waiting(entry.since, frozenset()))
+
+
+def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyPatch) -> None:
+    """Either alone is harmless: each guards against what the other lets through."""
+    from simulated_zookeeper import SimulatedZooKeeper
+
+    async def unchecked(self: SimulatedZooKeeper, ops: list[Op]) -> None:
+        for op in ops:
+            if op.kind == "set":
+                await self.set(op.path, op.data)
+
+    patch.setattr(SimulatedZooKeeper, "multi", unchecked)
+    patch.setattr(
+        plan,
+        "_still_waiting",
+        lambda entry, claim: entry if claim is None else Waiting(entry.since, entry.partitions & claim.held),
+    )
+
+
+def a_leader_that_forgets_what_changed_while_it_read(patch: pytest.MonkeyPatch) -> None:
+    step = Leader._step
+
+    async def forgetful(self: Leader) -> None:
+        await step(self)
+        self._group_changed = False
+        self._changed.clear()
+
+    patch.setattr(Leader, "_step", forgetful)
+
+
+def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> None:
+    async def drain(self: ZooKeeperMembership, partitions: frozenset) -> None:
+        self._draining -= partitions
+        self._changed.set()
+        await self._owner.revoked(partitions)
+
+    patch.setattr(ZooKeeperMembership, "_drain", drain)
+
+
+def a_leader_that_takes_waiting_members_for_gone(patch: pytest.MonkeyPatch) -> None:
+    def careless(document: Document, me: str, alive: set[str], *rest: object, **more: object) -> Document | None:
+        return plan.advance(document, me, alive - document.waiting.keys(), *rest, **more)
+
+    patch.setattr(leader, "advance", careless)
+
+
+def a_leader_that_numbers_from_one_after_rubbish(patch: pytest.MonkeyPatch) -> None:
+    def anew(claims: dict[str, Claim], last: object = None, writes: int = 0) -> Document:
+        return Document(owners={member: claim.held for member, claim in claims.items() if claim.held})
+
+    patch.setattr(leader, "adopt", anew)
+
+
+def members_that_commit_what_they_will_process_next(patch: pytest.MonkeyPatch) -> None:
+    commit = Worker._commit
+
+    def early(self: Worker, partition: object) -> object:
+        self.positions[partition] += 1
+        try:
+            return commit(self, partition)
+        finally:
+            self.positions[partition] -= 1
+
+    patch.setattr(Worker, "_commit", early)
+
+
+def members_that_begin_after_the_committed_offset(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Simulation, "read_committed", lambda self, partition: self.committed.get(partition, 0) + 1)
+
+
+def members_that_begin_where_nobody_committed(patch: pytest.MonkeyPatch) -> None:
+    read = Simulation.read_committed
+    patch.setattr(Simulation, "read_committed", lambda self, partition: max(0, read(self, partition) - 3))
+
+
+def a_membership_whose_generation_starts_again(patch: pytest.MonkeyPatch) -> None:
+    lost = Worker.lost
+
+    async def forgets(self: Worker, partitions: frozenset) -> None:
+        self.membership.generation = 0
+        await lost(self, partitions)
+
+    patch.setattr(Worker, "lost", forgets)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (a_lease_as_long_as_the_session_and_longer, "may (both )?act|both claim"),
+        (members_that_do_not_ask_whether_they_may_act, "may (both )?act"),
+        (partitions_that_are_free_as_soon_as_they_are_revoked, "both claim|may (both )?act"),
+        (old_claims_that_count_and_new_ones_that_grow_unchecked, "both claim|may (both )?act"),
+        (a_leader_that_forgets_what_changed_while_it_read, "without an owner"),
+        (members_that_release_before_they_have_stopped, "may (both )?act"),
+        (a_leader_that_takes_waiting_members_for_gone, "both claim|may (both )?act"),
+        (a_leader_that_numbers_from_one_after_rubbish, "after generation"),
+        (members_that_commit_what_they_will_process_next, "which nobody processed"),
+        (members_that_begin_after_the_committed_offset, "is skipped"),
+        (members_that_begin_where_nobody_committed, "sets . back"),
+        (a_membership_whose_generation_starts_again, "back to"),
+    ],
+)
+def test_a_broken_protocol_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    broken = next((what for seed in range(300) if (what := outcome(seed)[1]) is not None), None)
+    assert broken is not None
+    assert re.search(found, str(broken).splitlines()[0])
+    assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", str(broken))
+
+
+def test_a_schedule_that_breaks_something_shrinks_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harmless events go; the one that matters stays."""
+
+    def loses_everything(self: Faults, name: str) -> None:
+        self.world.broken("a znode was deleted")
+
+    monkeypatch.setattr(Faults, "_do_delete_znode", loses_everything)
+    run, broken = next(
+        (run, broken) for seed in range(50) if (broken := (found := outcome(seed))[1]) and (run := found[0])
+    )
+    left = shrunk(run.seed, run.faults.done)
+    assert [event.what for event in left][-1] == "delete-znode"
+    assert len(left) == 2  # and the start of whose it is
+    assert isinstance(broken, Broken)
+    assert all(isinstance(event, Event) for event in left)

@@ -1,0 +1,157 @@
+"""What stands in ZooKeeper: round trips, and rubbish that anyone may have written."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError, GroupNameError
+from allocator.groups.zookeeper.znodes import (
+    SHARD_BYTES,
+    Claim,
+    Document,
+    MemberInfo,
+    Paths,
+    Rubbish,
+    Waiting,
+    from_ranges,
+    in_join_order,
+    shard_names,
+    split,
+    to_ranges,
+)
+from allocator.types import TopicPartition
+
+topics = st.text(alphabet="abc.-_9", min_size=1, max_size=8)
+parts = st.frozensets(st.builds(TopicPartition, topics, st.integers(0, 5000)), max_size=60)
+members = st.text(min_size=1, max_size=10)
+documents = st.builds(
+    Document,
+    generation=st.integers(0, 10**9),
+    revision=st.integers(0, 10**9),
+    leader=members,
+    strategy=members,
+    owners=st.dictionaries(members, parts, max_size=4),
+    promised=st.dictionaries(members, parts, max_size=4),
+    waiting=st.dictionaries(members, st.builds(Waiting, st.integers(0, 10**9), parts), max_size=4),
+    refused=st.dictionaries(members, st.text(), max_size=3),
+    problem=st.none() | st.text(),
+)
+
+
+@given(documents)
+def test_a_document_survives_the_round_trip(document: Document) -> None:
+    assert Document.decode("/x", document.encode()) == document
+
+
+@given(st.builds(Claim, st.integers(0, 10**9), parts, st.integers(0, 10**9)))
+def test_a_claim_survives_the_round_trip(claim: Claim) -> None:
+    assert Claim.decode("/x", claim.encode()) == claim
+
+
+def test_a_member_survives_the_round_trip() -> None:
+    info = MemberInfo("worker", "host", frozenset({"a", "b"}), "x.*", 2.5, "rack-1", ("naive", "pkg:fn"))
+    assert MemberInfo.decode("/x", info.encode()) == info
+
+
+@given(parts)
+def test_ranges_are_the_same_set(partitions: frozenset[TopicPartition]) -> None:
+    assert from_ranges("/x", to_ranges(partitions)) == partitions
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=12,
+)
+fields = st.sampled_from(
+    ["format", "generation", "revision", "leader", "strategy", "owners", "promised", "waiting", "refused", "problem"]
+    + ["name", "host", "topics", "pattern", "weight", "rack", "strategies", "held", "shards"]
+)
+half_right = st.dictionaries(fields, json_values, max_size=12).map(lambda doc: {"format": 1, **doc})
+
+
+@given(st.binary(max_size=300) | half_right.map(lambda doc: json.dumps(doc).encode()))
+def test_rubbish_is_named_and_nothing_worse(data: bytes) -> None:
+    for raw in (data, zlib.compress(data)):
+        for decode in (Document.decode, Claim.decode, MemberInfo.decode):
+            try:
+                decode("/some/znode", raw)
+            except Rubbish as error:
+                assert "/some/znode" in str(error)
+        try:
+            shard_names("/some/znode", raw)
+        except Rubbish as error:
+            assert "/some/znode" in str(error)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zlib.compress(b"[" * 100_000),  # deep
+        zlib.compress(b"0" * 300_000_000, 9),  # inflates beyond measure
+        zlib.compress(json.dumps({"format": 1, "revision": 1, "generation": 1, "held": {"t": "0-999999999"}}).encode()),
+        zlib.compress(json.dumps({"format": 1, "revision": 1, "generation": 1, "held": {"t": "5-2"}}).encode()),
+        zlib.compress(json.dumps({"format": 2, "revision": 1, "generation": 1, "held": {}}).encode()),
+    ],
+    ids=["deep", "bomb", "huge range", "backward range", "newer format"],
+)
+def test_hostile_bytes_are_rubbish(data: bytes) -> None:
+    with pytest.raises(Rubbish):
+        Claim.decode("/x", data)
+
+
+def test_a_large_document_is_split_and_names_its_leader() -> None:
+    data = bytes(SHARD_BYTES * 2 + 1)
+    head, shards = split(data, "m-1", 7)
+    assert shard_names("/x", head) == list(shards) == ["7-m-1-0", "7-m-1-1", "7-m-1-2"]
+    assert b"".join(shards.values()) == data
+    assert max(map(len, shards.values())) <= SHARD_BYTES
+    assert split(b"x\x9c small", "m-1", 7) == (b"x\x9c small", {})
+
+
+def test_members_stand_in_join_order_and_strangers_are_left_out() -> None:
+    old, new = "m-ffffffffffffffff-0000000009", "m-0000000000000000-0000000010"
+    assert in_join_order([new, "backup", "..", old, "m-short-0000000001"]) == [old, new]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".", "..", "x" * 250, "tab\there", "\ud800"])
+def test_a_group_name_that_cannot_be_a_znode_is_refused(name: str) -> None:
+    with pytest.raises(GroupNameError, match="cannot be a znode"):
+        Paths("/allocator", name)
+
+
+@pytest.mark.parametrize("root", ["allocator", "/a/", "/a//b", "", "/a/../b", "/."])
+def test_a_root_must_be_an_absolute_path(root: str) -> None:
+    with pytest.raises(ConfigError, match="absolute path"):
+        Paths(root, "g")
+
+
+def test_a_subscription_too_large_for_a_znode_is_refused() -> None:
+    info = MemberInfo("n", "h", frozenset(f"topic-{number:08d}" for number in range(10_000)))
+    with pytest.raises(ConfigError, match="subscribe by pattern"):
+        info.encode()
+
+
+def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
+    parts = {name: frozenset({TopicPartition("t", number)}) for number, name in enumerate("abc")}
+    whole = Document(
+        generation=3,
+        revision=7,
+        owners=parts,
+        promised=parts,
+        waiting={"b": Waiting(2, parts["b"])},
+        refused={"c": "no"},
+        left_out=frozenset({TopicPartition("t", 7)}),
+    )
+    assert Document.decode("assignment", whole.encode()) == whole
+    for name in "abcd":
+        read = Document.decode("assignment", whole.encode(), only=name)
+        assert (read.generation, read.revision) == (3, 7)
+        for field in ("owners", "promised", "waiting", "refused"):
+            of = getattr(whole, field)
+            assert getattr(read, field) == ({name: of[name]} if name in of else {})

@@ -1,0 +1,110 @@
+"""Commits of a member of a group, against a coordinator that compares what they say with what it knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_offsets import A, B, Coordinator, at
+
+from allocator.client.client import KafkaClient
+from allocator.errors import CommitFailed, Fenced
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.offsets.messages import Identity
+from allocator.types import TopicPartition
+
+
+class Member:
+    """A committer whose fate the test writes: `next` is who it is after each refusal."""
+
+    def __init__(self, *then: Identity | None) -> None:
+        self.identity: Identity | None = Identity(5, "me", "one")
+        self.then = list(then)
+        self.holds = {A, B}
+        self.refusals: list[tuple[int, Identity]] = []
+
+    def may_commit(self, partition: TopicPartition) -> bool:
+        return partition in self.holds
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        self.refusals.append((code, sent))
+        if self.then:
+            self.identity = self.then.pop(0)
+        return self.identity is not None
+
+
+def offsets(client: KafkaClient, member: Member) -> GroupOffsets:
+    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=10, committer=member)
+
+
+def said(broker: Coordinator) -> list[tuple[int, str, str | None]]:
+    commits: list[Any] = [request for request in broker.seen if request.API_KEY == 8]
+    return [(r.generation_id_or_member_epoch, r.member_id, r.group_instance_id) for r in commits]
+
+
+async def test_a_members_commit_says_who_it_is() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        await offsets(client, Member()).commit({A: at(1)})
+        assert said(broker) == [(5, "me", "one")]
+
+
+async def test_without_a_membership_nothing_is_sent() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        member = Member()
+        member.identity = None
+        with pytest.raises(Fenced, match="no member"):
+            await offsets(client, member).commit({A: at(1)})
+        assert said(broker) == []
+
+
+async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        member = Member()
+        member.holds = {A}
+        with pytest.raises(Fenced, match=r"t:1 \(this member does not hold it"):
+            await offsets(client, member).commit({A: at(1), B: at(2)})
+        assert broker.stored == {A: at(1)}
+
+
+@pytest.mark.parametrize("code", [22, 25, 82])
+async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [code]
+        member = Member(None)
+        with pytest.raises(Fenced) as failure:
+            await offsets(client, member).commit({A: at(1)})
+        assert not failure.value.retriable
+        assert member.refusals == [(code, Identity(5, "me", "one"))]
+        assert len(said(broker)) == 1
+
+
+async def test_a_refusal_that_says_nothing_of_the_membership_is_no_fence() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [29]
+        with pytest.raises(CommitFailed) as failure:
+            await offsets(client, Member()).commit({A: at(1)})
+        assert not isinstance(failure.value, Fenced)
+
+
+async def test_a_commit_refused_during_a_rebalance_is_made_in_the_next_generation() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [27, 27]
+        member = Member(Identity(5, "me"), Identity(6, "me"))
+        await offsets(client, member).commit({A: at(1)})
+        assert said(broker) == [(5, "me", "one"), (5, "me", None), (6, "me", None)]
+
+
+async def test_a_commit_that_met_the_end_of_its_generation_is_repeated_only_for_what_is_still_held() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes = {A: [22], B: [22]}
+        member = Member(Identity(6, "me"))
+        refused = member.refused
+
+        def rebalanced(code: int, sent: Identity) -> bool:
+            member.holds = {B}
+            return refused(code, sent)
+
+        member.refused = rebalanced  # type: ignore[method-assign]
+        with pytest.raises(Fenced, match="t:0"):
+            await offsets(client, member).commit({A: at(1), B: at(2)})
+        assert broker.stored == {B: at(2)}

@@ -1,0 +1,534 @@
+"""GroupOffsets against a coordinator whose answers the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
+from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
+from kafka.protocol.metadata import FindCoordinatorResponse
+
+from allocator.client.client import KafkaClient
+from allocator.errors import CommitFailed, ConfigError, NoOffsetsError
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.testing import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+A, B, C = (TopicPartition("t", p) for p in range(3))
+
+
+def at(offset: int, metadata: str = "") -> OffsetAndMetadata:
+    return OffsetAndMetadata(offset, metadata, -1)
+
+
+class Coordinator(FakeBroker):
+    """Keeps offsets. `codes` holds, for a partition, the codes of its next answers; `group_codes` those of fetches."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__({8: self.commit, 9: self.fetch}, **options)
+        self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.codes: dict[TopicPartition, list[int]] = {}
+        self.group_codes: list[int] = []
+        self.gate: asyncio.Event | None = None
+
+    @property
+    def commits(self) -> list[dict[int, tuple[int, str]]]:
+        """Each commit request: partition -> offset and metadata."""
+        return [
+            {p.partition_index: (p.committed_offset, p.committed_metadata) for t in r.topics for p in t.partitions}
+            for r in self.seen
+            if r.API_KEY == 8
+        ]
+
+    async def commit(self, request: Any) -> Any:
+        if self.gate is not None:
+            await self.gate.wait()
+        response = OffsetCommitResponse
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for p in topic.partitions:
+                tp = TopicPartition(topic.name, p.partition_index)
+                code = self.codes[tp].pop(0) if self.codes.get(tp) else 0
+                if code == 0:
+                    self.stored[tp] = at(p.committed_offset, p.committed_metadata)
+                parts.append(
+                    response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(
+                        partition_index=p.partition_index, error_code=code
+                    )
+                )
+            topics.append(response.OffsetCommitResponseTopic(name=topic.name, partitions=parts))
+        return response(throttle_time_ms=0, topics=topics, version=request.API_VERSION)
+
+    def fetch(self, request: Any) -> Any:
+        response = OffsetFetchResponse
+        group_code = self.group_codes.pop(0) if self.group_codes else 0
+        if request.topics is None:
+            asked = sorted(self.stored)
+        else:
+            asked = [TopicPartition(t.name, p) for t in request.topics for p in t.partition_indexes]
+        topics = []
+        for tp in asked if group_code == 0 else []:
+            code = self.codes[tp].pop(0) if self.codes.get(tp) else 0
+            value = self.stored.get(tp, at(-1))
+            part = response.OffsetFetchResponseTopic.OffsetFetchResponsePartition(
+                partition_index=tp.partition,
+                committed_offset=value.offset if code == 0 else -1,
+                committed_leader_epoch=-1,
+                metadata=value.metadata,
+                error_code=code,
+            )
+            topics.append(response.OffsetFetchResponseTopic(name=tp.topic, partitions=[part]))
+        return response(throttle_time_ms=0, topics=topics, error_code=group_code, version=request.API_VERSION)
+
+
+def offsets(client: KafkaClient, timeout_s: float = 10.0, **options: Any) -> GroupOffsets:
+    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=timeout_s, **options)
+
+
+# -- commit -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_committed_is_fetched() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        await group.commit({A: at(5, "note"), B: at(6)})
+        assert await group.fetch([A, B, C]) == {A: at(5, "note"), B: at(6)}
+        assert await group.fetch(None) == {A: at(5, "note"), B: at(6)}
+        assert await group.fetch([]) == {}
+        assert group.coordinator == 1
+
+
+async def test_committing_nothing_asks_nothing() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        await offsets(client).commit({})
+        assert broker.commits == []
+
+
+@pytest.mark.parametrize("code", [3, 7, 14, -1])
+async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: int) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[B] = [code, code]
+        await offsets(client).commit({A: at(1), B: at(2)})
+        assert broker.commits == [{0: (1, ""), 1: (2, "")}, {1: (2, "")}, {1: (2, "")}]
+        assert broker.count(10) == 1
+
+
+async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_later_and_then_told() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [-1] * 10_000
+        began = time.monotonic()
+        with pytest.raises(CommitFailed, match=r"t:0 .*UNKNOWN") as caught:
+            await GroupOffsets(client, "g", retry_backoff_s=0.01, timeout_s=20).commit({A: at(1), B: at(2)})
+        assert not caught.value.retriable
+        assert len(broker.commits) == 6
+        assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
+        assert broker.stored == {B: at(2)}
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -1001, True, 1.0, None, 2**63])
+async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        wrong = {A: at(1), B: at(offset)}
+        with pytest.raises(ConfigError, match=rf"t:1: offset {offset!r} .* give the offset of the next record"):
+            await group.commit(wrong)
+        with pytest.raises(ConfigError, match=r"t:1: offset"):
+            group.commit_async(wrong)
+        await group.commit({C: at(0)})
+        assert broker.commits == [{2: (0, "")}]
+
+
+@pytest.mark.parametrize("code", [15, 16])
+async def test_a_coordinator_that_is_none_any_more_is_found_again(code: int) -> None:
+    async with Coordinator() as old, Coordinator() as new, KafkaClient(old.address) as client:
+        group = offsets(client)
+        await group.commit({A: at(1)})
+        find = old.handlers[10]
+
+        def moved(request: Any) -> Any:
+            answer = find(request)
+            answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.handlers[10] = moved
+        old.codes[A] = [code]
+        await group.commit({A: at(2)})
+        assert new.stored == {A: at(2)}
+        assert group.coordinator == 2
+
+
+async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
+    async with Coordinator() as old, Coordinator() as new:
+        client = KafkaClient(old.address, request_timeout_s=0.2)
+        await client.connect(5)
+        find = old.handlers[10]
+        old.handlers[8] = lambda _: SILENT
+
+        def moved(request: Any) -> Any:
+            answer = find(request)
+            if old.commits:
+                answer.node_id, answer.port = 2, new.port
+            return answer
+
+        old.handlers[10] = moved
+        await offsets(client).commit({A: at(2)})
+        assert new.stored == {A: at(2)}
+        await client.close()
+
+
+async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        find, codes = broker.handlers[10], [15, 15, 14]
+
+        def later(request: Any) -> Any:
+            answer = find(request)
+            answer.error_code = codes.pop(0) if codes else 0
+            return answer
+
+        broker.handlers[10] = later
+        await offsets(client).commit({A: at(1)})
+        assert broker.stored == {A: at(1)}
+
+
+async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
+    def refused(request: Any) -> Any:
+        return FindCoordinatorResponse(error_code=30, node_id=-1, host="", port=-1, version=request.API_VERSION)
+
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.handlers[10] = refused
+        group = offsets(client)
+        with pytest.raises(CommitFailed, match=r"t:0.*GROUP_AUTHORIZATION_FAILED") as caught:
+            await group.commit({A: at(1)})
+        assert not caught.value.retriable
+        with pytest.raises(NoOffsetsError, match="GROUP_AUTHORIZATION_FAILED"):
+            await group.fetch([A])
+
+
+async def test_metadata_that_is_too_large_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [12]
+        with caplog.at_level(logging.WARNING, "allocator"):
+            await offsets(client).commit({A: at(1, "x" * 9000), B: at(2, "ok")})
+        assert broker.stored == {A: at(1), B: at(2, "ok")}
+        assert "t:0" in caplog.text
+        assert "9000" in caplog.text
+
+
+async def test_too_large_without_metadata_fails() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [28, 28]
+        with pytest.raises(CommitFailed, match="t:0"):
+            await offsets(client).commit({A: at(1, "x")})
+        assert len(broker.commits) == 2
+
+
+@pytest.mark.parametrize("code", [22, 25, 29, 30])
+async def test_a_refused_partition_is_named_and_the_others_are_committed(code: int) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[B] = [code]
+        broker.codes[C] = [14]
+        with pytest.raises(CommitFailed, match="t:1") as caught:
+            await offsets(client).commit({A: at(1), B: at(2), C: at(3)})
+        assert "t:0" not in str(caught.value)
+        assert "t:2" not in str(caught.value)
+        assert not caught.value.retriable
+        assert broker.stored == {A: at(1), C: at(3)}
+
+
+async def test_giving_up_says_for_how_long_and_why() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [14] * 10_000
+        with pytest.raises(CommitFailed, match=r"not within 3 s.*COORDINATOR_LOAD_IN_PROGRESS") as caught:
+            await offsets(client, timeout_s=3.0).commit({A: at(1)})
+        assert caught.value.retriable
+
+
+async def test_a_connection_that_ends_is_made_again() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.handlers[8] = lambda request: HANG_UP if len(broker.commits) < 2 else broker.commit(request)
+        await offsets(client).commit({A: at(1)})
+        assert broker.stored == {A: at(1)}
+
+
+async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit({A: at(1)}))
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
+        later = [asyncio.ensure_future(group.commit({A: at(n), B: at(n)})) for n in range(2, 6)]
+        await asyncio.sleep(0)
+        broker.gate.set()
+        await asyncio.gather(first, *later)
+        assert broker.commits == [{0: (1, "")}, {0: (5, ""), 1: (5, "")}]
+        assert broker.stored == {A: at(5), B: at(5)}
+
+
+async def test_one_commits_failure_is_not_the_others() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit({C: at(1)}))
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
+        good = asyncio.ensure_future(group.commit({A: at(2)}))
+        bad = asyncio.ensure_future(group.commit({B: at(2)}))
+        await asyncio.sleep(0)
+        broker.codes[B] = [29]
+        broker.gate.set()
+        await asyncio.gather(first, good)
+        with pytest.raises(CommitFailed, match="t:1"):
+            await bad
+
+
+async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit({A: at(1)}))
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
+        first.cancel()
+        second = asyncio.ensure_future(group.commit({A: at(2)}))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(broker.commits) == 1
+        broker.gate.set()
+        await second
+        assert broker.stored == {A: at(2)}
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await group.close()
+
+
+async def test_closing_waits_for_what_a_cancelled_commit_left_under_way() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit({A: at(1)}))
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
+        first.cancel()
+        closing = asyncio.ensure_future(group.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        broker.gate.set()
+        await closing
+        assert broker.stored == {A: at(1)}
+
+
+# -- many partitions --------------------------------------------------------------------------------------------------
+
+
+def many(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {TopicPartition("t", p): at(offset) for p in range(count)}
+
+
+async def test_many_partitions_go_out_as_several_requests_one_after_the_other() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        await group.commit(many(1234))
+        assert [len(request) for request in broker.commits] == [500, 500, 234]
+        assert broker.stored == many(1234)
+        assert await group.fetch(many(1234)) == many(1234)
+        asked = [r for r in broker.seen if r.API_KEY == 9]
+        assert [sum(len(t.partition_indexes) for t in r.topics) for r in asked] == [500, 500, 234]
+
+
+async def test_a_request_is_bounded_in_bytes_too() -> None:
+    """The coordinator writes each as one batch, which the offsets topic takes up to `max.message.bytes` only."""
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        await offsets(client).commit({tp: at(1, "x" * 4000) for tp in many(200)})
+        assert max(sum(len(text) for _, text in request.values()) for request in broker.commits) < 300_000
+        assert len(broker.stored) == 200
+
+
+async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.gate = asyncio.Event()
+        first = asyncio.ensure_future(group.commit(many(1200)))
+        await wait_until_async(lambda: len(broker.commits) == 1, 30)
+        later = asyncio.ensure_future(group.commit(many(1200, 2)))
+        latest = asyncio.ensure_future(group.commit({TopicPartition("t", 1100): at(3)}))
+        await asyncio.sleep(0)
+        broker.gate.set()
+        await asyncio.gather(first, later, latest)
+        assert broker.stored == {**many(1200, 2), TopicPartition("t", 1100): at(3)}
+
+
+async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_going() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
+        task = asyncio.ensure_future(offsets(client, timeout_s=30).commit(many(1300)))
+        await wait_until_async(lambda: set(broker.stored) == set(many(1300)) - set(many(600)), 30)
+        assert not task.done()
+        broker.codes.clear()
+        await task
+        assert broker.stored == many(1300)
+
+
+async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes = {TopicPartition("t", p): [29] for p in range(600)}
+        with pytest.raises(CommitFailed, match=r"committed: t:0, t:1, .*, t:9 and 590 more \(the coordinator: TOPIC"):
+            await offsets(client).commit(many(700))
+        assert len(broker.stored) == 100
+
+
+# -- commits that are not waited for ----------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_is_not_waited_for_tells_its_callback() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        told: list[Any] = []
+        group = offsets(client, on_commit=lambda asked, error: told.append(("default", asked, error)))
+        await group.commit_async({A: at(1)}, lambda asked, error: told.append((asked, error)))
+        await group.commit_async({A: at(2)})
+        broker.codes[A] = [29]
+        task = group.commit_async({A: at(3), B: at(3)}, lambda asked, error: told.append((asked, error)))
+        with pytest.raises(CommitFailed, match="t:0"):
+            await task
+        assert told[:2] == [({A: at(1)}, None), ("default", {A: at(2)}, None)]
+        asked, error = told[2]
+        assert asked == {A: at(3), B: at(3)}
+        assert isinstance(error, CommitFailed)
+        assert broker.stored == {A: at(2), B: at(3)}
+
+
+async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        group.commit_async({A: at(1)})
+        group.commit_async({A: at(2), B: at(2)})
+        await group.commit({A: at(3)})
+        await group.close()
+        assert broker.stored == {A: at(3), B: at(2)}
+
+
+async def test_closing_waits_for_commits_that_nobody_waits_for() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        group.commit_async({A: at(1)})
+        await group.close()
+        assert broker.stored == {A: at(1)}
+
+
+async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        task = group.commit_async({A: at(1)})
+        task.cancel()
+        await asyncio.wait({task})
+        await group.commit({B: at(1)})
+        await group.close()
+        assert broker.stored == {B: at(1)}
+
+
+async def test_failures_nobody_listens_for_and_callbacks_that_raise_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def raises(*_: Any) -> None:
+        raise RuntimeError("the user's")
+
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        group = offsets(client)
+        broker.codes[A] = [29]
+        with caplog.at_level(logging.ERROR, "allocator"):
+            group.commit_async({A: at(1)})
+            group.commit_async({B: at(1)}, raises)
+            await group.close()
+        assert "t:0 (the coordinator: TOPIC_AUTHORIZATION_FAILED" in caplog.text
+        assert "callback of a commit failed" in caplog.text
+        assert broker.stored == {B: at(1)}
+
+
+# -- fetch ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [14, 15, 16])
+async def test_a_fetch_is_repeated_while_the_coordinator_moves(code: int) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.stored[A] = at(7)
+        broker.group_codes = [code, code]
+        assert await offsets(client).fetch([A]) == {A: at(7)}
+
+
+async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.stored = {A: at(7), B: at(8)}
+        broker.codes[B] = [88]
+        assert await offsets(client).fetch([A, B]) == {A: at(7), B: at(8)}
+        last = [r for r in broker.seen if r.API_KEY == 9][-1]
+        assert [(t.name, list(t.partition_indexes)) for t in last.topics] == [("t", [1])]
+
+
+async def test_what_an_open_transaction_may_change_is_waited_for_if_that_is_wanted() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.stored[A] = at(7)
+        broker.codes[A] = [88, 88]
+        assert await offsets(client).fetch([A], require_stable=True) == {A: at(7)}
+        assert [r.require_stable for r in broker.seen if r.API_KEY == 9] == [True] * 3
+        await offsets(client).fetch([A])
+        assert not broker.seen[-1].require_stable
+
+
+async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
+    async with Coordinator(versions={**MODERN, 9: (0, 6)}) as broker, KafkaClient(broker.address) as client:
+        with pytest.raises(NoOffsetsError, match=r"older than 2\.5.*without require_stable") as caught:
+            await offsets(client).fetch([A], require_stable=True)
+        assert not caught.value.retriable
+        assert broker.count(9) == 0
+
+
+async def test_unknown_is_not_believed_of_a_partition_that_the_cluster_has() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.topics["t"] = [1]
+        broker.stored[A] = at(7)
+        broker.codes[A] = [3]
+        assert await offsets(client).fetch([A]) == {A: at(7)}
+
+
+async def test_unknown_means_none_of_a_topic_that_is_gone() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [3]
+        assert await offsets(client).fetch([A]) == {}
+
+
+async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.handlers[9] = lambda _: SILENT
+        with pytest.raises(NoOffsetsError, match=r"timed out|no time left") as caught:
+            await offsets(client, timeout_s=0.3).fetch([A])
+        assert caught.value.retriable
+
+
+async def test_a_refused_topic_is_named() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[B] = [29]
+        with pytest.raises(NoOffsetsError, match=r"t:1.*TOPIC_AUTHORIZATION_FAILED") as caught:
+            await offsets(client).fetch([A, B])
+        assert caught.value.partitions == {B}, "the others are not refused"
+
+
+# -- 0.8.1: offsets in ZooKeeper, through any broker ------------------------------------------------------------
+
+
+async def test_0_8_1_commits_in_v0_without_a_coordinator() -> None:
+    broker = Coordinator(versions=None)
+    broker.handlers[10] = lambda _: HANG_UP
+    broker.topics["t"] = [1, 1, 1]
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.broker_version == (0, 8, 1)
+        group = offsets(client)
+        await group.commit({A: at(4, "m")})
+        assert {r.API_VERSION for r in broker.seen if r.API_KEY == 8} == {0}
+        assert group.coordinator is None
+        broker.codes[B] = [3]  # v0 says so where nothing is committed
+        assert await group.fetch([A, B]) == {A: at(4, "m")}
+        broker.codes[B] = [3]
+        assert await group.fetch(None) == {A: at(4, "m")}

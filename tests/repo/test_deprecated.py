@@ -1,0 +1,24 @@
+"""Former names of modules: they work until 0.3, and say what to import instead."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "name"),
+    [
+        ("allocator.assign", "allocator.assignors", "GroupView"),
+        ("allocator.assign.lag_aware", "allocator.assignors.lag_aware", "lag_aware"),
+        ("allocator.spark.skew_report", "allocator.spark.skew", "read_loads"),
+    ],
+)
+def test_a_former_name_gives_the_same_thing_and_warns(former: str, now: str, name: str) -> None:
+    module = importlib.import_module(former)
+    with pytest.warns(DeprecationWarning, match=rf"^import {name} from {now}: {former} is removed in 0\.3$"):
+        thing = getattr(module, name)
+    assert thing is getattr(importlib.import_module(now), name)
+    with pytest.raises(AttributeError):
+        module.__path_that_nobody_has__  # noqa: B018

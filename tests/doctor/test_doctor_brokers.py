@@ -102,7 +102,7 @@ def test_the_page_lists_every_finding_and_no_other() -> None:
 
 
 def test_what_a_finding_says_to_type_can_be_typed() -> None:
-    sources = "".join(path.read_text() for path in Path(str(doctor_members.__file__)).parent.glob("doctor_*.py"))
+    sources = "".join(path.read_text() for path in Path(str(doctor_members.__file__)).parent.glob("*.py"))
     typed = re.findall(r'f?"allocator ([^"]+)"(?:\s+f?"(--[^"]+)")?', sources)
     assert len(typed) >= 6
     for words in (" ".join(parts).split() for parts in typed):

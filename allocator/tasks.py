@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from allocator.errors import AllocatorError
 
-__all__ = ["BackgroundTasks", "Scope", "ends", "first_of", "happens", "within"]
+__all__ = ["BackgroundTasks", "TaskGroup", "ends", "first_of", "wait_for_event", "within"]
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class BackgroundTasks:
             self._failed(error)
 
 
-class Scope(BackgroundTasks):
+class TaskGroup(BackgroundTasks):
     """Tasks beside one main task: `await Scope().run(main())`. For one run.
 
     Guarantee: when `run` returns or raises, all tasks have ended. The first failure of any of them, main or not,
@@ -132,7 +132,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
 
     Raises what one of them raised.
     """
-    scope = Scope()
+    scope = TaskGroup()
 
     async def wait() -> tuple[bool, ...]:
         tasks = [scope.start(work) for work in works]
@@ -176,7 +176,7 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> boo
     return in_time
 
 
-async def happens(event: asyncio.Event, within_s: float | None) -> bool:
+async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
     """Waits for an event up to `within_s` seconds (None: for ever) and says whether it came."""
     if not event.is_set():
         try:

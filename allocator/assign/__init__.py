@@ -14,4 +14,4 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"import {name} from allocator.assignors: allocator.assign is removed in 0.3", DeprecationWarning, 2)
-    return getattr(import_module("allocator.assignors"), name)
+    return getattr(import_module("allocator.assignors"), {"Share": "PartitionSet"}.get(name, name))

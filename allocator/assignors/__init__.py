@@ -12,7 +12,7 @@ from __future__ import annotations
 from allocator.assignors.basic import naive
 from allocator.assignors.choose import choose
 from allocator.assignors.kiel import naive_allocator
-from allocator.assignors.problem import Share
+from allocator.assignors.problem import PartitionSet
 from allocator.assignors.registry import AssignorSpec, known_names, resolve
 from allocator.assignors.sticky import first_step
 from allocator.assignors.types import Assignor, GroupView, Member, SubscriberClass, wants
@@ -23,7 +23,7 @@ __all__ = [
     "AssignorSpec",
     "GroupView",
     "Member",
-    "Share",
+    "PartitionSet",
     "SubscriberClass",
     "choose",
     "compute",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from allocator.assignors.flow import Kind, settle
-from allocator.assignors.problem import Holdings, Share, Space
+from allocator.assignors.flow import FlowKind, settle
+from allocator.assignors.problem import AssignmentProblem, PartitionIndex, PartitionSet
 from allocator.assignors.types import GroupView
 from allocator.types import TopicPartition
 
@@ -36,14 +36,14 @@ class _Naive:
         place = {member.id: index for index, member in enumerate(order)}
         hands: list[list[int]] = [[] for _ in order]
         classes = sorted(view.classes(), key=lambda each: len(each.members))
-        space = Space({topic: view.partitions[topic] for _, topics in classes for topic in topics})
+        space = PartitionIndex({topic: view.partitions[topic] for _, topics in classes for topic in topics})
         for members, topics in classes:
             pool: list[int] = []
             # no topic's name has a colon, so the partitions of each stand together
             for topic in sorted(topics, key="{}:".format):
                 pool += map(space.starts[topic].__add__, _by_text(space.counts[topic]))
             _deal(pool, [place[member.id] for member in members], hands)
-        return {member.id: Share(space, hand) for member, hand in zip(order, hands)}
+        return {member.id: PartitionSet(space, hand) for member, hand in zip(order, hands)}
 
     def __repr__(self) -> str:
         return "naive"
@@ -91,10 +91,10 @@ class _RoundRobin:
 
     name = "roundrobin"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
-        holdings = Holdings(view, sticky=False, runs=False)
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
+        holdings = AssignmentProblem(view, sticky=False, runs=False)
         nothing = [[0] * len(pile.members) for pile in holdings.piles]
-        kinds = [Kind(pile.members, len(pile.numbers), own) for pile, own in zip(holdings.piles, nothing)]
+        kinds = [FlowKind(pile.members, len(pile.numbers), own) for pile, own in zip(holdings.piles, nothing)]
         return holdings.give(nothing, settle([1.0] * len(holdings.members), kinds))
 
     def __repr__(self) -> str:
@@ -123,10 +123,10 @@ class _Range:
 
     name = "range"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
         members = tuple(sorted(view.members, key=lambda member: member.id))
         classes = replace(view, members=members).classes()
-        space = Space({topic: view.partitions[topic] for _, topics in classes for topic in topics})
+        space = PartitionIndex({topic: view.partitions[topic] for _, topics in classes for topic in topics})
         numbers: dict[str, list[int]] = {member.id: [] for member in members}
         for takers, topics in classes:
             for topic in topics:
@@ -136,7 +136,7 @@ class _Range:
                     end = begin + each + (place < more)
                     numbers[member.id].extend(range(begin, end))
                     begin = end
-        return {member: Share(space, found) for member, found in numbers.items()}
+        return {member: PartitionSet(space, found) for member, found in numbers.items()}
 
     def __repr__(self) -> str:
         return self.name

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import NamedTuple
 
-__all__ = ["Kind", "apportion", "settle"]
+__all__ = ["FlowKind", "apportion", "settle"]
 
 
 def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int], int]:
@@ -57,7 +57,7 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
 _FAR = 1 << 60
 
 
-class Kind(NamedTuple):
+class FlowKind(NamedTuple):
     """Partitions that are alike."""
 
     members: Sequence[int]
@@ -70,8 +70,8 @@ class Kind(NamedTuple):
     """What one of them costs at each of `members`, whether it has it now or not; None: nothing."""
 
 
-def settle(weights: Sequence[float], kinds: Sequence[Kind], move: int = 1) -> list[list[int]]:
-    """How many of each kind each of its members gets, in the shape of `Kind.own`.
+def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -> list[list[int]]:
+    """How many of each kind each of its members gets, in the shape of `FlowKind.own`.
 
     Guarantee: of all ways to give everything out, one with the least sum of n*n/weight over the members' totals n:
     no chain of hand-overs, however long, makes the counts more even. Of those, one of least cost, where a partition
@@ -97,7 +97,7 @@ class _Flow:
     the potentials that make every remaining arc's reduced cost non-negative.
     """
 
-    def __init__(self, weights: Sequence[float], kinds: Sequence[Kind], move: int) -> None:
+    def __init__(self, weights: Sequence[float], kinds: Sequence[FlowKind], move: int) -> None:
         self.weights = weights
         self.kinds = kinds
         self.move = move

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate, compress, takewhile
 
-from allocator.assignors.problem import Holdings, Share, balanced
+from allocator.assignors.problem import AssignmentProblem, PartitionSet, balanced
 from allocator.assignors.types import GroupView
 
 __all__ = ["lag_aware"]
@@ -38,8 +38,8 @@ class _LagAware:
     name = "lag-aware"
     wants = frozenset({"load"})
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
-        holdings = Holdings(view)
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
+        holdings = AssignmentProblem(view)
         work = _work(view, holdings)
         if work is None:
             return balanced(view)
@@ -60,7 +60,7 @@ class _LagAware:
         return self.name
 
 
-def _work(view: GroupView, holdings: Holdings) -> list[int] | None:
+def _work(view: GroupView, holdings: AssignmentProblem) -> list[int] | None:
     """What each partition counts, by number; None when nothing is known of any.
 
     Whole numbers, a millionth of the mean: their sums do not depend on the order in which they are added.
@@ -83,7 +83,7 @@ class _Deal:
     least of them is whose turn it is, compared in half the time of a tuple, and taking a partition is one addition.
     """
 
-    def __init__(self, holdings: Holdings, work: Sequence[int]) -> None:
+    def __init__(self, holdings: AssignmentProblem, work: Sequence[int]) -> None:
         self._holdings = holdings
         width = len(holdings.members).bit_length()
         self._one = 1 << width
@@ -266,7 +266,7 @@ class _Deal:
                 moved = True
         return moved
 
-    def shares(self) -> dict[str, Share]:
+    def shares(self) -> dict[str, PartitionSet]:
         members = self._holdings.members
         return {member.id: self._holdings.share(place, self._hands[place]) for place, member in enumerate(members)}
 

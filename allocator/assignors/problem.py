@@ -12,11 +12,11 @@ from itertools import chain, compress, repeat
 from operator import eq
 from typing import Any, NamedTuple, TypeVar, Union, cast
 
-from allocator.assignors.flow import Kind, settle
+from allocator.assignors.flow import FlowKind, settle
 from allocator.assignors.types import GroupView
 from allocator.types import TopicPartition
 
-__all__ = ["Cost", "Holdings", "Pile", "Share", "Space", "balanced"]
+__all__ = ["AssignmentProblem", "Cost", "PartitionClass", "PartitionIndex", "PartitionSet", "balanced"]
 
 Value = TypeVar("Value")
 
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 _partition = partial(tuple.__new__, TopicPartition)
 
 
-class Space:
+class PartitionIndex:
     """The partitions of some topics, numbered from 0 by topic name and partition id.
 
     Cost: 2 bytes a partition, and about 100 more from when `partitions` is first read.
@@ -97,7 +97,7 @@ class Space:
             begin = end
 
 
-class Share(Set[TopicPartition]):
+class PartitionSet(Set[TopicPartition]):
     """What one member is given: an immutable set of TopicPartition, kept as sorted numbers.
 
     Equal to a set or frozenset of the same partitions. Iterating yields TopicPartition in order of topic and id.
@@ -107,7 +107,10 @@ class Share(Set[TopicPartition]):
     __slots__ = ("_before", "numbers", "space")
 
     def __init__(
-        self, space: Space, numbers: Iterable[int], before: tuple[frozenset[TopicPartition], list[int]] | None = None
+        self,
+        space: PartitionIndex,
+        numbers: Iterable[int],
+        before: tuple[frozenset[TopicPartition], list[int]] | None = None,
     ) -> None:
         """`before`: what the member had, as objects and as numbers; all of it still exists."""
         self.space = space
@@ -141,7 +144,7 @@ class Share(Set[TopicPartition]):
         return hash(self.partitions())
 
     def __repr__(self) -> str:
-        return f"Share({list(self)!r})"
+        return f"PartitionSet({list(self)!r})"
 
     @classmethod
     def _from_iterable(cls, it: Iterable[Any]) -> frozenset[Any]:
@@ -164,7 +167,7 @@ Signature = Callable[[Any], object]
 Cost = Callable[[Union[str, None], Any], int]
 
 
-class Pile(NamedTuple):
+class PartitionClass(NamedTuple):
     """Partitions of one kind."""
 
     members: list[int]
@@ -186,7 +189,7 @@ class _Sorted(dict[Any, "list[int]"]):
         return alike
 
 
-class Holdings:
+class AssignmentProblem:
     """A view in numbers.
 
     Members go by id and topics by name, so that equal views give equal answers in whatever order they were written.
@@ -207,8 +210,8 @@ class Holdings:
         self.members = tuple(sorted(view.members, key=lambda member: member.id))
         index = {member.id: number for number, member in enumerate(self.members)}
         classes = replace(view, members=self.members).classes()
-        self.space = Space({topic: view.partitions[topic] for _, topics in classes for topic in topics})
-        self.piles: list[Pile] = []
+        self.space = PartitionIndex({topic: view.partitions[topic] for _, topics in classes for topic in topics})
+        self.piles: list[PartitionClass] = []
         what = None if told is None else self.space.told(told)
         for members, topics in classes:
             takers = [index[member.id] for member in members]
@@ -216,14 +219,14 @@ class Holdings:
                 numbers: list[int] = []
                 for topic in topics:
                     numbers.extend(self.space.numbers(topic))
-                self.piles.append(Pile(takers, None, numbers))
+                self.piles.append(PartitionClass(takers, None, numbers))
                 continue
             alike = _Sorted(signature)
             for topic in topics:
                 whole = self.space.numbers(topic)
                 for kind, number in zip(map(alike.__getitem__, what[whole.start : whole.stop]), whole):
                     kind.append(number)
-            self.piles += [Pile(takers, each, found) for each, found in alike.by_signature.items()]
+            self.piles += [PartitionClass(takers, each, found) for each, found in alike.by_signature.items()]
         self.held: list[list[int]] = [[] for _ in self.members]
         """What each member has and may keep, ascending."""
         self.taken = bytearray(self.space.size)
@@ -259,7 +262,7 @@ class Holdings:
                 taken[number] = 1
             self.held[place] = found
 
-    def own(self, pile: Pile) -> list[int]:
+    def own(self, pile: PartitionClass) -> list[int]:
         """How many of a pile each of its members has."""
         if len(self.piles) == 1:
             return [len(self.held[member]) for member in pile.members]
@@ -272,7 +275,7 @@ class Holdings:
 
     # -- and back ------------------------------------------------------------------------------------------------
 
-    def give(self, own: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]) -> dict[str, Share]:
+    def give(self, own: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]) -> dict[str, PartitionSet]:
         """Which partitions, given how many: each member keeps the lowest of what it has, the rest is dealt.
 
         What is dealt spreads each topic over its takers, in runs of consecutive ids where there are enough.
@@ -299,13 +302,13 @@ class Holdings:
             given[self.members[place].id] = self.share(place, kept + added[place])
         return given
 
-    def share(self, place: int, numbers: list[int]) -> Share:
+    def share(self, place: int, numbers: list[int]) -> PartitionSet:
         """What a member gets; the objects that it had are used again."""
         owned = self._owned.get(self.members[place].id)
         had = self.held[place]
-        return Share(self.space, numbers, (owned, had) if owned and len(owned) == len(had) else None)
+        return PartitionSet(self.space, numbers, (owned, had) if owned and len(owned) == len(had) else None)
 
-    def _release(self, pile: Pile, gives: dict[int, int]) -> None:
+    def _release(self, pile: PartitionClass, gives: dict[int, int]) -> None:
         if not self.holder:
             for member, many in gives.items():
                 for number in self.held[member][-many:]:
@@ -366,14 +369,14 @@ def balanced(
     signature: Signature | None = None,
     cost: Cost | None = None,
     move: int = 1,
-) -> dict[str, Share]:
+) -> dict[str, PartitionSet]:
     """The most even assignment of least cost; see `flow.settle` for what that means.
 
     `weights`: by member in order of id, None for equal ones. `signature` tells partitions apart that are not alike
     to all members, by what is `told` of each, None for nothing; `cost` says what a partition of a signature costs
     where a member's rack is the given one.
     """
-    holdings = Holdings(view, told=told, signature=signature)
+    holdings = AssignmentProblem(view, told=told, signature=signature)
     owns = [holdings.own(pile) for pile in holdings.piles]
     kinds = []
     racks = [member.rack for member in holdings.members]
@@ -382,5 +385,5 @@ def balanced(
         if cost is not None:
             at = {rack: cost(rack, pile.signature) for rack in set(racks)}
             costs = [at[racks[member]] for member in pile.members]
-        kinds.append(Kind(pile.members, len(pile.numbers), own, costs))
+        kinds.append(FlowKind(pile.members, len(pile.numbers), own, costs))
     return holdings.give(owns, settle(weights or [1.0] * len(holdings.members), kinds, move))

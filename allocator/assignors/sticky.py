@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import isfinite, lcm
 from typing import Any
 
-from allocator.assignors.problem import Share, balanced
+from allocator.assignors.problem import PartitionSet, balanced
 from allocator.assignors.types import GroupView
 from allocator.errors import AssignorError
 from allocator.types import TopicPartition
@@ -33,7 +33,7 @@ class _Sticky:
 
     name = "sticky"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
         return balanced(view)
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class _CooperativeSticky:
 
     name = "cooperative-sticky"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
         return balanced(view)
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class _Weighted:
 
     name = "weighted"
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
         for member in view.members:
             if not (isfinite(member.weight) and member.weight > 0):
                 raise AssignorError(
@@ -206,7 +206,7 @@ class _RackAware:
     name = "rack-aware"
     wants = frozenset({"racks"})
 
-    def __call__(self, view: GroupView) -> Mapping[str, Share]:
+    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
         known = {member.rack for member in view.members if member.rack is not None}
         if not view.racks or not known:
             return balanced(view)

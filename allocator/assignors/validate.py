@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from allocator.assignors.kiel import KielAssignor
-from allocator.assignors.problem import Share
+from allocator.assignors.problem import PartitionSet
 from allocator.assignors.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
@@ -105,7 +105,7 @@ def _good_shares(view: GroupView, result: Mapping[str, Any]) -> dict[str, frozen
     """The same judgement on numbers, for what our own functions return; None when they are not that, or not good."""
     members = {member.id: member for member in view.members}
     first = next(iter(result.values()), None)
-    if not isinstance(first, Share) or not result.keys() <= members.keys():
+    if not isinstance(first, PartitionSet) or not result.keys() <= members.keys():
         return None
     space = first.space
     if space.counts != {topic: view.partitions[topic] for _, topics in view.classes() for topic in topics}:
@@ -113,7 +113,7 @@ def _good_shares(view: GroupView, result: Mapping[str, Any]) -> dict[str, frozen
     given = bytearray(space.size)
     topics = frozenset(space.topics)
     for member, share in result.items():
-        if not isinstance(share, Share) or share.space is not space:
+        if not isinstance(share, PartitionSet) or share.space is not space:
             return None
         for number in share.numbers:
             given[number] = 1

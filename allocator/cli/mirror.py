@@ -14,7 +14,7 @@ from allocator.cli.group import Seconds
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
-from allocator.tasks import Scope
+from allocator.tasks import TaskGroup
 
 __all__ = ["mirror"]
 
@@ -123,7 +123,7 @@ async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
     try:
-        await Scope().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
+        await TaskGroup().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
     finally:
         _show(mirroring, 0.0, 0.0, as_json)
 

@@ -14,7 +14,7 @@ from allocator.cli.output import console, print_json
 from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
-from allocator.migrate.storage import Place
+from allocator.migrate.storage import OffsetStore
 from allocator.migrate.translate import WAYS
 
 __all__ = ["offsets"]
@@ -149,7 +149,7 @@ def _place(
     storage: str,
     zookeepers: tuple[str, ...],
     root: Optional[str],
-) -> Place:
+) -> OffsetStore:
     hosts = [each for each in zookeepers if each != NOWHERE]
     security = options = None
     if config is not None:
@@ -166,7 +166,7 @@ def _place(
             f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper (or --config){nowhere}: "
             "members that are not looked for commit their own offsets over these"
         )
-    return Place(brokers, group, storage, tuple(hosts), root or "/allocator", security, options)
+    return OffsetStore(brokers, group, storage, tuple(hosts), root or "/allocator", security, options)
 
 
 def _table(plan: CopyPlan) -> Table:

@@ -23,7 +23,7 @@ from allocator.errors import AllocatorError
 from allocator.foreign import plain
 
 if TYPE_CHECKING:
-    from allocator.web.watch import Group as Seen
+    from allocator.web.watch import WatchedGroup as Seen
     from allocator.web.watch import Watcher
 
 __all__ = ["frame", "top"]
@@ -70,11 +70,11 @@ def top(
 
 
 async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
-    from allocator.tasks import Scope
+    from allocator.tasks import TaskGroup
     from allocator.web.watch import Watcher
 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
-    await Scope().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
+    await TaskGroup().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
     if watcher.problems:
         sys.exit(ERROR)
 
@@ -107,7 +107,7 @@ async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], int
 
 
 async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
-    from allocator.tasks import Scope, first_of, happens
+    from allocator.tasks import TaskGroup, first_of, wait_for_event
     from allocator.web.watch import Watcher
 
     watcher = Watcher(access, interval_s=interval_s, examine=False)
@@ -129,12 +129,12 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
         console = Console(highlight=False)
         with _keys(pressed), Live(console=console, screen=True, auto_refresh=False) as live:
             while not stop.is_set():
-                await first_of(stop.wait(), happens(news, interval_s))
+                await first_of(stop.wait(), wait_for_event(news, interval_s))
                 news.clear()
                 live.update(frame(watcher, chosen, console.height, console.width), refresh=True)
-                await happens(stop, FRAME_S)
+                await wait_for_event(stop, FRAME_S)
 
-    await Scope().run(show(), watcher=watcher.run())
+    await TaskGroup().run(show(), watcher=watcher.run())
 
 
 @contextlib.contextmanager

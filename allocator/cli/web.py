@@ -84,7 +84,7 @@ def web(
 async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float, as_json: bool) -> None:
     from prometheus_client import CollectorRegistry
 
-    from allocator.tasks import Scope
+    from allocator.tasks import TaskGroup
     from allocator.web.actions import actions
     from allocator.web.metrics import GroupCollector
     from allocator.web.server import Health, Site, serve
@@ -114,7 +114,7 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
         name = f"[{host}]" if ":" in host else host
         url, changes = f"http://{name}:{bound}/", "changes need the token" if guard.token else "read-only"
         click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
-        await Scope().run(stop.wait(), watcher=watcher.run())
+        await TaskGroup().run(stop.wait(), watcher=watcher.run())
 
 
 def beside(settings: Config) -> Beside:

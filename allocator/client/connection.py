@@ -36,7 +36,7 @@ from allocator.errors import ConfigError
 from allocator.foreign import os_cause, shown
 from allocator.tasks import within
 
-__all__ = ["AsyncioNet", "Directory", "Job", "Link", "Manager", "as_asyncio", "parse_addresses", "same_cluster"]
+__all__ = ["AsyncioNet", "BrokerSocket", "Directory", "Job", "Manager", "as_asyncio", "parse_addresses", "same_cluster"]
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ class AsyncioNet:
 # so one busy broker cannot keep the loop from the others, and a large answer is not put together from pieces.
 
 
-class Link(asyncio.BufferedProtocol):
+class BrokerSocket(asyncio.BufferedProtocol):
     """What `kafka.net.connection.KafkaConnection` expects of its transport.
 
     `close` and `abort` tell the connection at once; the socket may take a moment longer (`gone`). `on_hang_up` is
@@ -325,7 +325,7 @@ class Link(asyncio.BufferedProtocol):
         proxy_url: str | None,
         timeout_at: float | None,
         on_hang_up: Callable[[], None],
-    ) -> Link:
+    ) -> BrokerSocket:
         """Connect, TLS handshake included. Raises `KafkaConnectionError` naming the address and the cause."""
         link = cls(host, on_hang_up)
         try:
@@ -593,7 +593,7 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         self._tls = tls
         self._on_loss = on_loss
         self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
-        self._links: set[Link] = set()
+        self._links: set[BrokerSocket] = set()
         self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
 
     # -- versions -------------------------------------------------------------------------------------------------
@@ -674,9 +674,9 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
         if exc is not None:
             raise exc
 
-    async def _build_transport(self, node: Broker, timeout_at: float | None = None) -> Link:
+    async def _build_transport(self, node: Broker, timeout_at: float | None = None) -> BrokerSocket:
         self.hung_up.discard(node.node_id)
-        link = await Link.open(
+        link = await BrokerSocket.open(
             self._net,
             node.host,
             node.port,

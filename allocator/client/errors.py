@@ -25,7 +25,7 @@ __all__ = [
     "REACTIONS",
     "SYNC",
     "FetchReaction",
-    "Reaction",
+    "GroupReaction",
     "broker_error",
     "describe",
     "error_of",
@@ -109,7 +109,7 @@ def _remedy(cause: str, tls: bool) -> str:
 # From an error code of a coordinator to what is done about it.
 
 
-class Reaction(enum.Enum):
+class GroupReaction(enum.Enum):
     RETRY = "ask the same coordinator again after the back-off"
     REFIND = "find the coordinator again, then retry"
     DROP_METADATA = "retry at once without the metadata, which is too large"
@@ -125,159 +125,159 @@ class Reaction(enum.Enum):
 
 
 FIND = {
-    -1: Reaction.RETRY,  # 0.8.2 while it creates its offsets topic
-    14: Reaction.RETRY,  # coordinator load in progress
-    15: Reaction.RETRY,  # coordinator not available: likewise, or an election
+    -1: GroupReaction.RETRY,  # 0.8.2 while it creates its offsets topic
+    14: GroupReaction.RETRY,  # coordinator load in progress
+    15: GroupReaction.RETRY,  # coordinator not available: likewise, or an election
 }
 
 
 COMMIT = {
-    -1: Reaction.RETRY,  # 0.8.1 when ZooKeeper did not take the write
-    3: Reaction.RETRY,  # unknown topic or partition: the coordinator has not heard of it yet
-    7: Reaction.RETRY,  # the offsets topic's replicas were slow
-    12: Reaction.DROP_METADATA,
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    22: Reaction.FAIL,  # illegal generation, and 25, 27: the group has native members, which commit themselves
-    24: Reaction.FAIL,  # invalid group id
-    25: Reaction.FAIL,
-    27: Reaction.FAIL,
-    28: Reaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
-    29: Reaction.FAIL,  # may not read the topic
-    30: Reaction.FAIL,  # may not use the group
-    35: Reaction.FAIL,  # a group of the next-generation protocol, and a request that is too old for it
-    42: Reaction.FAIL,
-    69: Reaction.FAIL,
-    82: Reaction.FAIL,
-    113: Reaction.FAIL,
+    -1: GroupReaction.RETRY,  # 0.8.1 when ZooKeeper did not take the write
+    3: GroupReaction.RETRY,  # unknown topic or partition: the coordinator has not heard of it yet
+    7: GroupReaction.RETRY,  # the offsets topic's replicas were slow
+    12: GroupReaction.DROP_METADATA,
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    22: GroupReaction.FAIL,  # illegal generation, and 25, 27: the group has native members, which commit themselves
+    24: GroupReaction.FAIL,  # invalid group id
+    25: GroupReaction.FAIL,
+    27: GroupReaction.FAIL,
+    28: GroupReaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
+    29: GroupReaction.FAIL,  # may not read the topic
+    30: GroupReaction.FAIL,  # may not use the group
+    35: GroupReaction.FAIL,  # a group of the next-generation protocol, and a request that is too old for it
+    42: GroupReaction.FAIL,
+    69: GroupReaction.FAIL,
+    82: GroupReaction.FAIL,
+    113: GroupReaction.FAIL,
 }
 
 
 # as a member commits: with its generation and member id, which the broker compares with its own
 MEMBER_COMMIT = {
     **COMMIT,
-    22: Reaction.LOST,  # unless a newer generation of ours still holds the partition, which then commits it
-    25: Reaction.RESET,
-    27: Reaction.REJOIN,  # refused until this member has synced; what it still holds then is committed then
-    69: Reaction.RESET,  # the group was deleted, and we with it
-    82: Reaction.FENCED,
-    110: Reaction.RESET,
-    113: Reaction.NEW_EPOCH,  # what is still held under the new epoch is committed under it
+    22: GroupReaction.LOST,  # unless a newer generation of ours still holds the partition, which then commits it
+    25: GroupReaction.RESET,
+    27: GroupReaction.REJOIN,  # refused until this member has synced; what it still holds then is committed then
+    69: GroupReaction.RESET,  # the group was deleted, and we with it
+    82: GroupReaction.FENCED,
+    110: GroupReaction.RESET,
+    113: GroupReaction.NEW_EPOCH,  # what is still held under the new epoch is committed under it
 }
 
 
 JOIN = {
-    7: Reaction.RETRY,  # the coordinator could not store the group in time
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    22: Reaction.LOST,
-    23: Reaction.FAIL,  # no assignor in common, or a group of another kind: somebody must change a setting
-    24: Reaction.FAIL,  # invalid group id
-    25: Reaction.RESET,
-    26: Reaction.FAIL,  # session timeout outside of what the broker allows
-    27: Reaction.RETRY,  # the coordinator could not store the group
-    30: Reaction.FAIL,
-    79: Reaction.TAKE_ID,
-    81: Reaction.FAIL,  # the group is full
-    82: Reaction.FENCED,
-    110: Reaction.RESET,  # fenced member epoch: a group that is being moved to the next-generation protocol
-    111: Reaction.RETRY,  # the member that had our instance id is being removed
+    7: GroupReaction.RETRY,  # the coordinator could not store the group in time
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    22: GroupReaction.LOST,
+    23: GroupReaction.FAIL,  # no assignor in common, or a group of another kind: somebody must change a setting
+    24: GroupReaction.FAIL,  # invalid group id
+    25: GroupReaction.RESET,
+    26: GroupReaction.FAIL,  # session timeout outside of what the broker allows
+    27: GroupReaction.RETRY,  # the coordinator could not store the group
+    30: GroupReaction.FAIL,
+    79: GroupReaction.TAKE_ID,
+    81: GroupReaction.FAIL,  # the group is full
+    82: GroupReaction.FENCED,
+    110: GroupReaction.RESET,  # fenced member epoch: a group that is being moved to the next-generation protocol
+    111: GroupReaction.RETRY,  # the member that had our instance id is being removed
 }
 
 
 SYNC = {
-    7: Reaction.REJOIN,
-    14: Reaction.REJOIN,  # the coordinator moved, and the generation may not be known where it is now
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    22: Reaction.LOST,
-    23: Reaction.FAIL,
-    25: Reaction.RESET,
-    27: Reaction.REJOIN,  # the next rebalance has begun before this one ended
-    30: Reaction.FAIL,
-    82: Reaction.FENCED,
-    110: Reaction.RESET,
+    7: GroupReaction.REJOIN,
+    14: GroupReaction.REJOIN,  # the coordinator moved, and the generation may not be known where it is now
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    22: GroupReaction.LOST,
+    23: GroupReaction.FAIL,
+    25: GroupReaction.RESET,
+    27: GroupReaction.REJOIN,  # the next rebalance has begun before this one ended
+    30: GroupReaction.FAIL,
+    82: GroupReaction.FENCED,
+    110: GroupReaction.RESET,
 }
 
 
 HEARTBEAT = {
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    22: Reaction.LOST,
-    25: Reaction.RESET,
-    27: Reaction.REJOIN,  # and it counts as a heartbeat: they must go on until the member joins again
-    30: Reaction.FAIL,
-    82: Reaction.FENCED,
-    110: Reaction.RESET,
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    22: GroupReaction.LOST,
+    25: GroupReaction.RESET,
+    27: GroupReaction.REJOIN,  # and it counts as a heartbeat: they must go on until the member joins again
+    30: GroupReaction.FAIL,
+    82: GroupReaction.FENCED,
+    110: GroupReaction.RESET,
 }
 
 
 LEAVE = {
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    25: Reaction.DONE,  # it was removed already
-    82: Reaction.DONE,
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    25: GroupReaction.DONE,  # it was removed already
+    82: GroupReaction.DONE,
 }
 
 
 # members of a group of the next-generation protocol send nothing else (KIP-848)
 NEXT_HEARTBEAT = {
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    25: Reaction.LOST,  # removed for its silence; it comes back under its own member id, with epoch 0
-    29: Reaction.FAIL,  # may not see one of its topics
-    30: Reaction.FAIL,
-    35: Reaction.FAIL,  # the protocol is disabled
-    42: Reaction.FAIL,
-    69: Reaction.LOST,  # the group was deleted; when joining: it is a classic one that the broker does not move
-    81: Reaction.FAIL,  # the group is full; tried again, for a member may leave
-    82: Reaction.FENCED,
-    110: Reaction.LOST,  # fenced: it did not give up in time what it was told to, or its epoch is of another life
-    111: Reaction.RETRY,  # whoever has our instance id has to leave, or its session to end
-    112: Reaction.FAIL,  # no such server_assignor
-    113: Reaction.NEW_EPOCH,
-    128: Reaction.FAIL,  # the broker cannot read the pattern
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    25: GroupReaction.LOST,  # removed for its silence; it comes back under its own member id, with epoch 0
+    29: GroupReaction.FAIL,  # may not see one of its topics
+    30: GroupReaction.FAIL,
+    35: GroupReaction.FAIL,  # the protocol is disabled
+    42: GroupReaction.FAIL,
+    69: GroupReaction.LOST,  # the group was deleted; when joining: it is a classic one that the broker does not move
+    81: GroupReaction.FAIL,  # the group is full; tried again, for a member may leave
+    82: GroupReaction.FENCED,
+    110: GroupReaction.LOST,  # fenced: it did not give up in time what it was told to, or its epoch is of another life
+    111: GroupReaction.RETRY,  # whoever has our instance id has to leave, or its session to end
+    112: GroupReaction.FAIL,  # no such server_assignor
+    113: GroupReaction.NEW_EPOCH,
+    128: GroupReaction.FAIL,  # the broker cannot read the pattern
 }
 
 
 NEXT_LEAVE = {
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    25: Reaction.DONE,  # it was removed already
-    69: Reaction.DONE,
-    82: Reaction.DONE,
-    110: Reaction.DONE,
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    25: GroupReaction.DONE,  # it was removed already
+    69: GroupReaction.DONE,
+    82: GroupReaction.DONE,
+    110: GroupReaction.DONE,
 }
 
 
 FETCH = {
-    3: Reaction.CHECK_TOPIC,
-    14: Reaction.RETRY,
-    15: Reaction.REFIND,
-    16: Reaction.REFIND,
-    24: Reaction.FAIL,
-    25: Reaction.RETRY,  # as a member: it was removed, which its next heartbeat finds out; as nobody it is not said
-    29: Reaction.FAIL,
-    30: Reaction.FAIL,
-    35: Reaction.FAIL,
-    42: Reaction.FAIL,
-    69: Reaction.RETRY,  # likewise
-    88: Reaction.RETRY,  # an open transaction may still commit an offset of it (KIP-447)
-    113: Reaction.NEW_EPOCH,
+    3: GroupReaction.CHECK_TOPIC,
+    14: GroupReaction.RETRY,
+    15: GroupReaction.REFIND,
+    16: GroupReaction.REFIND,
+    24: GroupReaction.FAIL,
+    25: GroupReaction.RETRY,  # a member that was removed finds that out by its next heartbeat
+    29: GroupReaction.FAIL,
+    30: GroupReaction.FAIL,
+    35: GroupReaction.FAIL,
+    42: GroupReaction.FAIL,
+    69: GroupReaction.RETRY,  # likewise
+    88: GroupReaction.RETRY,  # an open transaction may still commit an offset of it (KIP-447)
+    113: GroupReaction.NEW_EPOCH,
 }
 
 
-def react(table: dict[int, Reaction], code: int) -> Reaction:
+def react(table: dict[int, GroupReaction], code: int) -> GroupReaction:
     """For codes that no table names: those that kafka-python calls retriable are retried."""
     if code in table:
         return table[code]
-    return Reaction.RETRY if kafka_errors.for_code(code).retriable else Reaction.FAIL
+    return GroupReaction.RETRY if kafka_errors.for_code(code).retriable else GroupReaction.FAIL
 
 
 # -- reactions ----------

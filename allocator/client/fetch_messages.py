@@ -28,7 +28,7 @@ __all__ = [
     "FetchAnswer",
     "FetchRequest",
     "FetchSession",
-    "Part",
+    "FetchedPartition",
     "Turn",
     "Wanted",
     "compose",
@@ -57,7 +57,7 @@ _ABORTED: Final = struct.Struct(">qq")
 _PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.Struct(">ihqqq")}
 
 
-class Part(NamedTuple):
+class FetchedPartition(NamedTuple):
     """One partition of an answer; the topic's name, or its id from v13 on.
 
     `aborted` is (producer id, first offset) of each aborted transaction. -1 stands for what the version does not tell.
@@ -78,7 +78,7 @@ class FetchAnswer:
 
     __slots__ = ("API_VERSION", "error_code", "parts", "session_id", "throttle_time_ms")
 
-    def __init__(self, version: int, parts: list[Part], error_code: int = 0, session_id: int = 0) -> None:
+    def __init__(self, version: int, parts: list[FetchedPartition], error_code: int = 0, session_id: int = 0) -> None:
         # kafka-python reads these two names of every answer
         self.API_VERSION = version
         self.throttle_time_ms = 0
@@ -97,14 +97,14 @@ def read_answer(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
     Raises kafka-python's `KafkaProtocolError` for what does not decode; never takes more memory than the frame does.
     """
     try:
-        return _Reader(frame, version).answer()
+        return _FetchReader(frame, version).answer()
     except (struct.error, IndexError, ValueError) as error:
         raise kafka_errors.KafkaProtocolError(
             f"a Fetch answer v{version} of {len(frame)} bytes that does not decode: {error}"
         ) from error
 
 
-class _Reader(AnswerReader):
+class _FetchReader(AnswerReader):
     def __init__(self, frame: memoryview, version: int) -> None:
         super().__init__(frame, version, flexible=version >= _FLEXIBLE)
 
@@ -113,7 +113,7 @@ class _Reader(AnswerReader):
         correlation_id = self.header()
         throttle = self.unpack(INT32)[0] if version >= 1 else 0
         error, session = self.unpack(_ERROR_AND_SESSION) if version >= 7 else (0, 0)
-        parts: list[Part] = []
+        parts: list[FetchedPartition] = []
         for _ in range(self.count()):
             topic = self.topic()
             for _ in range(self.count()):
@@ -124,7 +124,7 @@ class _Reader(AnswerReader):
         answer.throttle_time_ms = throttle
         return correlation_id, answer
 
-    def part(self, topic: Union[str, uuid.UUID]) -> Part:
+    def part(self, topic: Union[str, uuid.UUID]) -> FetchedPartition:
         version = self.version
         stable = replica = -1
         aborted: list[tuple[int, int]] = []
@@ -144,7 +144,7 @@ class _Reader(AnswerReader):
         size = self.count()
         records = bytes(self.taken(size)) if size else b""
         self.tags()
-        return Part(topic, partition, code, high, stable, replica, aborted, records)
+        return FetchedPartition(topic, partition, code, high, stable, replica, aborted, records)
 
     def topic(self) -> Union[str, uuid.UUID]:
         if self.version >= _BY_ID:
@@ -321,7 +321,7 @@ class FetchSession:
         self._epoch = _NEW
         self._known = {}
 
-    def parts(self, parts: Iterable[Part]) -> Iterator[tuple[TopicPartition, Part]]:
+    def parts(self, parts: Iterable[FetchedPartition]) -> Iterator[tuple[TopicPartition, FetchedPartition]]:
         """The parts of an answer by partition; those of topics that the last turn did not want are left out."""
         for part in parts:
             name: Union[str, uuid.UUID, None] = part.topic

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from allocator.errors import AllocatorError, Closed
 
-__all__ = ["Broker", "Metadata", "Partition", "Refresher", "Topic"]
+__all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadata"]
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class Broker(NamedTuple):
     rack: str | None
 
 
-class Partition(NamedTuple):
+class PartitionMetadata(NamedTuple):
     leader: int | None  # None: being elected
     leader_epoch: int | None  # None: the broker's version does not tell it reliably
     replicas: tuple[int, ...]
 
 
-class Topic(NamedTuple):
-    partitions: Mapping[int, Partition]
+class TopicMetadata(NamedTuple):
+    partitions: Mapping[int, PartitionMetadata]
     internal: bool
     topic_id: Any  # uuid.UUID from 2.8 on, else None
 
@@ -57,7 +57,7 @@ class Metadata:
     """A snapshot. `errors` holds Kafka's code for each topic that was asked for and cannot be described."""
 
     brokers: Mapping[int, Broker] = field(default_factory=dict)
-    topics: Mapping[str, Topic] = field(default_factory=dict)
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     cluster_id: str | None = None
     controller: int | None = None
@@ -86,7 +86,7 @@ class Metadata:
             controller=response.controller_id if response.controller_id != -1 else None,
         )
 
-    def _topic(self, answer: Any, version: int) -> Topic:
+    def _topic(self, answer: Any, version: int) -> TopicMetadata:
         topic_id = answer.topic_id if version >= 10 and answer.topic_id != NO_ID else None
         before = self.topics.get(answer.name)
         same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
@@ -95,13 +95,13 @@ class Metadata:
             leader = p.leader_id if p.leader_id >= 0 else None
             # brokers before 2.4 announce epochs that lag behind (KAFKA-9212); a client that believes them is fenced
             epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
-            new = Partition(leader, epoch, tuple(p.replica_nodes))
+            new = PartitionMetadata(leader, epoch, tuple(p.replica_nodes))
             old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
             if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
                 new = old  # an answer from a broker that has not heard of the election we know of
             partitions[p.partition_index] = new
         internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
-        return Topic(partitions, internal, topic_id)
+        return TopicMetadata(partitions, internal, topic_id)
 
     def settled(self, wanted: frozenset[str] | None) -> bool:
         """False while asking again soon may tell more: no broker yet, a topic missing, a partition without leader.
@@ -126,7 +126,7 @@ class Metadata:
 INCOMPLETE_MAX_S = 2.0
 
 
-class _Round:
+class _RefreshRound:
     """One request, and those who wait for it."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Refresher:
         self._settled = settled
         self._max_age_s = max_age_s
         self._retry_backoff_s = retry_backoff_s
-        self._next: _Round | None = None
+        self._next: _RefreshRound | None = None
         self._demand: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -175,9 +175,9 @@ class Refresher:
         if self._demand is not None and not self._closed:
             self._open_round()
 
-    def _open_round(self) -> _Round:
+    def _open_round(self) -> _RefreshRound:
         if self._next is None:
-            self._next = _Round()
+            self._next = _RefreshRound()
         if self._demand is not None:
             self._demand.set()
         return self._next
@@ -199,7 +199,7 @@ class Refresher:
             finally:
                 timer.cancel()
             self._demand.clear()
-            current, self._next = self._next or _Round(), None
+            current, self._next = self._next or _RefreshRound(), None
             try:
                 await self._fetch(frozenset(current.topics))
             except asyncio.CancelledError:
@@ -229,7 +229,7 @@ class Refresher:
             _fail(self._next, Closed("this Kafka client was closed"))
 
 
-def _fail(round_: _Round, exc: Exception) -> None:
+def _fail(round_: _RefreshRound, exc: Exception) -> None:
     if not round_.done.done():
         round_.done.set_exception(exc)
         round_.done.exception()  # marks it as seen: maybe nobody waits

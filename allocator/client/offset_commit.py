@@ -89,7 +89,7 @@ class OffsetCommit:
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
         head = self.header
         version = head.request_api_version
-        out = _Writer(flexible=version >= _FLEXIBLE)
+        out = _CommitWriter(flexible=version >= _FLEXIBLE)
         client_id = head.client_id.encode()
         out.data += _HEADER.pack(API_KEY, version, head.correlation_id)
         out.data += _INT16.pack(len(client_id)) + client_id  # never compact
@@ -106,7 +106,7 @@ class OffsetCommit:
         out.tags()
         return INT32.pack(len(out.data)) + out.data
 
-    def _topics(self, out: _Writer, version: int) -> None:
+    def _topics(self, out: _CommitWriter, version: int) -> None:
         topics: dict[str, list[tuple[int, OffsetAndMetadata]]] = {}
         for (topic, partition), value in self.offsets.items():
             topics.setdefault(topic, []).append((partition, value))
@@ -129,7 +129,7 @@ class OffsetCommit:
             out.tags()
 
 
-class _Writer:
+class _CommitWriter:
     def __init__(self, *, flexible: bool) -> None:
         self.data = bytearray()
         self.flexible = flexible

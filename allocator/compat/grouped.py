@@ -14,9 +14,9 @@ from allocator.assignors.registry import of_kiel
 from allocator.client.log_offsets import EARLIEST, list_offsets
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.compat.views import KielAllocator
-from allocator.consumer.core import Engine
-from allocator.consumer.membership_config import Joining
-from allocator.consumer.switching import ClusterChoice, Watcher, path_of
+from allocator.consumer.core import ConsumerCore
+from allocator.consumer.membership_config import MembershipConfig
+from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
@@ -93,8 +93,8 @@ class GroupedConsumer(BaseConsumer):
         self.topics_to_commit: set[str] = set()
         hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
         self._make = partial(
-            Engine,
-            Joining(
+            ConsumerCore,
+            MembershipConfig(
                 membership=membership,
                 settle_s=settle_s,
                 group=group,
@@ -125,9 +125,9 @@ class GroupedConsumer(BaseConsumer):
         self._watcher = None
         if membership == "zookeeper":
             ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
-            self._watcher = Watcher(ensemble, path_of(root, group))
+            self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
         self._asked: set[str] = set()
-        self._asked_of: dict[str, Engine] = {}  # topic -> the engine that `consume` has asked for it
+        self._asked_of: dict[str, ConsumerCore] = {}  # topic -> the engine that `consume` has asked for it
         self._synced: set[str] = set()  # `synced_offsets` without what the user has taken out of it
         self._started = False
         self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
@@ -387,7 +387,7 @@ class GroupedConsumer(BaseConsumer):
         return task
 
     async def _commit_offsets(
-        self, engine: Engine, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
+        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
     ) -> None:
         """One after the other: an earlier one that is tried again must not come after a later one."""
         backoff_s = COMMIT_BACKOFF_S
@@ -410,7 +410,7 @@ class GroupedConsumer(BaseConsumer):
                     wanted = {p: offset for p, offset in wanted.items() if p not in gone}
             self._committed(engine, topics)
 
-    async def _commit(self, engine: Engine, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
+    async def _commit(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
         """Once. Raises NotOwned or CommitFailed."""
         epoch = engine.fetcher.leader_epoch
         ours = f"committed by {self.name}"
@@ -418,11 +418,11 @@ class GroupedConsumer(BaseConsumer):
         await engine.commit({p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()})
         engine.progress.finish_up_to(wanted)
 
-    def _committed(self, engine: Engine, topics: Collection[str]) -> None:
+    def _committed(self, engine: ConsumerCore, topics: Collection[str]) -> None:
         # of some of them more may have been returned since
         self.topics_to_commit -= set(topics) - {p.topic for p in engine.progress.uncommitted(in_hand=True)}
 
-    def _ours(self, engine: Engine, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+    def _ours(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:
         return {p for p in wanted if engine.state.is_assigned(p)}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from allocator.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
-from allocator.consumer.core import Engine
+from allocator.consumer.core import ConsumerCore
 from allocator.consumer.measures import lags, reference_metrics
-from allocator.consumer.membership_config import Joining
+from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.reading import Reading
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
@@ -132,8 +132,8 @@ class Consumer:
     ) -> None:
         self.group = group
         self.client_id = client_id or default_client_id()
-        self._engine = Engine(
-            Joining(
+        self._engine = ConsumerCore(
+            MembershipConfig(
                 membership=membership,
                 group=group,
                 client_id=self.client_id,

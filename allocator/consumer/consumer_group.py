@@ -8,22 +8,22 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from allocator.client.client import KafkaClient
-from allocator.consumer.generation import Generation, PartitionStart, Round, Standing
+from allocator.consumer.generation import Generation, GenerationTracker, PartitionStart, PendingGeneration
 from allocator.consumer.group_config import ConsumerGroupConfig, client_of, group_settings_of
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
 from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
-from allocator.groups.zookeeper.znodes import NONE, Document, Paths
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Paths
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import KeptOffsets
 from allocator.offsets.messages import Identity
 from allocator.subscription.loss import topic_of
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["ConsumerGroup", "GroupMember", "KafkaMember", "ZooKeeperMember", "member_of"]
+__all__ = ["ConsumerGroup", "GenerationSource", "KafkaGenerations", "ZooKeeperGenerations", "member_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ConsumerGroup:
         self.config = config
         self._closed = False
         self._task: asyncio.Task[None] | None = None
-        self._standing: Standing | None = None
+        self._standing: GenerationTracker | None = None
         self._offer: Generation | BaseException | None = None
         # made with the task: before 3.10 they belong to the loop that is current when they are made
         self._news: asyncio.Event
@@ -142,14 +142,14 @@ class ConsumerGroup:
                     resume = now() + self.config.join_backoff_s  # it has been a while when somebody hears of it
                     log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
                     await self._report(error)
-                    await happens(self._closing, max(0.0, resume - now()))
+                    await wait_for_event(self._closing, max(0.0, resume - now()))
         finally:
             self._closed = True
             self._tell_all()
 
     async def _take_part(self) -> None:
         """Connects, joins, and serves generations. Raises what ended it; by then the member has left."""
-        self._standing = standing = Standing()
+        self._standing = standing = GenerationTracker()
         client = client_of(self.config)
         try:
             await standing.unless_stopped(client.connect(self.config.connect_timeout_s))
@@ -164,7 +164,7 @@ class ConsumerGroup:
         finally:
             await client.close()
 
-    async def _generations(self, client: KafkaClient, member: GroupMember, standing: Standing) -> None:
+    async def _generations(self, client: KafkaClient, member: GenerationSource, standing: GenerationTracker) -> None:
         while True:
             round = await standing.settled()
             with client.measures.span("rebalance", step="assigned", partitions=len(round.partitions)):
@@ -188,7 +188,7 @@ class ConsumerGroup:
                 member.rejoin(str(generation.ended))
 
     async def _make(
-        self, round: Round, client: KafkaClient, member: GroupMember, standing: Standing
+        self, round: PendingGeneration, client: KafkaClient, member: GenerationSource, standing: GenerationTracker
     ) -> Generation | None:
         """The generation itself; None if it ended before it began."""
         options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
@@ -259,7 +259,7 @@ class ConsumerGroup:
             starts[partition.topic].append(PartitionStart(partition.partition, offset))
         return {topic: tuple(each) for topic, each in starts.items()}
 
-    async def _watch(self, topic: str, client: KafkaClient, member: GroupMember) -> None:
+    async def _watch(self, topic: str, client: KafkaClient, member: GenerationSource) -> None:
         """Has the member join again when `topic` has another number of partitions than when the generation began."""
         before: int | None = None
         while True:
@@ -276,7 +276,7 @@ class ConsumerGroup:
                 before = count
             await asyncio.sleep(self.config.partition_watch_interval_s)
 
-    async def _leave(self, member: GroupMember, joining: asyncio.Task[None]) -> None:
+    async def _leave(self, member: GenerationSource, joining: asyncio.Task[None]) -> None:
         """Ends a join that is under way too; by leaving first, so that the group hears of it."""
         (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
         if isinstance(error, Exception):
@@ -298,7 +298,7 @@ class ConsumerGroup:
             event.set()
 
 
-def _note(joining: asyncio.Task[None], standing: Standing) -> None:
+def _note(joining: asyncio.Task[None], standing: GenerationTracker) -> None:
     error = None if joining.cancelled() else joining.exception()
     if error is not None:
         standing.stop(error)
@@ -313,7 +313,7 @@ def _note(joining: asyncio.Task[None], standing: Standing) -> None:
 NOTHING_AFTER_S = 1.0
 
 
-class GroupMember(Protocol):
+class GenerationSource(Protocol):
     """What a `ConsumerGroup` needs of a membership."""
 
     member_id: str
@@ -328,17 +328,17 @@ class GroupMember(Protocol):
         """Ask the group for a new assignment, where it does not see by itself that one is due."""
 
 
-def member_of(config: ConsumerGroupConfig, client: KafkaClient, standing: Standing) -> GroupMember:
+def member_of(config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> GenerationSource:
     """The member that `config` describes, which has touched nothing yet."""
     if config.membership == "kafka":
-        return KafkaMember(config, client, standing)
-    return ZooKeeperMember(config, client, standing)
+        return KafkaGenerations(config, client, standing)
+    return ZooKeeperGenerations(config, client, standing)
 
 
-class KafkaMember(KafkaMembership):
+class KafkaGenerations(KafkaMembership):
     """Every join begins a generation, one that gives nothing too, and ends the one before, whatever is kept."""
 
-    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: Standing) -> None:
+    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> None:
         super().__init__(
             client,
             config.group,
@@ -367,13 +367,13 @@ class KafkaMember(KafkaMembership):
         await super().joined(generation, protocol, assignment)
         if before <= self.held:  # else it has to join once more, so that others get what it gave up
             committer = _Under(Identity(generation, self.member_id), self)
-            self._standing.settle(Round(generation, self.member_id, self.held, committer))
+            self._standing.settle(PendingGeneration(generation, self.member_id, self.held, committer))
 
 
 class _Under:
     """A member as of one generation: in the next one it commits nothing any more."""
 
-    def __init__(self, identity: Identity, member: KafkaMember) -> None:
+    def __init__(self, identity: Identity, member: KafkaGenerations) -> None:
         self._identity = identity
         self._member = member
 
@@ -388,14 +388,14 @@ class _Under:
         return self._member.refused(code, sent) and self.identity is not None
 
 
-class ZooKeeperMember(ZooKeeperMembership):
+class ZooKeeperGenerations(ZooKeeperMembership):
     """Partitions come and go one by one here; a generation begins when nothing more of the assignment is to come.
 
     That is: what is given is held, and nothing is promised, or the promise was not kept within the rebalance timeout
     because its present owner does not let go.
     """
 
-    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: Standing) -> None:
+    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> None:
         assert config.zookeeper is not None
         super().__init__(
             ZooKeeper(config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options),
@@ -403,7 +403,7 @@ class ZooKeeperMember(ZooKeeperMembership):
             standing,
             client,
             config.assignors(),
-            Settings(
+            ZooKeeperSettings(
                 name=config.client_id,
                 topics=frozenset(config.topics),
                 connect_timeout_s=config.connect_timeout_s,
@@ -423,7 +423,7 @@ class ZooKeeperMember(ZooKeeperMembership):
         self._stop_timer()
         await super().leave()
 
-    def _read(self, document: Document) -> None:
+    def _read(self, document: AssignmentDocument) -> None:
         if document.owners.get(self.member_id, NONE) != self.held:
             return  # on the way
         if document.promised.get(self.member_id):
@@ -441,7 +441,7 @@ class ZooKeeperMember(ZooKeeperMembership):
 
     def _settle(self) -> None:
         self._stop_timer()
-        self._standing.settle(Round(self.generation, self.member_id, self.held))
+        self._standing.settle(PendingGeneration(self.generation, self.member_id, self.held))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

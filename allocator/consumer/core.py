@@ -15,14 +15,14 @@ from typing import Any
 from allocator.client.client import KafkaClient
 from allocator.consumer.keywords import argument_faults
 from allocator.consumer.measures import lag
-from allocator.consumer.membership_config import Joining
+from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.fixed import FixedMembership
 from allocator.groups.kafka_classic.membership import KafkaMembership
-from allocator.groups.kip848.membership import KafkaNextMembership
+from allocator.groups.kip848.membership import Kip848Membership
 from allocator.groups.membership import Membership
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.session import SessionMembership
@@ -30,7 +30,7 @@ from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
-from allocator.offsets.tracker import Progress
+from allocator.offsets.tracker import OffsetTracker
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
@@ -39,7 +39,7 @@ from allocator.tracing import spans_of
 from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Engine"]
+__all__ = ["ConsumerCore"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
-class Engine:
+class ConsumerCore:
     """Client, membership, fetcher and offsets of one member of one group.
 
     Guarantee: `take` gives a batch, and `commit` sends offsets, only while this member owns the partition and its
@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(
         self,
-        joining: Joining,
+        joining: MembershipConfig,
         *,
         brokers: str | Sequence[str],
         listener: Listener | None,
@@ -81,7 +81,7 @@ class Engine:
         self._old_offsets = old_offsets
         self._read_committed = fetch.get("isolation_level") == "read_committed"
         self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
-        self.progress = Progress(asking_is_done=auto_commit_interval_s is not None)
+        self.progress = OffsetTracker(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
         check_listener(listener)
         self.state.rebalance_listener = listener
@@ -129,7 +129,7 @@ class Engine:
 
     def _make_membership(self) -> Membership:
         made = self._joining.make(self.client, self._ownership, self._coordinator, self._load, self._offsets)
-        if self._offsets is not None and isinstance(made, (KafkaMembership, KafkaNextMembership)):
+        if self._offsets is not None and isinstance(made, (KafkaMembership, Kip848Membership)):
             self._offsets.committer = made
         return made
 

@@ -14,10 +14,10 @@ from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded,
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.messages import Committer
 from allocator.subscription.loss import stamped
-from allocator.tasks import Scope
+from allocator.tasks import TaskGroup
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Generation", "PartitionStart", "Round", "Standing"]
+__all__ = ["Generation", "GenerationTracker", "PartitionStart", "PendingGeneration"]
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ Parts = frozenset[TopicPartition]
 
 
 @dataclass(frozen=True)
-class Round:
+class PendingGeneration:
     """A generation that may begin."""
 
     id: int
@@ -233,7 +233,7 @@ class Round:
     """Under whose name it commits; None where Kafka knows no members."""
 
 
-class Standing:
+class GenerationTracker:
     """The `Owner` of a membership, for a `ConsumerGroup`: any change of what is held ends the current generation.
 
     Guarantee: what the membership is told to wait for (`revoked`, `lost`, `ending`) returns only when the current
@@ -242,7 +242,7 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self.round: Round | None = None
+        self.round: PendingGeneration | None = None
         self.current: Generation | None = None
         """The one that began last, until it is over."""
         self.reason: BaseException | None = None
@@ -284,7 +284,7 @@ class Standing:
             generation.end(why)
             await generation.over()
 
-    def settle(self, round: Round) -> None:
+    def settle(self, round: PendingGeneration) -> None:
         """This is the whole assignment. Changes nothing when a generation with the same partitions goes on."""
         current = self.current
         if current is not None and not current.done:
@@ -305,7 +305,7 @@ class Standing:
             self._stop.set()
             self._news.set()
 
-    async def settled(self) -> Round:
+    async def settled(self) -> PendingGeneration:
         """The next generation to begin. Raises the reason to stop instead."""
         while True:
             self._news.clear()
@@ -315,13 +315,13 @@ class Standing:
                 return self.round
             await self._news.wait()
 
-    def may_begin(self, round: Round) -> bool:
+    def may_begin(self, round: PendingGeneration) -> bool:
         """Whether `round` still is what stands."""
         return self.round is round and not self._suspended and self.reason is None
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Raises the reason to stop if that comes first, and then `work` has ended."""
-        return await Scope().run(work, stop=self._stopped())
+        return await TaskGroup().run(work, stop=self._stopped())
 
     async def _stopped(self) -> None:
         await self._stop.wait()

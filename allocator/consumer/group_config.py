@@ -14,7 +14,7 @@ from allocator.client.log_offsets import EARLIEST, LATEST
 from allocator.consumer.keywords import argument_faults
 from allocator.consumer.settings import Faults
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.groups.names import default_client_id
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.subscription.kinds import check_topic
@@ -200,9 +200,9 @@ def client_of(config: ConsumerGroupConfig) -> KafkaClient:
     return client
 
 
-def group_settings_of(config: ConsumerGroupConfig) -> GroupSettings:
+def group_settings_of(config: ConsumerGroupConfig) -> KafkaGroupSettings:
     """Those of Kafka's group protocol."""
-    return GroupSettings(
+    return KafkaGroupSettings(
         session_timeout_s=config.session_timeout_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
         rebalance_timeout_s=config.rebalance_timeout_s,

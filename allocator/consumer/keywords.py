@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from allocator.consumer.settings import Kind, Number, Text, Whole
+from allocator.consumer.settings import Number, SettingKind, Text, Whole
 from allocator.foreign import shown
 
 __all__ = ["argument_faults"]
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Factory:
     """An instance of one of `types`, which may be empty."""
 
     allowed: str
@@ -31,7 +31,7 @@ class _Made:
         return text
 
 
-class _Reset:
+class _ResetStrategy:
     """Where to begin; the words are the fetcher's to know."""
 
     allowed = '"earliest", "latest", "none", or a time (milliseconds since the epoch)'
@@ -43,24 +43,24 @@ class _Reset:
         return text
 
 
-_TEXT: Final = _Made("text", (str,))
-_DICT: Final = _Made("a dict", (Mapping,))
+_TEXT: Final = _Factory("text", (str,))
+_DICT: Final = _Factory("a dict", (Mapping,))
 _TIME: Final = Number(0, 86400, above=True)
 
 # what an argument takes, besides None where None is its default
-KINDS: Final[Mapping[str, Kind]] = {
-    "brokers": _Made('"host:port,host:port", or a list of "host:port"', (str, Collection)),
+KINDS: Final[Mapping[str, SettingKind]] = {
+    "brokers": _Factory('"host:port,host:port", or a list of "host:port"', (str, Collection)),
     "membership": _TEXT,
     "group": _TEXT,
     "client_id": _TEXT,
     "pattern": _TEXT,
     "rack": _TEXT,
-    "zookeeper": _Made('"host:port,host:port/chroot"', (str,)),
+    "zookeeper": _Factory('"host:port,host:port/chroot"', (str,)),
     "root": _TEXT,
     "instance_id": _TEXT,
     "group_protocol": _TEXT,
     "offsets": _TEXT,
-    "auto_offset_reset": _Reset(),
+    "auto_offset_reset": _ResetStrategy(),
     "isolation_level": Text(("read_uncommitted", "read_committed")),
     "weight": Number(0, 1e6, above=True, unit="relative capacity"),
     "session_timeout_s": Number(0, 3600, above=True),

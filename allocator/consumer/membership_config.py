@@ -14,17 +14,17 @@ from allocator.errors import ConfigError
 from allocator.foreign import shown
 from allocator.groups.fixed import FixedMembership
 from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
-from allocator.groups.kafka_classic.settings import GroupSettings
-from allocator.groups.kip848.membership import KafkaNextMembership, KafkaNextSettings
-from allocator.groups.kip848.settings import NextSettings
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
+from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
+from allocator.groups.kip848.settings import Kip848GroupSettings
 from allocator.groups.legacy.kiel import KielMembership, KielSettings
 from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.groups.legacy.owners import OwnersSettings
-from allocator.groups.membership import Membership, Owner
+from allocator.groups.membership import AssignmentListener, Membership
 from allocator.groups.patterns import check_pattern
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.storage import StoredOffsets
@@ -32,7 +32,7 @@ from allocator.subscription.kinds import checked
 from allocator.types import Assignors, GroupProtocol, MembershipName, OffsetStorage, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["MEMBERSHIPS", "PROTOCOLS", "Joining"]
+__all__ = ["MEMBERSHIPS", "PROTOCOLS", "MembershipConfig"]
 
 MEMBERSHIPS: tuple[MembershipName, ...] = get_args(MembershipName)
 ON_ZOOKEEPER = ("zookeeper", "kiel", "consumers", "pykafka")
@@ -51,7 +51,7 @@ OLD_CONSUMERS = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}
 
 
 @dataclass(frozen=True)
-class Joining:
+class MembershipConfig:
     """What a consumer says when it joins. Times in seconds. `check` raises one ConfigError that lists every fault.
 
     What belongs to another membership than the chosen one is not looked at: `membership` alone is changed to move a
@@ -152,7 +152,7 @@ class Joining:
     def make(
         self,
         client: KafkaClient,
-        owner: Owner,
+        owner: AssignmentListener,
         coordinator: Coordinator,
         load: Load,
         offsets: StoredOffsets | None,
@@ -168,11 +168,11 @@ class Joining:
             )
         assert self.group is not None
         if self._broker_assigns:
-            return KafkaNextMembership(
+            return Kip848Membership(
                 client,
                 self.group,
                 owner,
-                KafkaNextSettings(
+                Kip848Settings(
                     topics=topics,
                     pattern=self.pattern,
                     connect_timeout_s=self.connect_timeout_s,
@@ -230,7 +230,9 @@ class Joining:
         assert self.zookeeper is not None
         return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
 
-    def _make_zookeeper(self, root: str, client: KafkaClient, owner: Owner, load: Load) -> ZooKeeperMembership:
+    def _make_zookeeper(
+        self, root: str, client: KafkaClient, owner: AssignmentListener, load: Load
+    ) -> ZooKeeperMembership:
         assert self.group is not None
         return ZooKeeperMembership(
             self._ensemble(),
@@ -238,7 +240,7 @@ class Joining:
             owner,
             client,
             self._assignors(),
-            Settings(
+            ZooKeeperSettings(
                 name=self.client_id,
                 topics=frozenset(self.topics),
                 pattern=self.pattern,
@@ -274,8 +276,8 @@ class Joining:
             "give the one that they were given, or none"
         )
 
-    def _group_settings(self) -> GroupSettings:
-        return GroupSettings(
+    def _group_settings(self) -> KafkaGroupSettings:
+        return KafkaGroupSettings(
             session_timeout_s=self.session_timeout_s,
             heartbeat_interval_s=self.heartbeat_interval_s,
             rebalance_timeout_s=self.rebalance_timeout_s,
@@ -287,13 +289,13 @@ class Joining:
     def _broker_assigns(self) -> bool:
         return self.membership == "kafka" and self.group_protocol == "consumer"
 
-    def _next_settings(self) -> NextSettings:
+    def _next_settings(self) -> Kip848GroupSettings:
         if self.assignor is not None and (not isinstance(self.assignor, str) or ":" in self.assignor):
             raise ConfigError(
                 f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: "
                 "name one that it has ('uniform', 'range') or none"
             )
-        return NextSettings(
+        return Kip848GroupSettings(
             rebalance_timeout_s=self.rebalance_timeout_s,
             max_poll_interval_s=self.max_poll_interval_s,
             instance_id=self.instance_id,

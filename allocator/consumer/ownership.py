@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
-from allocator.offsets.tracker import Progress
+from allocator.offsets.tracker import OffsetTracker
 from allocator.subscription.listener import RebalanceEvent, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
@@ -46,7 +46,7 @@ class Ownership:
     def __init__(
         self,
         state: SubscriptionState,
-        progress: Progress,
+        progress: OffsetTracker,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],

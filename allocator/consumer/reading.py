@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.consumer.core import Engine
+from allocator.consumer.core import ConsumerCore
 from allocator.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.fetch.batch import Batch
 from allocator.types import Record, TopicPartition
@@ -27,7 +27,7 @@ class Reading:
     Asking for more says that what was given before is done.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ConsumerCore) -> None:
         self._engine = engine
         # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
         self._rest: Batch | None = None

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 from allocator.errors import ConfigError
 
-__all__ = ["MASK", "Faults", "Flag", "Kind", "Number", "Reader", "Text", "Texts", "Whole", "setting"]
+__all__ = ["MASK", "Faults", "Flag", "Number", "SettingKind", "SettingsReader", "Text", "Texts", "Whole", "setting"]
 
 MASK = "***"
 REQUIRED: Any = dataclasses.MISSING
 Check = Callable[[str], "str | None"]
 
 
-class Kind(Protocol):
+class SettingKind(Protocol):
     """What values a setting takes."""
 
     @property
@@ -157,7 +157,7 @@ class Flag:
         return text.lower() == "true"
 
 
-def setting(kind: Kind, default: Any = REQUIRED, *, secret: bool = False) -> Any:
+def setting(kind: SettingKind, default: Any = REQUIRED, *, secret: bool = False) -> Any:
     """A field of a section. Without a default it must be given; a default of None means "not used".
 
     A secret is left out of `repr`, masked in faults and in `--check`.
@@ -187,7 +187,7 @@ class Faults:
             raise ConfigError("\n  ".join([f"the settings have {count}:", *self.lines]))
 
 
-class Reader:
+class SettingsReader:
     """Reads the sections of one file, once."""
 
     def __init__(self, sections: Mapping[str, type[Any]], source: str, prefix: str) -> None:
@@ -226,7 +226,7 @@ class Reader:
         return section(**values)
 
     def _value(self, key: str, field: dataclasses.Field[Any], given: Any, text: str) -> Any:
-        kind: Kind = field.metadata["kind"]
+        kind: SettingKind = field.metadata["kind"]
         secret: bool = field.metadata["secret"]
         variable = self._variable(*key.split("."))
         if given is None and not text:

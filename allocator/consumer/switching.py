@@ -22,11 +22,11 @@ from allocator.fetch.batch import Batch
 from allocator.foreign import shown
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.subscription.listener import check_listener
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
-__all__ = ["ClusterChoice", "SwitchingConsumer", "Watcher", "choose", "elsewhere", "path_of", "read_choice"]
+__all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "elsewhere", "path_of", "read_choice"]
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
             continue  # deleted meanwhile
 
 
-class Watcher:
+class ChoiceWatcher:
     """The newest choice of one znode, over a session of its own.
 
     While ZooKeeper does not answer, or the session is lost, the last choice that was read stays `current`: the members
@@ -146,7 +146,7 @@ class Watcher:
 
     async def _follow(self) -> None:
         while True:
-            await happens(self._look, LOOK_S)
+            await wait_for_event(self._look, LOOK_S)
             self._look.clear()
             try:
                 found = await read_choice(self._zk, self._path, self._look.set)
@@ -202,7 +202,7 @@ class SwitchingConsumer:
             session_timeout_s=options.get("session_timeout_s", 10.0),
             options=options.get("zookeeper_options"),
         )
-        self._watcher = Watcher(ensemble, path_of(root, group))
+        self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
         self._consumer: Consumer | None = None
         self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None
@@ -262,7 +262,7 @@ class SwitchingConsumer:
             await self._follow()
             left = None if end is None else max(0.0, end - loop.time())
             if self._consumer is None:
-                if not await happens(self._watcher.changed, left):
+                if not await wait_for_event(self._watcher.changed, left):
                     return None
                 continue
             # in turns, so that a switch is not waited for until there is a record

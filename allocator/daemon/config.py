@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from allocator.consumer.membership_config import MEMBERSHIPS, ON_ZOOKEEPER, PLACES, PROTOCOLS
-from allocator.consumer.settings import MASK, Flag, Number, Reader, Text, Texts, Whole, setting
+from allocator.consumer.settings import MASK, Flag, Number, SettingsReader, Text, Texts, Whole, setting
 from allocator.errors import ConfigError, MissingExtra
 from allocator.groups.patterns import check_pattern
 from allocator.groups.zookeeper.znodes import GROUP_NAME, Paths
@@ -28,9 +28,9 @@ __all__ = [
     "CommitSettings",
     "Config",
     "ConsumeSettings",
-    "GroupSettings",
+    "GroupSection",
     "HandlerSettings",
-    "KafkaSettings",
+    "KafkaSection",
     "LogSettings",
     "WebSettings",
     "ZooKeeperSettings",
@@ -108,7 +108,7 @@ class _Reset:
 
 
 @dataclass(frozen=True)
-class KafkaSettings:
+class KafkaSection:
     """[kafka]: the brokers and how they are spoken to; security settings have kafka-python's names."""
 
     # some brokers of the cluster, the others are learnt from them; more: starts although some are down
@@ -175,7 +175,7 @@ class ZooKeeperSettings:
 
 
 @dataclass(frozen=True)
-class GroupSettings:
+class GroupSection:
     """[group]: which group this is a member of, and for what."""
 
     # the name under which members share partitions and offsets are committed
@@ -306,9 +306,9 @@ class WebSettings:
 
 
 SECTIONS: Mapping[str, type[Any]] = {
-    "kafka": KafkaSettings,
+    "kafka": KafkaSection,
     "zookeeper": ZooKeeperSettings,
-    "group": GroupSettings,
+    "group": GroupSection,
     "consume": ConsumeSettings,
     "handler": HandlerSettings,
     "commit": CommitSettings,
@@ -321,9 +321,9 @@ SECTIONS: Mapping[str, type[Any]] = {
 class Config:
     """All settings, checked."""
 
-    kafka: KafkaSettings
+    kafka: KafkaSection
     zookeeper: ZooKeeperSettings
-    group: GroupSettings
+    group: GroupSection
     consume: ConsumeSettings
     handler: HandlerSettings
     commit: CommitSettings
@@ -344,7 +344,7 @@ class Config:
     def consumer_options(self) -> dict[str, Any]:
         """Arguments for `Consumer`, besides the topics: no auto-commit, since the daemon commits what is done."""
         assignors = self.group.assignor
-        owner: Union[GroupSettings, ZooKeeperSettings] = (
+        owner: Union[GroupSection, ZooKeeperSettings] = (
             self.zookeeper if self.group.membership in ON_ZOOKEEPER else self.group
         )
         return {
@@ -387,7 +387,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: is not TOML: {error}") from error
-    reader = Reader(SECTIONS, source, PREFIX)
+    reader = SettingsReader(SECTIONS, source, PREFIX)
     config = Config(**reader.read(document, os.environ if environ is None else environ))
     check_together(config, reader)
     reader.faults.raise_if_any()
@@ -402,7 +402,7 @@ def _values(section: Any) -> dict[str, Any]:
 # Settings of `allocator run` that are fine one by one and contradict each other.
 
 
-def check_together(config: Config, reader: Reader) -> None:
+def check_together(config: Config, reader: SettingsReader) -> None:
     """Settings that are fine one by one and contradict each other."""
     kafka, zookeeper, group = config.kafka, config.zookeeper, config.group
     consume, handler = config.consume, config.handler
@@ -444,7 +444,7 @@ def check_together(config: Config, reader: Reader) -> None:
             reader.fault(["zookeeper.root"], str(error))
 
 
-def _check_kafka_security(kafka: KafkaSettings, reader: Reader) -> None:
+def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
     protocol = kafka.security_protocol
     for key, value in dataclasses.asdict(kafka).items():
         # half a configuration would connect in the clear without a word
@@ -463,7 +463,7 @@ def _check_kafka_security(kafka: KafkaSettings, reader: Reader) -> None:
         reader.fault([f"kafka.{given}", "kafka.ssl_certfile"], "it belongs to a certificate")
 
 
-def _check_zookeeper_security(zookeeper: ZooKeeperSettings, reader: Reader) -> None:
+def _check_zookeeper_security(zookeeper: ZooKeeperSettings, reader: SettingsReader) -> None:
     for first, second in (("digest_username", "digest_password"), ("digest_password", "digest_username")):
         if getattr(zookeeper, first) is not None and getattr(zookeeper, second) is None:
             reader.fault([f"zookeeper.{first}", f"zookeeper.{second}"], "each needs the other")

@@ -23,14 +23,14 @@ from typing import Any, Protocol, Union
 
 from allocator.daemon.handlers import Handler
 from allocator.daemon.notify import Notifier
-from allocator.daemon.partition_worker import DeadLetters, Lane, Retries, Work
+from allocator.daemon.partition_worker import DeadLetters, PartitionWorker, Retries, Work
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Daemon", "DaemonSettings", "Source"]
+__all__ = ["Daemon", "DaemonSettings", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Offset = Union[int, OffsetAndMetadata]
 FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """What the daemon needs of `Consumer`."""
 
     async def start(self) -> None: ...
@@ -88,7 +88,7 @@ class Daemon(RebalanceListener):
 
     def __init__(
         self,
-        source: Callable[[RebalanceListener], Source],
+        source: Callable[[RebalanceListener], RecordSource],
         handler: Handler,
         settings: DaemonSettings,
         *,
@@ -100,8 +100,8 @@ class Daemon(RebalanceListener):
         self._settings = settings
         self._dead_letters = dead_letters
         self._notifier = notifier or Notifier({})
-        self._lanes: dict[TopicPartition, Lane] = {}
-        self._past: dict[TopicPartition, Lane] = {}
+        self._lanes: dict[TopicPartition, PartitionWorker] = {}
+        self._past: dict[TopicPartition, PartitionWorker] = {}
         """The last lane of a partition that is not ours now: how far it got, and whether its thread still runs."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
@@ -195,7 +195,7 @@ class Daemon(RebalanceListener):
         if lane is not None and (loss.recreated or loss.resumed_at < loss.position):
             lane.restart(loss.resumed_at)
 
-    def _forget(self, lanes: Iterable[Lane]) -> None:
+    def _forget(self, lanes: Iterable[PartitionWorker]) -> None:
         for lane in lanes:
             if self._lanes.get(lane.partition) is lane:
                 del self._lanes[lane.partition]
@@ -241,7 +241,7 @@ class Daemon(RebalanceListener):
             return  # whoever gets it starts from the committed offset
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = Lane(
+            lane = PartitionWorker(
                 partition, batch.base_offset, self._work, lambda: self._room(partition), self._past.pop(partition, None)
             )
             lane.task.add_done_callback(self._lane_ended)
@@ -275,7 +275,7 @@ class Daemon(RebalanceListener):
                 # nothing is lost: the next turn commits a later offset
                 log.warning("commit put off: %s", error)
 
-    async def _commit(self, lanes: Iterable[Lane]) -> None:
+    async def _commit(self, lanes: Iterable[PartitionWorker]) -> None:
         # one at a time: an earlier one that arrived after a later one would set the group back
         async with self._committing:
             offsets = {lane: lane.position for lane in lanes if lane.may_commit and lane.position != lane.committed}
@@ -328,7 +328,7 @@ class Daemon(RebalanceListener):
         self._notifier.tell(f"STATUS={len(self._source.assignment())} partitions")
 
 
-def _of_another_topic(committed: OffsetAndMetadata, lane: Lane) -> bool:
+def _of_another_topic(committed: OffsetAndMetadata, lane: PartitionWorker) -> bool:
     return lane.topic_id is not None and topic_of(committed.metadata) not in (None, lane.topic_id)
 
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from allocator.consumer.switching import ClusterChoice, Watcher
+from allocator.consumer.switching import ChoiceWatcher, ClusterChoice
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
 from allocator.errors import CommitFailed
-from allocator.tasks import Scope, first_of
+from allocator.tasks import TaskGroup, first_of
 from allocator.types import TopicPartition
 
 __all__ = ["FollowingDaemon"]
@@ -29,7 +29,7 @@ class FollowingDaemon:
 
     def __init__(
         self,
-        watcher: Watcher,
+        watcher: ChoiceWatcher,
         make: Callable[[ClusterChoice], Daemon],
         *,
         connect_timeout_s: float | None = None,
@@ -93,7 +93,7 @@ class FollowingDaemon:
                 daemon.stop()
 
         try:
-            await Scope().run(daemon.run(), switch=stop_at_change())
+            await TaskGroup().run(daemon.run(), switch=stop_at_change())
         except CommitFailed as error:
             if not switching:
                 raise

@@ -16,10 +16,10 @@ from allocator.daemon.handlers import Handler, HandlerMisuse
 from allocator.errors import AllocatorError, HandlerFailed
 from allocator.fetch.batch import Batch
 from allocator.foreign import shown
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.types import Record, TopicPartition
 
-__all__ = ["Lane", "Retries", "Unit", "Work"]
+__all__ = ["PartitionWorker", "Retries", "Unit", "Work"]
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Work:
     """Returns once `may_act` is true."""
 
 
-class Lane:
+class PartitionWorker:
     """Feeds the batches of one partition to the handler, one call at a time, in order.
 
     Guarantee: `position` never passes a record that the handler has not finished (or that is not a dead letter,
@@ -87,7 +87,12 @@ class Lane:
     """
 
     def __init__(
-        self, partition: TopicPartition, start: int, work: Work, taken: Callable[[], None], after: Lane | None = None
+        self,
+        partition: TopicPartition,
+        start: int,
+        work: Work,
+        taken: Callable[[], None],
+        after: PartitionWorker | None = None,
     ) -> None:
         self.partition = partition
         self.position = start
@@ -283,7 +288,7 @@ class Lane:
         ends = time.monotonic() + delay_s
         while not self._stopping and time.monotonic() < ends:
             self._wake.clear()
-            await happens(self._wake, ends - time.monotonic())
+            await wait_for_event(self._wake, ends - time.monotonic())
 
     async def _give_up(self, unit: Unit, error: Exception, attempts: int) -> bool:
         """Whether its dead letter stands for it now; False: it is ours no more. Raises when there is none."""

@@ -17,7 +17,7 @@ from typing import Any, Optional, TextIO, Union
 from allocator.assignors import resolve
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.membership_config import ON_ZOOKEEPER
-from allocator.consumer.switching import ClusterChoice, Watcher, path_of
+from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon, DaemonSettings
 from allocator.daemon.dead_letter import DeadLetterTopic
@@ -29,7 +29,7 @@ from allocator.daemon.preflight import refuse_new_chroot
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 from allocator.foreign import CONTROL, plain
 from allocator.subscription.listener import RebalanceListener
-from allocator.tasks import Scope, first_of
+from allocator.tasks import TaskGroup, first_of
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = [
@@ -112,7 +112,7 @@ def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifie
         return _daemon(config, handler, consumers, notifier)
     settings = config.zookeeper
     zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
-    watcher = Watcher(zk, path_of(settings.root, config.group.name))
+    watcher = ChoiceWatcher(zk, path_of(settings.root, config.group.name))
 
     def make(choice: ClusterChoice) -> Daemon:
         return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))
@@ -204,7 +204,7 @@ async def _until_signal(
         loop.add_signal_handler(number, on_signal, number)
     try:
         async with (beside or AsyncExitStack)():
-            await Scope().run(main(), watchdog=notifier.keep_alive())
+            await TaskGroup().run(main(), watchdog=notifier.keep_alive())
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED

@@ -18,7 +18,7 @@ from allocator.client.log_offsets import list_offsets
 from allocator.errors import AllocatorError
 from allocator.groups import kafka_describe as requests
 from allocator.groups.describe import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
-from allocator.groups.kafka_describe import BrokerSeen, KafkaGroup, Replicas
+from allocator.groups.kafka_describe import BrokerSeen, DescribedGroup, Replicas
 from allocator.groups.legacy.describe import OldLayouts, children, old_layouts
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.offsets.group_offsets import GroupOffsets
@@ -60,7 +60,7 @@ class Look:
     """None: ZooKeeper has no such group, and Kafka no offsets of it."""
     modified: Mapping[str, int] = field(default_factory=dict)
     """When znodes of the group were last written, by ZooKeeper's clock."""
-    kafka: Optional[KafkaGroup] = None
+    kafka: Optional[DescribedGroup] = None
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     """What stands in ZooKeeper and not in Kafka; `report` has it too."""
     old: OldLayouts = field(default_factory=OldLayouts)
@@ -178,7 +178,7 @@ async def _kafka_group(
     client: KafkaClient, group: str, state: GroupState | None, eyes: _Eyes, clock: Callable[[], float]
 ) -> tuple[Logs, frozenset[TopicPartition]]:
     """Fills `eyes`; returns offsets and logs, and every partition that the members subscribe to."""
-    kafka: Optional[KafkaGroup] = None
+    kafka: Optional[DescribedGroup] = None
     async with eyes.at("the group in Kafka"):
         kafka = eyes.seen["kafka"] = await requests.group(client, group)
     existing = set(subscribed(state, client))

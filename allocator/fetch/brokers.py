@@ -8,10 +8,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Union, cast
 
-from allocator.client.fetch_messages import BOUNDED, FetchAnswer, FetchRequest, FetchSession, Part, Wanted, compose
+from allocator.client.fetch_messages import (
+    BOUNDED,
+    FetchAnswer,
+    FetchedPartition,
+    FetchRequest,
+    FetchSession,
+    Wanted,
+    compose,
+)
 from allocator.errors import AllocatorError, BrokerError, Closed
-from allocator.fetch.buffer import Budget, Chunk, Feed
-from allocator.fetch.position_requests import Resets, Validations
+from allocator.fetch.buffer import ByteBudget, Chunk, PartitionBuffer
+from allocator.fetch.position_requests import ResetRequests, ValidationRequests
 from allocator.fetch.responses import Answers
 from allocator.subscription import LogTruncation, SubscriptionState
 from allocator.types import TopicPartition
@@ -19,7 +27,7 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.client.client import KafkaClient
 
-__all__ = ["Ask", "Leader", "Leaders", "Lookups", "Sink"]
+__all__ = ["Ask", "BrokerFetcher", "BrokerFetchers", "Lookups", "Sink"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +42,7 @@ class Ask(NamedTuple):
     rack: str
 
 
-class Leader:
+class BrokerFetcher:
     """The fetchable partitions of one broker, the one to ask for first at the front, and its fetch session.
 
     It leads them, or is the replica that their leader named. The main request is part of the session; the urgent one
@@ -43,7 +51,7 @@ class Leader:
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
-        self.feeds: dict[TopicPartition, Feed] = {}
+        self.feeds: dict[TopicPartition, PartitionBuffer] = {}
         self.main: asyncio.Task[None] | None = None
         self.urgent: asyncio.Task[None] | None = None
         # since when it is under way, and until when the broker may hold it back
@@ -126,13 +134,13 @@ LEASE_LOOK_S: Final = 5.0
 BREATH_BYTES: Final = 1 << 20
 
 
-Chore = Union[Resets, Validations]
+Chore = Union[ResetRequests, ValidationRequests]
 
 
 class Sink(Protocol):
     """Who takes what comes."""
 
-    def arrived(self, feed: Feed) -> None: ...
+    def arrived(self, feed: PartitionBuffer) -> None: ...
 
     def tell(self, error: AllocatorError) -> None: ...
 
@@ -145,7 +153,7 @@ class Sink(Protocol):
     def cut(self, what: LogTruncation) -> None: ...
 
 
-class Leaders:
+class BrokerFetchers:
     """Keeps a fetch under way at each leader as long as there is something to ask and room for the answer.
 
     Guarantee: a partition is in one request at most, and the `budget` is kept. One task decides (`_plan`, which waits
@@ -160,7 +168,7 @@ class Leaders:
         *,
         max_wait_s: float,
         min_bytes: int,
-        budget: Budget,
+        budget: ByteBudget,
         isolation_level: str,
         check_crcs: bool,
         retry_backoff_s: float,
@@ -186,13 +194,13 @@ class Leaders:
             "clock": time.monotonic,
             "tell": sink.tell,
         }
-        self._resets = Resets(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
-        self._validations = Validations(client, state, cut=sink.cut, **chores)
+        self._resets = ResetRequests(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
+        self._validations = ValidationRequests(client, state, cut=sink.cut, **chores)
         # when to look what is due; None: nothing is awaited
         self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
-        self._feeds: dict[TopicPartition, Feed] = {}
-        self._leaders: dict[int, Leader] = {}
+        self._feeds: dict[TopicPartition, PartitionBuffer] = {}
+        self._leaders: dict[int, BrokerFetcher] = {}
         self._leader_of: dict[TopicPartition, int] = {}
         # partition -> the epoch under which nothing of it is wanted any more
         self._discarded: dict[TopicPartition, int] = {}
@@ -228,7 +236,7 @@ class Leaders:
         self._leaders.clear()
         self.budget.held = self.budget.reserved = 0
 
-    def halt(self, feed: Feed) -> None:
+    def halt(self, feed: PartitionBuffer) -> None:
         """Fetch no more of `feed`, and forget what is queued."""
         self._drop(feed)
         feed.halted = True
@@ -253,16 +261,16 @@ class Leaders:
         self._seen_version = -1
         self.wake()
 
-    def is_current(self, feed: Feed) -> bool:
+    def is_current(self, feed: PartitionBuffer) -> bool:
         """Whether nothing made `feed` void."""
         return self._feeds.get(feed.tp) is feed and self._state.epoch(feed.tp) == feed.epoch
 
-    def push(self, feed: Feed, chunk: Chunk) -> None:
+    def push(self, feed: PartitionBuffer, chunk: Chunk) -> None:
         """An answer for `feed` has come."""
         feed.push(chunk)
         self.budget.held += chunk.size
 
-    def pop(self, feed: Feed) -> None:
+    def pop(self, feed: PartitionBuffer) -> None:
         """The first thing of `feed` is handed out."""
         before = feed.held
         feed.pop()
@@ -366,7 +374,7 @@ class Leaders:
             if partition.position is None or self._discarded.get(tp) == partition.epoch:
                 continue
             if tp not in self._feeds:
-                self._feeds[tp] = Feed(tp, partition.epoch, partition.position)
+                self._feeds[tp] = PartitionBuffer(tp, partition.epoch, partition.position)
             if not partition.is_fetchable():
                 continue
             count += 1
@@ -387,7 +395,7 @@ class Leaders:
         self._leader_of = leader_of
         self.budget.divide(count)
         for node_id in fetchable.keys() - self._leaders.keys():
-            self._leaders[node_id] = Leader(node_id)
+            self._leaders[node_id] = BrokerFetcher(node_id)
         for node_id, leader_state in list(self._leaders.items()):
             mine = fetchable.get(node_id, set())
             # the order is kept: it says who had his turn
@@ -414,12 +422,12 @@ class Leaders:
             self._prepared.add(leader)
             self._spawn(self._client.prepare(leader, FetchRequest))
 
-    def _drop(self, feed: Feed) -> None:
+    def _drop(self, feed: PartitionBuffer) -> None:
         self.budget.held -= feed.held
         feed.queue.clear()
         feed.held = 0
 
-    def _plan_leader(self, leader: Leader, now: float, times: list[float]) -> bool:
+    def _plan_leader(self, leader: BrokerFetcher, now: float, times: list[float]) -> bool:
         """Send to one leader what can be sent, if anything. Adds to `times` when a back-off ends."""
         if leader.main is not None and (leader.urgent is not None or leader.main_until <= now):
             return False
@@ -481,9 +489,9 @@ class Leaders:
 
     async def _fetch(
         self,
-        leader: Leader,
+        leader: BrokerFetcher,
         urgent: bool,
-        asked: list[tuple[Feed, int]],
+        asked: list[tuple[PartitionBuffer, int]],
         max_bytes: int,
         reserved: int,
         wait_s: float,
@@ -535,15 +543,15 @@ class Leaders:
 
     async def _take(
         self,
-        leader: Leader,
-        sizes: dict[TopicPartition, tuple[Feed, int, int]],
+        leader: BrokerFetcher,
+        sizes: dict[TopicPartition, tuple[PartitionBuffer, int, int]],
         session: FetchSession,
         answer: FetchAnswer,
     ) -> list[TopicPartition]:
         """Give each feed its part. Returns those that brought records."""
         if answer.error_code:
             for tp, (feed, offset, size) in sizes.items():
-                part = Part(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
+                part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
                 self._answers.take(feed, offset, size, part, answer.API_VERSION, leader.node_id)
             return []
         with_records = []

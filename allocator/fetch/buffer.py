@@ -12,7 +12,7 @@ from allocator.errors import AllocatorError
 from allocator.fetch.decode import RecordSet
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Budget", "Chunk", "Failure", "Feed", "OutOfRange"]
+__all__ = ["ByteBudget", "Chunk", "Failure", "OutOfRange", "PartitionBuffer"]
 
 # the front of a record batch, of any format: offset, length, epoch (in v2; a checksum before) and format
 _FRONT: Final = struct.Struct(">qiib")
@@ -51,7 +51,7 @@ class Failure:
         self.error = error
 
 
-class Feed:
+class PartitionBuffer:
     """One assigned partition under one epoch: the offset to fetch next, and what was fetched but not handed out.
 
     Guarantee: things come out in the order of offsets, errors in their place. A seek, reset or reassignment makes a
@@ -187,7 +187,7 @@ LEAST_OLD: Final = 1 << 16
 COPIES: Final = 2
 
 
-class Budget:
+class ByteBudget:
     """What is held (`held`) and what may still come (`reserved`) of `prefetch_bytes`.
 
     Guarantee: their sum stays within it, an answer counted as often as it is in memory, but for single record batches
@@ -224,14 +224,14 @@ class Budget:
             return None
         return min(self.max_bytes, max(worth, free // (COPIES * max(1, takers))))
 
-    def sizes(self, wanting: list[Feed], room: int, *, bounded: bool) -> list[tuple[Feed, int]]:
+    def sizes(self, wanting: list[PartitionBuffer], room: int, *, bounded: bool) -> list[tuple[PartitionBuffer, int]]:
         """How much to ask of each partition; all of them if the broker bounds the answer by itself."""
         if bounded:
             # always the same: a broker that remembers what it was asked for hears only of what changed
             return [(feed, self.max_partition_bytes) for feed in wanting]
         # an old broker sends as much as it is asked for of each, so the parts together must fit
         each = min(self.max_partition_bytes, room, max(room // len(wanting), LEAST_OLD))
-        asked: list[tuple[Feed, int]] = []
+        asked: list[tuple[PartitionBuffer, int]] = []
         for feed in wanting:
             size = max(each, feed.need)
             # a record larger than all the room has to come alone

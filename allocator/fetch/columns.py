@@ -9,13 +9,13 @@ from typing import Final, Optional
 
 from allocator.record import PlainRecord
 
-__all__ = ["Columns", "Part", "Segment", "decode_headers", "varint"]
+__all__ = ["ColumnPart", "Columns", "Segment", "decode_headers", "varint"]
 
 Headers = list[tuple[str, Optional[bytes]]]
 NO_HEADERS: Final[Mapping[int, int]] = {}
 
 
-class Part:
+class ColumnPart:
     """The records of one record batch: positions in a buffer instead of objects. A `record.Source`.
 
     `keys_at` and `values_at` are the (start, end) pairs of each record in `buffer`, flattened: record i lies at
@@ -57,7 +57,7 @@ class Part:
         self.values_at = values_at
         self.headers_at = headers_at
 
-    def belongs(self, topic: str, partition: int, leader_epoch: int | None) -> Part:
+    def belongs(self, topic: str, partition: int, leader_epoch: int | None) -> ColumnPart:
         """This, which records are to say that they come from there."""
         self.topic, self.partition, self.leader_epoch = topic, partition, leader_epoch
         return self
@@ -86,7 +86,7 @@ class Columns:
 
     __slots__ = ("parts", "rows", "starts")
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[ColumnPart]) -> None:
         self.parts = parts
         # the row that each part begins at
         self.starts = [0, *accumulate(map(len, parts))]
@@ -161,7 +161,7 @@ class Segment:
         base_timestamp: int = -1,
         log_append_time: int | None = None,
         leader_epoch: int | None = None,
-        part: Part | None = None,
+        part: ColumnPart | None = None,
     ) -> None:
         self.magic = magic
         self.base_offset = base_offset

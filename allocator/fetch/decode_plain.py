@@ -22,7 +22,7 @@ import crc32c
 
 from allocator.errors import CorruptRecordError
 from allocator.fetch.codecs import check_together, decompress
-from allocator.fetch.columns import Columns, Part, Segment, varint
+from allocator.fetch.columns import ColumnPart, Columns, Segment, varint
 from allocator.record import PlainRecord
 
 __all__ = ["MIN_RECORD", "Columns", "RecordSet", "read_messages", "read_records", "scan", "unpack_messages"]
@@ -96,7 +96,7 @@ class RecordSet:
         """
         return _Records(self, self.segments[first:last], start, stop)
 
-    def part(self, segment: Segment) -> Part:
+    def part(self, segment: Segment) -> ColumnPart:
         """Decode one segment."""
         part = segment.part
         if part is None:
@@ -299,7 +299,7 @@ class _Walk:
         return there if here >= 0 and there > max(here, self.floor, self.start) else None
 
 
-def _part(data: bytes, segment: Segment) -> Part:
+def _part(data: bytes, segment: Segment) -> ColumnPart:
     """Raises `ValueError`, `IndexError` and `struct.error` for what does not decode."""
     if segment.codec:
         buffer = decompress(segment.codec, data[segment.start : segment.end], magic=segment.magic)
@@ -321,7 +321,7 @@ MIN_RECORD: Final = 7
 """Bytes of the smallest record of v2: length, attributes, two deltas, two nulls and no headers."""
 
 
-def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> Part:
+def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnPart:
     """The records of a batch of v2. One- and two-byte varints are read in place: calls would double the time."""
     count, base_offset, base_time = segment.count, segment.base_offset, segment.base_timestamp
     if count * MIN_RECORD > end - pos:
@@ -423,7 +423,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> Part:
     elif times and (max(times) > _INT64 or min(times) < -_INT64):
         raise ValueError("a timestamp of more than 64 bits")
     kind = 0 if segment.log_append_time is None else 1
-    return Part(buffer, offsets, times, kind, keys_at, values_at, headers_at)
+    return ColumnPart(buffer, offsets, times, kind, keys_at, values_at, headers_at)
 
 
 def _longer(buffer: bytes, pos: int, first: int) -> tuple[int, int]:
@@ -492,8 +492,8 @@ def _complete(data: bytes, pos: int) -> bool:
 def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment:
     """The compressed message at `pos`, or it and the uncompressed ones of its kind after it.
 
-    The first must be complete. Its fields, or those of its `Part`, are positions in `data`. Raises `ValueError` if the
-    first is bad; a bad one later only ends the run. `floor` is the offset that all must be above.
+    The first must be complete. Its fields, or those of its `ColumnPart`, are positions in `data`. Raises `ValueError`
+    if the first is bad; a bad one later only ends the run. `floor` is the offset that all must be above.
     """
     first_at, kind, size = pos, data[pos + 17], len(data)
     magic = data[pos + 16]
@@ -556,7 +556,7 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
         log_append_time=times[0] if append_time else None,
         part=None
         if compressed
-        else Part(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
+        else ColumnPart(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
     )
 
 
@@ -572,7 +572,7 @@ def _what_is_wrong(data: bytes, pos: int, floor: int, check_crc: bool) -> str:
     return "a message has another length than its fields"
 
 
-def unpack_messages(inner: bytes, wrapper: Segment) -> Part:
+def unpack_messages(inner: bytes, wrapper: Segment) -> ColumnPart:
     """The messages of a compressed set, whose decompressed bytes are `inner`.
 
     In v1 their offsets are relative and the wrapper has the last one's (KIP-31); in v0 they are absolute. Under
@@ -604,4 +604,4 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> Part:
     if wrapper.log_append_time is not None:
         times = [wrapper.log_append_time] * len(offsets)
     kind = None if wrapper.magic == 0 else int(wrapper.log_append_time is not None)
-    return Part(inner, offsets, times, kind, keys_at, values_at)
+    return ColumnPart(inner, offsets, times, kind, keys_at, values_at)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
 from allocator.fetch.batch import Batch
-from allocator.fetch.brokers import Leaders
-from allocator.fetch.buffer import Budget, Chunk, Failure, Feed, OutOfRange
+from allocator.fetch.brokers import BrokerFetchers
+from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import Deserializer, TopicPartition
@@ -98,10 +98,10 @@ class Fetcher:
         self._has_reset = reset_timestamp(auto_offset_reset) is not None
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        self._budget = Budget(
+        self._budget = ByteBudget(
             prefetch_bytes=prefetch_bytes, max_bytes=max_bytes, max_partition_bytes=max_partition_bytes
         )
-        self._leaders = Leaders(
+        self._leaders = BrokerFetchers(
             client,
             state,
             self,
@@ -114,8 +114,8 @@ class Fetcher:
             rack=rack or "",
         )
         # partitions with something to hand out, the next one first; those that may not come out wait in _parked
-        self._ready: OrderedDict[TopicPartition, Feed] = OrderedDict()
-        self._parked: dict[TopicPartition, Feed] = {}
+        self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
+        self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
         self._errors: deque[AllocatorError] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
@@ -207,7 +207,7 @@ class Fetcher:
 
     # -- what Leaders calls
 
-    def arrived(self, feed: Feed) -> None:
+    def arrived(self, feed: PartitionBuffer) -> None:
         """There is something in `feed`."""
         self._parked.pop(feed.tp, None)
         self._ready[feed.tp] = feed
@@ -288,7 +288,7 @@ class Fetcher:
             raise self.broken
         return None
 
-    def _next_of(self, feed: Feed) -> Batch | None:
+    def _next_of(self, feed: PartitionBuffer) -> Batch | None:
         """The next batch of one partition; raises its error when it comes to that."""
         tp, state = feed.tp, self._state
         while feed.queue:
@@ -334,7 +334,7 @@ class Fetcher:
             state.update_position(tp, found.next_offset)
         return None
 
-    def _out_of_range(self, feed: Feed, offset: int) -> None:
+    def _out_of_range(self, feed: PartitionBuffer, offset: int) -> None:
         tp = feed.tp
         if not self._has_reset:
             raise OffsetOutOfRange(

@@ -16,7 +16,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.client.client import KafkaClient
 
-__all__ = ["Resets", "Validations"]
+__all__ = ["ResetRequests", "ValidationRequests"]
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 HOPELESS_S = 2.0
 
 
-class Resets:
+class ResetRequests:
     """Carries out the resets that the state asks for.
 
     Guarantee: what a reset finds is adopted only if no seek, other reset or reassignment came meanwhile; partitions
@@ -127,7 +127,7 @@ Asked = dict[TopicPartition, tuple[OffsetAndMetadata, int]]
 """The position that is asked about, and the state's epoch of the partition then."""
 
 
-class Validations:
+class ValidationRequests:
     """Carries out the validations that the state asks for.
 
     Guarantee: an answer counts only for the position that it was asked for. Where the log was cut, `cut` is told, and

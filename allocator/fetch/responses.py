@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from allocator.client.errors import FetchReaction, error_of, reaction_to
-from allocator.client.fetch_messages import BOUNDED, Part
+from allocator.client.fetch_messages import BOUNDED, FetchedPartition
 from allocator.errors import AllocatorError, BrokerError, CorruptRecordError, RecordTooLarge
-from allocator.fetch.buffer import Chunk, Failure, Feed, OutOfRange
+from allocator.fetch.buffer import Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.fetch.decode import RecordSet, scan
 from allocator.subscription import SubscriptionState
 
 if TYPE_CHECKING:
-    from allocator.fetch.brokers import Leaders, Sink
+    from allocator.fetch.brokers import BrokerFetchers, Sink
 
 __all__ = ["Answers"]
 
@@ -35,7 +35,7 @@ class Answers:
 
     def __init__(
         self,
-        leaders: Leaders,
+        leaders: BrokerFetchers,
         state: SubscriptionState,
         sink: Sink,
         *,
@@ -50,7 +50,9 @@ class Answers:
         self._max_bytes = max_bytes
         self._backoff = backoff
 
-    def take(self, feed: Feed, offset: int, size: int, part: Part, version: int, node_id: int) -> None:
+    def take(
+        self, feed: PartitionBuffer, offset: int, size: int, part: FetchedPartition, version: int, node_id: int
+    ) -> None:
         """`part` answers a request of `size` bytes at `offset`, made for `feed` to broker `node_id`.
 
         That it brought records, the caller tells the sink, once the next request is on its way.
@@ -89,7 +91,7 @@ class Answers:
         else:
             self._halt(feed, error_of(part.code, feed.tp, offset))
 
-    def lost(self, feeds: Iterable[Feed], error: BrokerError, node_id: int) -> None:
+    def lost(self, feeds: Iterable[PartitionBuffer], error: BrokerError, node_id: int) -> None:
         """No answer came for `feeds` from broker `node_id`."""
         now = time.monotonic()
         for feed in feeds:
@@ -103,7 +105,7 @@ class Answers:
             if not error.retriable:
                 self._tell_once(feed, error)
 
-    def _leave_replica(self, feed: Feed, node_id: int) -> bool:
+    def _leave_replica(self, feed: PartitionBuffer, node_id: int) -> bool:
         """Back to the leader, if broker `node_id` is another replica. Returns whether it was."""
         if self._state.preferred_read_replica(feed.tp) != node_id:
             return False
@@ -112,7 +114,7 @@ class Answers:
         log.info("%s:%d is read from its leader again, not from broker %d", *feed.tp, node_id)
         return True
 
-    def _records(self, feed: Feed, offset: int, size: int, part: Part, version: int) -> None:
+    def _records(self, feed: PartitionBuffer, offset: int, size: int, part: FetchedPartition, version: int) -> None:
         found = scan(
             part.records,
             topic=feed.tp.topic,
@@ -136,7 +138,7 @@ class Answers:
             why = "the broker sent only records from before this offset"
             feed.halt(Failure(CorruptRecordError(feed.tp.topic, feed.tp.partition, offset, why)))
 
-    def _cut_off(self, feed: Feed, offset: int, size: int, found: RecordSet, version: int) -> None:
+    def _cut_off(self, feed: PartitionBuffer, offset: int, size: int, found: RecordSet, version: int) -> None:
         """Not even one record batch came whole."""
         wanted = found.wanted or 0
         if version >= BOUNDED:
@@ -150,11 +152,11 @@ class Answers:
         else:
             feed.need = min(max(wanted, 2 * size), self._max_bytes)
 
-    def _halt(self, feed: Feed, error: AllocatorError) -> None:
+    def _halt(self, feed: PartitionBuffer, error: AllocatorError) -> None:
         feed.halt(Failure(error))
         self._sink.arrived(feed)
 
-    def _tell_once(self, feed: Feed, error: AllocatorError) -> None:
+    def _tell_once(self, feed: PartitionBuffer, error: AllocatorError) -> None:
         feed.next_try = time.monotonic() + HOPELESS_S
         if feed.told is not type(error):
             feed.told = type(error)

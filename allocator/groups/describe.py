@@ -16,13 +16,13 @@ from allocator.groups.patterns import topic_pattern
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
     GROUP_NAME,
-    Budget,
+    AssignmentDocument,
     Claim,
-    Document,
+    InflateBudget,
+    InvalidZnode,
     MemberInfo,
     Parts,
     Paths,
-    Rubbish,
     in_join_order,
     to_ranges,
 )
@@ -61,7 +61,7 @@ class GroupState:
     members: Mapping[str, MemberInfo]
     """In join order; the first one leads."""
     claims: Mapping[str, Claim]
-    document: Document | None
+    document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
     """What is wrong with the znodes, or what the leader reports."""
     coordinated: Coordinated | None = None
@@ -124,12 +124,12 @@ async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> Group
         problems.append(f"znode {store.paths.member(name)} is not a member of ours")
     members: dict[str, MemberInfo] = {}
     claims: dict[str, Claim] = {}
-    budget = Budget.of_claims()
+    budget = InflateBudget.of_claims()
 
     async def read(name: str) -> None:
         try:
             info, claim = await store.member(name), await store.claim(name, budget=budget)
-        except Rubbish as error:
+        except InvalidZnode as error:
             problems.append(str(error))
             return
         if info is not None:
@@ -141,7 +141,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> Group
     document = None
     try:
         document, _ = await store.document()
-    except Rubbish as error:
+    except InvalidZnode as error:
         problems.append(str(error))
     if document is not None:
         if document.problem:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.membership import Owner, Topics
+from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.patterns import compiled
 from allocator.groups.zookeeper.znodes import NONE, Parts
-from allocator.tasks import Scope, happens
+from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import TopicPartition
 
 __all__ = ["FixedMembership"]
@@ -36,8 +36,8 @@ class FixedMembership:
 
     def __init__(
         self,
-        client: Topics,
-        owner: Owner,
+        client: PartitionCountSource,
+        owner: AssignmentListener,
         *,
         name: str = "",
         topics: frozenset[str] = frozenset(),
@@ -132,7 +132,7 @@ class FixedMembership:
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)
         try:
-            await Scope().run(self._keep_up(), topics=self._poll_topics())
+            await TaskGroup().run(self._keep_up(), topics=self._poll_topics())
         except Exception as error:
             log.exception("reading the chosen partitions ended")
             self.ended = error
@@ -199,7 +199,7 @@ class FixedMembership:
 
     async def _poll_topics(self) -> None:
         """What no message announces: new topics and partitions."""
-        while not await happens(self._stop, self._topic_poll_s):
+        while not await wait_for_event(self._stop, self._topic_poll_s):
             if not self._partitions:
                 with contextlib.suppress(AllocatorError):  # the next turn asks again
                     await self._client.refresh()

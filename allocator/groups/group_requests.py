@@ -13,7 +13,7 @@ from kafka.protocol.consumer import JoinGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import LEAVE, Reaction, react
+from allocator.client.errors import LEAVE, GroupReaction, react
 from allocator.errors import AllocatorError, BrokerError
 from allocator.groups.kafka_classic.messages import (
     MEMBER_ID_FIRST,
@@ -22,7 +22,7 @@ from allocator.groups.kafka_classic.messages import (
     leave_request,
     sync_request,
 )
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.offsets.coordinator import MAX_VERSION, Coordinator
 from allocator.offsets.messages import Identity
 from allocator.tasks import within
@@ -77,7 +77,7 @@ class SlowRequests:
         coordinator: Coordinator,
         group: str,
         protocol_type: str,
-        settings: GroupSettings,
+        settings: KafkaGroupSettings,
         heartbeats_go: Callable[[], bool],
     ) -> None:
         self._heartbeats_go = heartbeats_go
@@ -177,16 +177,16 @@ async def leave_group(coordinator: Coordinator, group: str, who: Identity, why: 
     while True:
         try:
             code = leave_code(await coordinator.ask(leave_request(group, who, why), deadline))
-            reaction = react(LEAVE, code) if code else Reaction.DONE
+            reaction = react(LEAVE, code) if code else GroupReaction.DONE
         except BrokerError as error:
             log.debug("%s: cannot leave: %s", group, error)
-            reaction = Reaction.RETRY if error.retriable else Reaction.FAIL
-        if reaction is Reaction.DONE:
+            reaction = GroupReaction.RETRY if error.retriable else GroupReaction.FAIL
+        if reaction is GroupReaction.DONE:
             log.info("%s: %s left: %s", group, who.member_id, why)
             return
-        if reaction is Reaction.REFIND:
+        if reaction is GroupReaction.REFIND:
             coordinator.forget()
-        if reaction is Reaction.FAIL or time.monotonic() >= deadline:
+        if reaction is GroupReaction.FAIL or time.monotonic() >= deadline:
             log.warning("%s: %s did not get to leave; its session will end by itself", group, who.member_id)
             return
         await asyncio.sleep(retry_backoff_s)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from allocator.errors import BrokerError
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 
 __all__ = ["Heart", "Heartbeat"]
 
@@ -130,7 +130,7 @@ class Heart:
             if not timing.should_heartbeat:
                 ttl, idle_ttl = timing.ttl, timing.idle_ttl
                 # woken in time for the idle limit, which may come before the next heartbeat
-                await happens(self._changed, ttl if idle_ttl is None else min(ttl, idle_ttl))
+                await wait_for_event(self._changed, ttl if idle_ttl is None else min(ttl, idle_ttl))
                 continue
             if timing.session_expired:
                 self._silent()

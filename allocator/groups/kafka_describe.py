@@ -19,14 +19,14 @@ from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import BrokerError
 from allocator.groups.describe import Coordinated, GroupState
-from allocator.groups.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Given, Malformed, Subscription
+from allocator.groups.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
 from allocator.groups.kip848.messages import ConsumerGroupDescribeRequest
 from allocator.groups.names import member_name
 from allocator.groups.zookeeper.znodes import Claim, MemberInfo
 from allocator.offsets.coordinator import Coordinator
 from allocator.types import TopicPartition
 
-__all__ = ["BrokerSeen", "KafkaGroup", "KafkaMember", "Replicas", "brokers", "group", "replicas", "settings"]
+__all__ = ["BrokerSeen", "DescribedGroup", "DescribedMember", "Replicas", "brokers", "group", "replicas", "settings"]
 
 ASKS_WHAT_IT_KNOWS = (0, 10)  # from here on a broker answers ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions want to be told who asks
@@ -62,7 +62,7 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class KafkaMember:
+class DescribedMember:
     id: str
     client_id: str
     host: str
@@ -81,14 +81,14 @@ class KafkaMember:
 
 
 @dataclass(frozen=True)
-class KafkaGroup:
+class DescribedGroup:
     """A group by Kafka's own protocol."""
 
     state: str
     kind: str
     """"classic" or "consumer", as the brokers name them."""
     assignor: str
-    members: tuple[KafkaMember, ...]
+    members: tuple[DescribedMember, ...]
 
     @property
     def alive(self) -> bool:
@@ -158,7 +158,7 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
     return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
 
-async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
+async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
     """None if Kafka has no members of it and never had, or is older than 0.9. Raises BrokerError."""
     if client.api_version(DescribeGroupsRequest) is None:
         return None
@@ -169,7 +169,7 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
         (newer,) = (await coordinator.ask(request, deadline)).groups
         if not newer.error_code:
             of_it = tuple(map(_next_member, newer.members))
-            return KafkaGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
+            return DescribedGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
         # which a classic group is, to this request; 3.7 to 3.9 know it, and refuse it unless they are set to take it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
@@ -182,10 +182,10 @@ async def group(client: KafkaClient, name: str) -> KafkaGroup | None:
     members = tuple(_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
         return None  # offsets, and no member by this protocol ever
-    return KafkaGroup(found.group_state, "classic", found.protocol_data or "", members)
+    return DescribedGroup(found.group_state, "classic", found.protocol_data or "", members)
 
 
-def _next_member(member: Any) -> KafkaMember:
+def _next_member(member: Any) -> DescribedMember:
     """`topics` are those subscribed to by name, and what a regular expression has given it."""
     partitions = frozenset(
         TopicPartition(topic.topic_name, number)
@@ -193,17 +193,17 @@ def _next_member(member: Any) -> KafkaMember:
         for number in topic.partitions
     )
     topics = frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions)
-    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)
 
 
-def _member(member: Any) -> KafkaMember:
+def _member(member: Any) -> DescribedMember:
     topics: frozenset[str] = frozenset()
     partitions: frozenset[TopicPartition] = frozenset()
     try:
         # empty while the group is being rebalanced
         if member.member_metadata:
             topics = frozenset(Subscription.decode(member.member_metadata).topics)
-        partitions = Given.decode(member.member_assignment).partitions
+        partitions = MemberAssignment.decode(member.member_assignment).partitions
     except Malformed:
         pass  # not a consumer's; what can be read of it is
-    return KafkaMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)

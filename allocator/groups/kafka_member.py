@@ -10,9 +10,9 @@ from typing import Protocol
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.groups.lease import Lease
-from allocator.groups.membership import Owner
+from allocator.groups.membership import AssignmentListener
 from allocator.offsets.messages import Identity
-from allocator.tasks import Scope
+from allocator.tasks import TaskGroup
 from allocator.types import TopicPartition
 
 __all__ = ["NONE", "KafkaLease", "KafkaMember", "Parts"]
@@ -28,7 +28,7 @@ NONE: Parts = frozenset()
 NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
 
 
-class Group(Protocol):
+class GroupProtocol(Protocol):
     """The protocol beneath. Caller: `KafkaMember`."""
 
     closing: bool
@@ -55,13 +55,13 @@ class KafkaMember:
     """The part of a `Membership` and of a `Committer` that both protocols share; the others say what they want, and
     what an assignment means."""
 
-    _group: Group
+    _group: GroupProtocol
 
     def __init__(
         self,
         client: KafkaClient,
         group: str,
-        owner: Owner,
+        owner: AssignmentListener,
         connect_timeout_s: float | None,
         clock: Callable[[], float],
     ) -> None:
@@ -148,7 +148,7 @@ class KafkaMember:
         remove = self._client.on_metadata(self._metadata_came)
         try:
             await self._begin()
-            await Scope().run(self._group.run(joined), topics=self._poll_topics())
+            await TaskGroup().run(self._group.run(joined), topics=self._poll_topics())
             if not self._group.closing:
                 self.ended = self._last_error
         except Exception as error:
@@ -228,7 +228,7 @@ class KafkaLease:
     Tells the owner `suspended` when the lease lapses, and `resumed` with the next proof.
     """
 
-    def __init__(self, group: str, owner: Owner, clock: Callable[[], float]) -> None:
+    def __init__(self, group: str, owner: AssignmentListener, clock: Callable[[], float]) -> None:
         self._group = group
         self._owner = owner
         self._session = Lease(clock)

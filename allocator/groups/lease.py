@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 from allocator.clock import boot_clock
-from allocator.groups.membership import Owner
+from allocator.groups.membership import AssignmentListener
 from allocator.measures import Measures
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
-__all__ = ["EnsembleLease", "Keeper", "Lease", "MembershipLost"]
+__all__ = ["EnsembleLease", "Lease", "LeaseRenewer", "MembershipLost"]
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class MembershipLost(Exception):
     """The session, or our znodes in it, are gone. Never leaves this room: the member joins again."""
 
 
-class Keeper:
+class LeaseRenewer:
     """Renews the lease by writing our own member znode about every quarter of the session timeout.
 
     A write, because a server that is cut off from its ensemble goes on answering reads for a while, in which the
@@ -101,7 +101,9 @@ class Keeper:
     Tells the owner `suspended` when the lease lapses or the connection is lost, and `resumed` with the next proof.
     """
 
-    def __init__(self, zk: ZooKeeper, group: str, owner: Owner, clock: Callable[[], float], measures: Measures) -> None:
+    def __init__(
+        self, zk: ZooKeeper, group: str, owner: AssignmentListener, clock: Callable[[], float], measures: Measures
+    ) -> None:
         self.lease = EnsembleLease(clock)
         self._zk = zk
         self._group = group
@@ -139,7 +141,7 @@ class Keeper:
                 raise MembershipLost("its znode was deleted") from None
             except ConnectionLost:
                 # the state change says what has happened; `sooner` tells of the reconnect
-                await happens(self._sooner, 0.2)
+                await wait_for_event(self._sooner, 0.2)
                 continue
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
@@ -151,7 +153,7 @@ class Keeper:
             self._renew(started)
             pause = self._zk.session_timeout_s * PACE - (loop.time() - began)
             if pause > 0:
-                await happens(self._sooner, pause)
+                await wait_for_event(self._sooner, pause)
 
     def prove_now(self) -> None:
         """The connection is back: do not wait for the next turn."""

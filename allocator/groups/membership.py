@@ -1,6 +1,7 @@
-"""The seams between membership and the rest.
+"""The interface between a group protocol and the consumer.
 
-`Owner` is what a membership tells; `Topics` is what it asks about the cluster; `Membership` is what a consumer holds.
+A consumer holds a `Membership`. The membership calls an `AssignmentListener` when partitions come and go, and asks a
+`PartitionCountSource` how many partitions topics have.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Protocol
 from allocator.groups.zookeeper.znodes import Parts
 from allocator.types import TopicPartition
 
-__all__ = ["Membership", "Owner", "Topics"]
+__all__ = ["AssignmentListener", "Membership", "PartitionCountSource"]
 
 
-class Owner(Protocol):
+class AssignmentListener(Protocol):
     """Whoever processes the partitions; the membership calls it, one call at a time except `revoked`."""
 
     async def assigned(self, partitions: Parts) -> None:
@@ -36,7 +37,7 @@ class Owner(Protocol):
         """The membership met something that the user has to know; called from outside any request of theirs."""
 
 
-class Topics(Protocol):
+class PartitionCountSource(Protocol):
     """What the leader needs to know of the Kafka cluster. `KafkaClient` is one."""
 
     def follow(self, topics: Iterable[str]) -> None: ...

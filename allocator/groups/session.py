@@ -1,8 +1,8 @@
 """A member that lives in ZooKeeper sessions: joining, losing a session, joining again, leaving.
 
 Guarantee, whatever layout of znodes a group has: the member acts only while its lease is valid (`keeper`); a session
-that ends takes all that was held with it (`Owner.lost`) before the member joins again; leaving returns when everything
-is released in good order, or when the end of the session has released it.
+that ends takes all that was held with it (`AssignmentListener.lost`) before the member joins again; leaving returns
+when everything is released in good order, or when the end of the session has released it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any
 
 from allocator.errors import ConfigError, ZooKeeperUnavailable
-from allocator.groups.lease import Keeper, MembershipLost
-from allocator.groups.membership import Owner
+from allocator.groups.lease import LeaseRenewer, MembershipLost
+from allocator.groups.membership import AssignmentListener
 from allocator.groups.zookeeper.znodes import NONE, Parts
 from allocator.measures import Measures
-from allocator.tasks import Scope, first_of, happens, within
+from allocator.tasks import TaskGroup, first_of, wait_for_event, within
 from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 
-__all__ = ["Polls", "SessionMembership", "Watchdog"]
+__all__ = ["PollTimer", "SessionMembership", "Watchdog"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class SessionMembership:
         zk: ZooKeeper,
         group: str,
         base: str,
-        owner: Owner,
+        owner: AssignmentListener,
         settings: Any,
         measures: Measures | None,
         clock: Callable[[], float],
@@ -70,9 +70,9 @@ class SessionMembership:
         self._draining: Parts = NONE
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
-        self._polls = Polls(settings.max_poll_interval_s, clock)
+        self._polls = PollTimer(settings.max_poll_interval_s, clock)
         self._task: asyncio.Task[None] | None = None
-        self._keeper = Keeper(zk, group, owner, clock, measures or Measures())
+        self._keeper = LeaseRenewer(zk, group, owner, clock, measures or Measures())
 
     # -- what a layout says --------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class SessionMembership:
         """The member's own znode and its data; writing it again proves that the session lives."""
         raise NotImplementedError
 
-    async def _take_part(self, scope: Scope) -> None:
+    async def _take_part(self, scope: TaskGroup) -> None:
         """From the first lease on; returns when the member leaves (or renews itself), holding nothing."""
         raise NotImplementedError
 
@@ -214,7 +214,7 @@ class SessionMembership:
         await self._register()
         try:
             self._keeper.begin()
-            scope = Scope()
+            scope = TaskGroup()
             await scope.run(
                 self._live(scope, joined),
                 lease=self._keeper.keep(*self._proof()),
@@ -225,7 +225,7 @@ class SessionMembership:
         finally:
             await self._end_session()
 
-    async def _live(self, scope: Scope, joined: asyncio.Future[None]) -> None:
+    async def _live(self, scope: TaskGroup, joined: asyncio.Future[None]) -> None:
         if self._polls.limit_s is not None:
             # kazoo's own thread would keep the session of a loop that stands still for ever
             why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
@@ -239,7 +239,7 @@ class SessionMembership:
     async def _admission(self) -> None:
         """Until this member may join again; `leave` cancels it, as the member holds nothing."""
         while self.admitted is not None and not await self.admitted(self._zk):
-            await happens(self._session_lost, ADMISSION_S)
+            await wait_for_event(self._session_lost, ADMISSION_S)
 
     async def _end_session(self) -> None:
         self._keeper.end()
@@ -284,7 +284,7 @@ class SessionMembership:
 
     # -- giving up partitions ------------------------------------------------------------------------------------
 
-    def _release(self, partitions: Parts, scope: Scope) -> None:
+    def _release(self, partitions: Parts, scope: TaskGroup) -> None:
         if partitions:
             self._held -= partitions
             self._draining |= partitions
@@ -309,7 +309,7 @@ class SessionMembership:
 # Whether the user of a membership still asks for records.
 
 
-class Polls:
+class PollTimer:
     """Signs of life of the user, and what it means that none come.
 
     `limit_s` None: the user may be silent for ever.

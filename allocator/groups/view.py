@@ -9,11 +9,11 @@ from itertools import islice
 
 from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.errors import AllocatorError
-from allocator.groups.membership import Topics
+from allocator.groups.membership import PartitionCountSource
 from allocator.tasks import within
 from allocator.types import TopicPartition
 
-__all__ = ["Load", "Surroundings", "tell_left_out"]
+__all__ = ["GroupViewBuilder", "Load", "tell_left_out"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, 
 """How much work each partition is, in any one unit; it may leave some out, and raise AllocatorError."""
 
 
-class Surroundings:
+class GroupViewBuilder:
     """Fills in the racks and the load that a function wants, and asks nobody for what it does not.
 
     They are looked up when an assignment is computed anyway, because the group, a topic or a partition count changed;
@@ -33,7 +33,7 @@ class Surroundings:
     `fresh_s` seconds ago is not asked for again.
     """
 
-    def __init__(self, group: str, topics: Topics, load: Load | None, *, fresh_s: float = 0.0) -> None:
+    def __init__(self, group: str, topics: PartitionCountSource, load: Load | None, *, fresh_s: float = 0.0) -> None:
         self._group = group
         self._topics = topics
         self._ask = load

@@ -20,7 +20,7 @@ from allocator.groups.describe import describe
 from allocator.migrate.cutover_plan import Plan
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.offsets import copy, restore
-from allocator.migrate.storage import Place, connected
+from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
@@ -361,7 +361,7 @@ class Clusters(NamedTuple):
         """Of the plan's topics, on one of the two."""
         return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
 
-    async def committed(self, place: Place) -> dict[TopicPartition, int]:
+    async def committed(self, place: OffsetStore) -> dict[TopicPartition, int]:
         """What a group has committed of them."""
         async with place.opened() as there:
             return await there.committed(self.partitions(there.client))

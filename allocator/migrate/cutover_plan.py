@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Optional
 
 from allocator.errors import ConfigError
-from allocator.migrate.storage import Place
+from allocator.migrate.storage import OffsetStore
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,14 +69,14 @@ class Plan:
     quiet_s: float
     producers_s: float
 
-    def old(self, group: str) -> Place:
+    def old(self, group: str) -> OffsetStore:
         """Where a group's offsets are."""
         zookeepers = tuple(filter(None, (self.zookeeper, self.old_zookeeper)))
-        return Place(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
+        return OffsetStore(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
 
-    def new(self, group: str) -> Place:
+    def new(self, group: str) -> OffsetStore:
         """Where they are to be."""
-        return Place(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
+        return OffsetStore(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
 
 
 def load_plan(path: Path) -> Plan:

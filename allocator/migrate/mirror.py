@@ -20,20 +20,20 @@ from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.tails import Tail
-from allocator.migrate.takeover import Log, Loss, TopicsStopped, find_recreated, take_over
+from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, take_over
 from allocator.migrate.topic_sync import Alike, refuse_one_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, same_topic
 from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded, encode
-from allocator.producer.producer import Sender
+from allocator.producer.producer import Producer
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import NoPosition
-from allocator.tasks import Scope, happens, within
+from allocator.tasks import TaskGroup, wait_for_event, within
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoChroot, ZooKeeper
 
-__all__ = ["Mirror", "MirrorSettings", "Progress", "RecordsGone", "Throttle"]
+__all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class RecordsGone(AllocatorError):
     """The old cluster deleted records before they were mirrored. Everything else is done."""
 
 
-class Progress(NamedTuple):
+class MirrorProgress(NamedTuple):
     """How far one partition is: `next` is the old position after what is acknowledged on the new cluster.
 
     `end` of the old log is None before the first answer of its leader.
@@ -107,7 +107,7 @@ class Mirror(RebalanceListener):
         """Records that were found there already after a crash, and not sent again."""
         self.gone = 0
         """Old offsets that the old cluster deleted before they were mirrored."""
-        self.losses: deque[Loss] = deque(maxlen=LOSSES)
+        self.losses: deque[SourceLoss] = deque(maxlen=LOSSES)
         """Which ones; the last thousand ranges."""
         self.stopped: dict[str, str] = {}
         """Old topics that are not mirrored on until `settings.recreated` says how -> what was found of them."""
@@ -116,7 +116,7 @@ class Mirror(RebalanceListener):
         self._stopping: asyncio.Event | None = None
         self._begun = False  # its servers were reached, once
         self._throttle = Throttle(settings.throttle_bytes_s)
-        self._last: list[Progress] = []
+        self._last: list[MirrorProgress] = []
         self._acked: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}  # where the new log is to end, if nobody else writes
         self._tails: dict[TopicPartition, Tail] = {}
@@ -132,7 +132,7 @@ class Mirror(RebalanceListener):
         self._alike: Alike
         self._ids: TopicIds
         self._map: OffsetMap
-        self._sender: Sender
+        self._sender: Producer
         self._consumer: Consumer
         self._source: KafkaClient  # that the consumer reads with
         self._commit_lock: asyncio.Lock
@@ -174,21 +174,23 @@ class Mirror(RebalanceListener):
                 if not error.retriable or not self._begun:
                     raise
                 log.warning("%s: trying again in %g s: %s", self.settings.group, RESTART_S, error)
-                await happens(self._stopping, RESTART_S)
+                await wait_for_event(self._stopping, RESTART_S)
 
     def stop(self) -> None:
         """`run` finishes what is under way, commits and returns."""
         if self._stopping is not None:
             self._stopping.set()
 
-    def progress(self) -> list[Progress]:
+    def progress(self) -> list[MirrorProgress]:
         """Of the partitions that this process has; after `run`, of those that it had last."""
         if not self._acked:
             return self._last
         found = []
         for partition in sorted(self._acked):
             with contextlib.suppress(AllocatorError):  # it moved this instant
-                found.append(Progress(partition, self._acked[partition], self._consumer.high_watermark(partition)))
+                found.append(
+                    MirrorProgress(partition, self._acked[partition], self._consumer.high_watermark(partition))
+                )
         return found
 
     @property
@@ -217,7 +219,7 @@ class Mirror(RebalanceListener):
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
         self._ids = TopicIds(self._old, ensemble)
-        self._sender = Sender(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
+        self._sender = Producer(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._sender.open()
         self._commit_lock = asyncio.Lock()
         self._error = self._in_hand = None
@@ -263,7 +265,7 @@ class Mirror(RebalanceListener):
             auto_offset_reset="none",  # what the log does not have is looked into here
             max_partition_bytes=4 << 20,
         )
-        scope = Scope()
+        scope = TaskGroup()
         await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
 
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
@@ -474,7 +476,7 @@ class Mirror(RebalanceListener):
 
     # -- losses -----------------------------------------------------------------------------------------------------
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: SourceLoss) -> None:
         """Counts and tells it; what was told before a reconnection is not told again."""
         key = (loss.partition, self._map.incarnation(loss.partition).number)
         loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
@@ -520,7 +522,7 @@ class Mirror(RebalanceListener):
         begin = error.offset
         if at.start > begin:
             begin = at.start
-            self._lose(Loss(partition, error.offset, at.start - 1))
+            self._lose(SourceLoss(partition, error.offset, at.start - 1))
         elif isinstance(error, LogTruncated):
             begin = error.offset if error.divergent_offset is None else error.divergent_offset
             log.warning("%s: the old cluster lost records that were mirrored: %s", self.settings.group, error)
@@ -605,4 +607,4 @@ class Throttle:
         self._budget = min(self._rate, self._budget + (now - self._at) * self._rate) - size
         self._at = now
         if self._budget < 0:
-            await happens(stop, -self._budget / self._rate)
+            await wait_for_event(stop, -self._budget / self._rate)

@@ -30,7 +30,17 @@ from allocator.producer.producer import append
 from allocator.record import Record
 from allocator.types import TopicPartition
 
-__all__ = ["BadOffsetMap", "Entry", "Incarnation", "OffsetMap", "Positions", "Run", "map_topic", "pack", "unpack"]
+__all__ = [
+    "BadOffsetMap",
+    "Entry",
+    "Incarnation",
+    "OffsetMap",
+    "OffsetTranslation",
+    "Run",
+    "map_topic",
+    "pack",
+    "unpack",
+]
 
 # runs of one entry, which has to fit into a record batch
 MOST: Final = 5000
@@ -55,7 +65,7 @@ class OffsetMap:
         self._brokers = brokers
         self._security = security
         self._at = TopicPartition(topic, 0)
-        self._known: dict[TopicPartition, Positions] = defaultdict(Positions)
+        self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
         self._incarnations: dict[TopicPartition, Incarnation] = {}
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
         self._read_to = 0
@@ -89,14 +99,14 @@ class OffsetMap:
         if there.number < known.number:
             return  # of a topic that is gone, by a process that did not know yet
         if there.number > known.number:
-            self._known[partition] = Positions()
+            self._known[partition] = OffsetTranslation()
             self._new.pop(partition, None)
         topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
         self._incarnations[partition] = Incarnation(there.number, topic_id)
         for run in runs:
             self._known[partition].note(run)
 
-    def positions(self, partition: TopicPartition) -> Positions:
+    def positions(self, partition: TopicPartition) -> OffsetTranslation:
         """What is known of one partition."""
         return self._known[partition]
 
@@ -120,7 +130,7 @@ class OffsetMap:
         if incarnation == known:
             return
         if incarnation.number > known.number:
-            self._known[partition] = Positions()
+            self._known[partition] = OffsetTranslation()
             self._new.pop(partition, None)
         self._incarnations[partition] = incarnation
         self._new.setdefault(partition, [])  # an entry is written though there may be no run to tell
@@ -203,7 +213,7 @@ class Entry(NamedTuple):
     runs: list[Run]
 
 
-class Positions:
+class OffsetTranslation:
     """The runs of one partition.
 
     Guarantee: whoever reads the new partition from `target(s)` on gets every record that the old one had at `s` or

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.files import read_json, refuse_existing, write_json
 from allocator.migrate import translate as ways
-from allocator.migrate.storage import GroupAlive, OpenPlace, Place
+from allocator.migrate.storage import GroupAlive, OffsetStore, OpenPlace
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
@@ -43,8 +43,8 @@ class Row:
 class CopyPlan:
     """What would be done."""
 
-    source: Place
-    target: Place
+    source: OffsetStore
+    target: OffsetStore
     by: str
     rows: tuple[Row, ...]
     alive: tuple[str, ...]
@@ -79,7 +79,12 @@ class CopyPlan:
 
 
 async def plan_copy(
-    source: Place, target: Place, *, by: str = "offset", topics: Collection[str] = (), mirror: str = "allocator-mirror"
+    source: OffsetStore,
+    target: OffsetStore,
+    *,
+    by: str = "offset",
+    topics: Collection[str] = (),
+    mirror: str = "allocator-mirror",
 ) -> CopyPlan:
     """What `copy` would do now; changes nothing.
 
@@ -91,8 +96,8 @@ async def plan_copy(
 
 
 async def copy(
-    source: Place,
-    target: Place,
+    source: OffsetStore,
+    target: OffsetStore,
     restore_file: Path,
     *,
     by: str = "offset",
@@ -131,7 +136,7 @@ async def copy(
 class Restored:
     """What `restore` did."""
 
-    target: Place
+    target: OffsetStore
     offsets: Mapping[TopicPartition, int]
     forgotten: tuple[TopicPartition, ...]
     """Nothing is committed of these any more, as before."""
@@ -155,7 +160,9 @@ async def restore(
             raise ValueError(f"its format is {told['format']!r}")
         to = told["to"]
         ensembles = tuple(to["zookeepers"])
-        place = Place(to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options)
+        place = OffsetStore(
+            to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options
+        )
         before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
         topic_ids = dict(told.get("topic_ids", {}))
     except (KeyError, TypeError, ValueError, LookupError) as error:
@@ -242,7 +249,7 @@ def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, A
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: OffsetStore) -> dict[str, Any]:
     """No credentials: they do not belong into files."""
     return {
         "brokers": place.brokers,

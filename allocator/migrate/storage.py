@@ -26,7 +26,7 @@ from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["CONNECT_S", "GroupAlive", "OpenPlace", "Place", "connected"]
+__all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenPlace", "connected"]
 
 CONNECT_S = 10.0  # for the servers; more: a mistyped address is reported later
 PATIENCE_S = 30.0  # with a coordinator that does not answer yet
@@ -39,7 +39,7 @@ class GroupAlive(AllocatorError):
 
 
 @dataclass(frozen=True)
-class Place:
+class OffsetStore:
     """A group on a cluster. `storage` "zookeeper": where clients before 0.8.2, and kiel, keep offsets.
 
     `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
@@ -84,9 +84,11 @@ async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Ma
 
 
 class OpenPlace:
-    """A `Place` whose servers can be asked."""
+    """A `OffsetStore` whose servers can be asked."""
 
-    def __init__(self, place: Place, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets) -> None:
+    def __init__(
+        self, place: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets
+    ) -> None:
         self.place = place
         self.client = client
         self.offsets = offsets
@@ -110,7 +112,7 @@ class OpenPlace:
                 found += [f"{member.name} (Kafka)" for member in group.members]
         return list(dict.fromkeys(found))
 
-    async def _kafka_group(self) -> requests.KafkaGroup | None:
+    async def _kafka_group(self) -> requests.DescribedGroup | None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -20,7 +20,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
 from allocator.types import TopicPartition
 
-__all__ = ["Log", "Loss", "NotEmpty", "TakenOver", "TopicsStopped", "find_recreated", "take_over"]
+__all__ = ["Log", "NotEmpty", "SourceLoss", "TakenOver", "TopicsStopped", "find_recreated", "take_over"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class NotEmpty(AllocatorError):
     """A partition of the new cluster holds records, and nothing says that they are this mirror's."""
 
 
-class Loss(NamedTuple):
+class SourceLoss(NamedTuple):
     """Offsets of an old partition that were deleted before they were mirrored, both ends included."""
 
     partition: TopicPartition
@@ -55,7 +55,7 @@ class TakenOver(NamedTuple):
     end: int
     tail: Optional[Tail] = None
     seek: bool = False
-    lost: Optional[Loss] = None
+    lost: Optional[SourceLoss] = None
     recreated: Optional[str] = None
 
 
@@ -110,7 +110,7 @@ async def take_over(
             known.note(partition, Run(position, there))
             target = there
         spans[partition] = (target, there)
-        lost = Loss(partition, position, source.start - 1) if position < source.start else None
+        lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
         found[partition] = TakenOver(position, there, None, seek, lost)

@@ -12,7 +12,7 @@ from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGrou
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import FIND, Reaction, for_code, react
+from allocator.client.errors import FIND, GroupReaction, for_code, react
 from allocator.client.offset_commit import OffsetCommit
 from allocator.errors import BrokerError
 from allocator.measures import Measure, Measures
@@ -122,7 +122,7 @@ class Coordinator:
         response = await self._client.send_any(request, self._timeout(deadline))
         if response.error_code:
             error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
-            error.retriable = react(FIND, response.error_code) is Reaction.RETRY
+            error.retriable = react(FIND, response.error_code) is GroupReaction.RETRY
             raise error
         self.failure = None
         log.info("group %s: coordinator is broker %s", self._group, response.node_id)

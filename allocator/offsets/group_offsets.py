@@ -17,7 +17,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import COMMIT, FETCH, MEMBER_COMMIT, Reaction, for_code, react
+from allocator.client.errors import COMMIT, FETCH, MEMBER_COMMIT, GroupReaction, for_code, react
 from allocator.client.offset_commit import OffsetCommit, OffsetCommitAnswer
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced, NoOffsetsError
 from allocator.offsets.coordinator import Coordinator
@@ -35,7 +35,7 @@ from allocator.offsets.messages import (
 from allocator.subscription.loss import as_committed, as_read
 from allocator.types import OffsetAndMetadata, OnCommit, TopicPartition
 
-__all__ = ["SHORTEST_DEFAULT_S", "Call", "Commits", "GroupOffsets", "ask_retention"]
+__all__ = ["SHORTEST_DEFAULT_S", "Call", "CommitQueue", "GroupOffsets", "ask_retention"]
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ UNKNOWN_ERROR = -1
 NO_MEMBER = 25  # as the coordinator says of a member that it does not know (any more)
 
 
-FENCING = (Reaction.LOST, Reaction.RESET, Reaction.FENCED)  # no member, or not of this generation
+FENCING = (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED)  # no member, or not of this generation
 
 
-PASSING = (Reaction.REJOIN, Reaction.NEW_EPOCH)  # still a member, and soon one that may commit
+PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, and soon one that may commit
 
 
 # of one request. more: encoding it and reading the answer holds up the loop, and beyond `max.message.bytes` of the
@@ -147,7 +147,7 @@ class Call:
                 self.last[tp] = exc
 
 
-class Commits:
+class CommitQueue:
     """Takes calls in order and sends them, later offsets over earlier ones; see `GroupOffsets` for the promises."""
 
     def __init__(
@@ -253,7 +253,7 @@ class Commits:
                     call.left.pop(tp, None)
                 continue
             reaction = self._reaction(code, identity)
-            if reaction is Reaction.DROP_METADATA:
+            if reaction is GroupReaction.DROP_METADATA:
                 if sent[tp].metadata:
                     log.warning(
                         "group %s: metadata of %s:%d is too large (%d characters) and left out",
@@ -266,13 +266,13 @@ class Commits:
                         if tp in call.left:
                             call.left[tp] = call.left[tp]._replace(metadata="")
                     continue
-                reaction = Reaction.FAIL
-            if reaction is Reaction.REFIND:
+                reaction = GroupReaction.FAIL
+            if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
-            pause = pause or reaction in (Reaction.RETRY, Reaction.REFIND)
+            pause = pause or reaction in (GroupReaction.RETRY, GroupReaction.REFIND)
             error = errors.setdefault(code, for_code(code, "the coordinator"))
             for call in callers:
-                final = reaction is Reaction.FAIL
+                final = reaction is GroupReaction.FAIL
                 if code == UNKNOWN_ERROR and tp in call.left:
                     call.unknown[tp] = call.unknown.get(tp, 0) + 1
                     final = final or call.unknown[tp] > MOST_UNKNOWN
@@ -294,7 +294,7 @@ class Commits:
                 del some[tp]
         return OUTSIDE if identity is None else identity
 
-    def _reaction(self, code: int, sent: Identity) -> Reaction:
+    def _reaction(self, code: int, sent: Identity) -> GroupReaction:
         """To a code other than success."""
         if self.committer is None:
             return react(COMMIT, code)
@@ -302,7 +302,7 @@ class Commits:
         if reaction not in (*FENCING, *PASSING):
             return reaction
         # a rebalance has begun, or ended while we asked: what is still held is committed in the next generation
-        return Reaction.RETRY if self.committer.refused(code, sent) else Reaction.FAIL
+        return GroupReaction.RETRY if self.committer.refused(code, sent) else GroupReaction.FAIL
 
     def _failure(self, call: Call, timeout_s: float) -> CommitFailed:
         reasons: dict[str, list[TopicPartition]] = {}
@@ -402,7 +402,7 @@ class GroupOffsets:
         self._on_commit = on_commit
         self._retention = retention_s
         self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
-        self._commits = Commits(
+        self._commits = CommitQueue(
             self._coordinator,
             group,
             retry_backoff_s=retry_backoff_s,
@@ -525,14 +525,14 @@ class GroupOffsets:
             if code == 0:
                 continue
             reaction = react(FETCH, code)
-            if reaction is Reaction.CHECK_TOPIC:
+            if reaction is GroupReaction.CHECK_TOPIC:
                 # v0 says so of every partition for which ZooKeeper holds nothing
                 if response.API_VERSION > 0:
                     unknown.add(tp)
-            elif reaction is Reaction.FAIL:
+            elif reaction is GroupReaction.FAIL:
                 refused[tp] = code
             else:
-                if reaction is Reaction.REFIND:
+                if reaction is GroupReaction.REFIND:
                     self._coordinator.forget()
                 again.add(tp)
         if refused:
@@ -559,8 +559,8 @@ class GroupOffsets:
     def _group_error(self, code: int, asker: Identity) -> BrokerError:
         error = for_code(code, f"group {self.group!r}")
         reaction = react(FETCH, code)
-        error.retriable = reaction is not Reaction.FAIL
-        if reaction is Reaction.REFIND:
+        error.retriable = reaction is not GroupReaction.FAIL
+        if reaction is GroupReaction.REFIND:
             self._coordinator.forget()
         if asker.by_epoch and self.committer is not None and code in MEMBER_COMMIT:
             self.committer.refused(code, asker)  # who asks again has another epoch then, or is no member

@@ -9,10 +9,10 @@ from typing import Any
 from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Progress"]
+__all__ = ["OffsetTracker"]
 
 
-class Progress:
+class OffsetTracker:
     """Offsets handed out, done, and committed; each is the offset *after* the last record it covers.
 
     What was handed out counts as done when the user asks for more. Only what is done may be committed without being

@@ -20,10 +20,10 @@ from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.encode import Encoded
-from allocator.tasks import BackgroundTasks, happens
+from allocator.tasks import BackgroundTasks, wait_for_event
 from allocator.types import TopicPartition
 
-__all__ = ["Lane", "Sender", "SequenceLost", "append"]
+__all__ = ["ProduceQueue", "Producer", "SequenceLost", "append"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Item:
 
 
 @dataclass
-class Lane:
+class ProduceQueue:
     """What is to be sent of one partition, and what is under way, in order."""
 
     producer: int
@@ -73,7 +73,7 @@ class Lane:
     tries: int = 0
 
 
-class Sender:
+class Producer:
     """The producing half of a mirror.
 
     Guarantee: `acked` is called for the batches of a partition in their order, once each, with the offset that the
@@ -98,7 +98,7 @@ class Sender:
         self._may_send = may_send
         self._buffer_bytes = buffer_bytes
         self._timeout_s = timeout_s
-        self._lanes: dict[TopicPartition, Lane] = {}
+        self._lanes: dict[TopicPartition, ProduceQueue] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._ready: dict[TopicPartition, None] = {}  # those that have something to send, in turn
         self._wait_s: float | None = None
@@ -114,7 +114,7 @@ class Sender:
                 self._news.clear()
                 while self._send(tasks):
                     pass
-                await happens(self._news, self._wait_s)
+                await wait_for_event(self._news, self._wait_s)
         finally:
             self._over = True  # nobody may wait for what will not be sent
             self._progress.set()
@@ -147,7 +147,7 @@ class Sender:
             await asyncio.sleep(self._client.retry_backoff_s)
             answer = await self._client.send_any(request, self._timeout_s)
         for partition in partitions:
-            self._lanes[partition] = Lane(answer.producer_id, answer.producer_epoch)
+            self._lanes[partition] = ProduceQueue(answer.producer_id, answer.producer_epoch)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """What is not acknowledged of these is forgotten."""
@@ -163,11 +163,11 @@ class Sender:
             self._progress.clear()
             await self._progress.wait()
 
-    def lane(self, partition: TopicPartition) -> Lane | None:
+    def lane(self, partition: TopicPartition) -> ProduceQueue | None:
         """What `put` takes, as long as the partition is not dropped; another one when it is added again."""
         return self._lanes.get(partition)
 
-    def put(self, partition: TopicPartition, lane: Lane | None, encoded: Encoded) -> bool:
+    def put(self, partition: TopicPartition, lane: ProduceQueue | None, encoded: Encoded) -> bool:
         """To be sent after what was put before; False if the partition was dropped since `lane` was asked for.
 
         It may be ours again by now, and begin elsewhere: what was read before would come in the middle of that.
@@ -230,7 +230,7 @@ class Sender:
         return bool(chosen)
 
     async def _exchange(
-        self, leader: int, items: dict[TopicPartition, _Item], lanes: dict[TopicPartition, Lane]
+        self, leader: int, items: dict[TopicPartition, _Item], lanes: dict[TopicPartition, ProduceQueue]
     ) -> None:
         codes: dict[TopicPartition, tuple[int, int]] = {}
         why: AllocatorError | None = None
@@ -273,7 +273,7 @@ class Sender:
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
 
-    def _note_failure(self, where: str, lane: Lane, item: _Item, error: AllocatorError) -> None:
+    def _note_failure(self, where: str, lane: ProduceQueue, item: _Item, error: AllocatorError) -> None:
         code = getattr(error, "code", None)
         first = bool(lane.sent) and lane.sent[0] is item
         if code in LOST or (code == OUT_OF_ORDER_SEQUENCE and first and not lane.broken):
@@ -288,7 +288,7 @@ class Sender:
         lane.tries += 1
         log.log(logging.WARNING if lane.tries in (1, 10) else logging.DEBUG, "%s: sent again: %s", where, error)
 
-    def _settle(self, partition: TopicPartition, lane: Lane) -> None:
+    def _settle(self, partition: TopicPartition, lane: ProduceQueue) -> None:
         while lane.sent and lane.sent[0].target is not None:
             item = lane.sent.popleft()
             self._held -= item.encoded.size

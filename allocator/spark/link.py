@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from allocator.client.client import KafkaClient
 from allocator.spark.options import Options
 
-__all__ = ["Link"]
+__all__ = ["ClusterLink"]
 
 T = TypeVar("T")
 
 
-class Link:
+class ClusterLink:
     """A loop that turns only while something is asked of it, and a client in it. Close it, or use `with`.
 
     Guarantee: no thread, and nothing of the loop is left after `close`.
@@ -53,7 +53,7 @@ class Link:
         finally:
             loop.close()
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> ClusterLink:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Optional
 from allocator.assignors import resolve
 from allocator.client.connection import parse_addresses
 from allocator.client.security import KEYS, check_security
-from allocator.consumer.settings import MASK, Faults, Flag, Kind, Number, Text, Texts, Whole, setting
+from allocator.consumer.settings import MASK, Faults, Flag, Number, SettingKind, Text, Texts, Whole, setting
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.zookeeper.znodes import GROUP_NAME
 from allocator.spark import connector
@@ -26,7 +26,7 @@ from allocator.spark.ranges import (
     COMMITTED,
     EARLIEST,
     LATEST,
-    Place,
+    StartOrEnd,
     partitions_of,
     read_place,
     read_times,
@@ -94,11 +94,11 @@ def _group(text: str) -> str | None:
     return None if GROUP_NAME.match(text) and text not in (".", "..") else "no '/', no control character"
 
 
-def _start(text: str) -> Place:
+def _start(text: str) -> StartOrEnd:
     return read_place(text, (EARLIEST, LATEST, COMMITTED))
 
 
-def _end(text: str) -> Place:
+def _end(text: str) -> StartOrEnd:
     place = read_place(text, (LATEST,))
     if EARLIEST in place.each.values():
         raise ValueError("-2 (earliest) is no end to read to")
@@ -128,12 +128,12 @@ class Options:
     group: Optional[str] = setting(Text(check=_group, what="a name of 1 to 249 characters"), None)
     # default: earliest for a batch, latest for a new stream; a checkpoint comes before it. "committed" begins where
     # the group stands, and at the earliest record of a partition of which it committed nothing
-    starting_offsets: Optional[Place] = field(default=None, metadata={"kind": _START})
+    starting_offsets: Optional[StartOrEnd] = field(default=None, metadata={"kind": _START})
     # as above, by time: one for all partitions, or JSON of times by partition
-    starting_timestamps: Optional[Place] = field(default=None, metadata={"kind": _TIME})
+    starting_timestamps: Optional[StartOrEnd] = field(default=None, metadata={"kind": _TIME})
     # batch only; default latest: what is there when the batch is planned
-    ending_offsets: Optional[Place] = field(default=None, metadata={"kind": _END})
-    ending_timestamps: Optional[Place] = field(default=None, metadata={"kind": _TIME})
+    ending_offsets: Optional[StartOrEnd] = field(default=None, metadata={"kind": _END})
+    ending_timestamps: Optional[StartOrEnd] = field(default=None, metadata={"kind": _TIME})
     # where a time to begin at is later than every record: "error" (default), or the partition's end, which a time to
     # end at always means there
     timestamp_strategy: str = setting(Text(("error", "latest")), "error")
@@ -183,11 +183,11 @@ class Options:
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def start(self) -> Place | None:
+    def start(self) -> StartOrEnd | None:
         return self.starting_offsets or self.starting_timestamps
 
     @property
-    def end(self) -> Place | None:
+    def end(self) -> StartOrEnd | None:
         return self.ending_offsets or self.ending_timestamps
 
 
@@ -268,7 +268,7 @@ def _option(name: str, faults: Faults) -> str | None:
     return None
 
 
-def _value(name: str, text: str, kind: Kind, faults: Faults, option: str) -> Any:
+def _value(name: str, text: str, kind: SettingKind, faults: Faults, option: str) -> Any:
     try:
         return kind.read(kind.parse(text))
     except ValueError as error:
@@ -361,7 +361,7 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         fault("topics", f"{' and '.join(names[name] for name in chosen)} exclude each other; give one of them")
     wanted = None if options.assign is None else set(options.assign)
     for option in ("starting_offsets", "starting_timestamps", "ending_offsets", "ending_timestamps"):
-        place: Place | None = getattr(options, option)
+        place: StartOrEnd | None = getattr(options, option)
         if place is None:
             continue
         strangers = sorted(

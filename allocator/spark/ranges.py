@@ -19,9 +19,9 @@ __all__ = [
     "COMMITTED",
     "EARLIEST",
     "LATEST",
-    "Place",
-    "Positions",
     "Range",
+    "StartOrEnd",
+    "StreamOffsets",
     "partitions_of",
     "read_place",
     "read_times",
@@ -122,7 +122,7 @@ ALLOWED = (
 
 
 @dataclass(frozen=True)
-class Place:
+class StartOrEnd:
     """A point in each partition.
 
     `everywhere` holds where `each` says nothing: EARLIEST, LATEST, COMMITTED, or a time in ms; None: it is to be said
@@ -144,9 +144,9 @@ class Place:
             return "word", where
         return ("offset" if tp in self.each else "time"), where
 
-    def only(self, tps: Collection[TopicPartition]) -> Place:
+    def only(self, tps: Collection[TopicPartition]) -> StartOrEnd:
         """The same, of these partitions."""
-        return Place(
+        return StartOrEnd(
             self.everywhere,
             {tp: at for tp, at in self.each.items() if tp in tps},
             {tp: at for tp, at in self.times.items() if tp in tps},
@@ -158,33 +158,33 @@ class Place:
         return frozenset(self.each) | frozenset(self.times)
 
 
-def read_place(text: str, words: tuple[str, ...]) -> Place:
+def read_place(text: str, words: tuple[str, ...]) -> StartOrEnd:
     """The place that an option's text means. Raises ValueError saying what is wrong with it."""
     text = text.strip()
     if text.lower() in words:
-        return Place(text.lower())
+        return StartOrEnd(text.lower())
     if text.startswith("{"):
         offsets = _by_partition(text)
         for tp, offset in offsets.items():
             if offset < -2:
                 raise ValueError(f"{tp.topic}:{tp.partition} has the offset {offset}, below -2")
-        return Place(None, {tp: ENDS.get(offset, offset) for tp, offset in offsets.items()})
+        return StartOrEnd(None, {tp: ENDS.get(offset, offset) for tp, offset in offsets.items()})
     kind, colon, rest = text.partition(":")
     if kind.lower() == "timestamp" and colon:
-        return Place(milliseconds(rest))
+        return StartOrEnd(milliseconds(rest))
     raise ValueError
 
 
-def read_times(text: str) -> Place:
+def read_times(text: str) -> StartOrEnd:
     """A time for all partitions, or JSON of times by partition. Raises ValueError."""
     text = text.strip()
     if not text.startswith("{"):
-        return Place(milliseconds(text))
+        return StartOrEnd(milliseconds(text))
     times = _by_partition(text)
     for tp, at in times.items():
         if at < 0:
             raise ValueError(f"{tp.topic}:{tp.partition} has the time {at}, below 0")
-    return Place(None, {}, times)
+    return StartOrEnd(None, {}, times)
 
 
 def partitions_of(text: str) -> tuple[TopicPartition, ...]:
@@ -257,7 +257,7 @@ def _number(topic: str, value: Any) -> int:
 BEGIN, IDS = "@begin", "@ids"
 
 
-class Positions(NamedTuple):
+class StreamOffsets(NamedTuple):
     """`next`: the next offset to read; `begin`: where partitions begin that the positions before did not have, or of
     whose topics they had former ones; `ids`: topic -> its id, where it is known."""
 
@@ -275,7 +275,7 @@ class Positions(NamedTuple):
         return text
 
     @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Positions:
+    def of_json(cls, given: Mapping[str, Any]) -> StreamOffsets:
         """Raises CheckpointMismatch for what no stream of ours, nor of Spark's connector, has written."""
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})

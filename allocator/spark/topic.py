@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
-from allocator.spark.link import Link
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, Options, own_name, read_options
-from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Place, Range
+from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
 from allocator.spark.source.plan import END_NAME, bounds, clip, find_partitions, resolve
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ class Topic:
             client = await link.client()
             partitions = await find_partitions(client, options)
             known = await bounds(client, options, partitions)
-            places = options.start or Place(EARLIEST), options.end or Place(COMMITTED if to_committed else LATEST)
+            places = (
+                options.start or StartOrEnd(EARLIEST),
+                options.end or StartOrEnd(COMMITTED if to_committed else LATEST),
+            )
             names = "starting_offsets", END_NAME
             start, end = [
                 clip(options, await resolve(client, options, place, known, name), known, name)
@@ -78,7 +81,7 @@ class Topic:
                 {tp.partition: (start[tp], max(start[tp], end[tp])) for tp in known},
             )
 
-        with Link(options) as link:
+        with ClusterLink(options) as link:
             return link.run(ask())
 
     def topic_id(self) -> str | None:
@@ -90,7 +93,7 @@ class Topic:
             found = client.topic_id(self.name)
             return None if found is None else str(found)
 
-        with Link(self._read()[0]) as link:
+        with ClusterLink(self._read()[0]) as link:
             found: str | None = link.run(ask())
             return found
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from allocator.consumer.consumer import Consumer
 from allocator.daemon.process import Runner
 from allocator.doctor.finding import Finding, Severity
-from allocator.tasks import BackgroundTasks, Scope, happens
+from allocator.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
 from allocator.web.guard import Guard
@@ -114,7 +114,7 @@ class Demand:
         while True:
             await self._asked.wait()
             try:
-                await Scope().run(self._until_nobody_looks(), watcher=self._watcher.run())
+                await TaskGroup().run(self._until_nobody_looks(), watcher=self._watcher.run())
             except Exception as error:
                 # the page says so; the daemon goes on with its records
                 log.exception("the page shows no groups; watching begins again in %g s", AGAIN_S)
@@ -127,7 +127,7 @@ class Demand:
         while True:
             await self._nobody.wait()
             self._asked.clear()
-            if not await happens(self._asked, LINGER_S) and not self._viewers:
+            if not await wait_for_event(self._asked, LINGER_S) and not self._viewers:
                 return
 
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from allocator.consumer.consumer import Consumer
 from allocator.measures import Measure, Measures
 from allocator.types import TopicPartition
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["ConsumerCollector"]
 
@@ -115,7 +115,7 @@ def _ages(measured: Iterable[tuple[list[str], Measures]]) -> Metric:
 # The groups that a `Watcher` sees, as a collector of prometheus-client's.
 
 
-GAUGES: tuple[tuple[str, str, Callable[[Group], float]], ...] = (
+GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
     ("members", "Members of the group", lambda g: len(g.report.state.members)),
     ("partitions", "Partitions that it reads, should read, or has offsets of", lambda g: len(g.report.partitions)),
     ("unowned_partitions", "Partitions that it should read and nobody does", lambda g: len(g.report.unowned)),
@@ -167,7 +167,7 @@ class GroupCollector(Collector):
         yield from (count, times, unnoticed)
         yield from self._by_topic(groups)
 
-    def _by_topic(self, groups: list[tuple[str, Group]]) -> Iterator[Metric]:
+    def _by_topic(self, groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
             "allocator_group_lag",

@@ -17,13 +17,13 @@ from tornado import iostream, netutil, web
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
-from allocator.tasks import happens, within
+from allocator.tasks import wait_for_event, within
 from allocator.web import snapshot
 from allocator.web.actions import Action
 from allocator.web.connections import Limits, Server
 from allocator.web.guard import HEADERS, Guard
 from allocator.web.openapi import describe_api
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["Health", "PortTaken", "Site", "serve"]
 
@@ -84,7 +84,7 @@ class Site:
         return self.guard.token is None or not self.actions
 
 
-class Handler(web.RequestHandler):
+class PageHandler(web.RequestHandler):
     """Checks who asks before anything else, and answers errors as JSON."""
 
     site: Site
@@ -153,14 +153,14 @@ class Handler(web.RequestHandler):
             await watcher.until_ready(READ_S)
             yield
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> WatchedGroup:
         group = self.watcher().groups.get(name)
         if group is None or not group.seen:
             raise Refused(404, f"no group {shown(name)} is known here", retriable=not self.watcher().ready)
         return group
 
 
-class Page(Handler):
+class Page(PageHandler):
     """The files of the page, from the package: no other file can be named."""
 
     def get(self) -> None:
@@ -169,13 +169,13 @@ class Page(Handler):
         self.finish((STATIC / self.what).read_bytes())
 
 
-class Overview(Handler):
+class Overview(PageHandler):
     async def get(self) -> None:
         async with self.watching():
             self.answer(snapshot.overview(self.watcher(), self.site.read_only))
 
 
-class Detail(Handler):
+class Detail(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
             group = self.group(name)
@@ -189,25 +189,25 @@ class Detail(Handler):
         )
 
 
-class Partitions(Handler):
+class Partitions(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
             report = self.group(name).report
         self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
 
 
-class Description(Handler):
+class Description(PageHandler):
     def get(self) -> None:
         self.answer(describe_api())
 
 
-class Metrics(Handler):
+class Metrics(PageHandler):
     def get(self) -> None:
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         self.finish(generate_latest(self.site.registry))
 
 
-class HealthOf(Handler):
+class HealthOf(PageHandler):
     def prepare(self) -> None:
         """Answers whoever asks: a load balancer calls us by any name. What is wrong is told as all else is."""
 
@@ -221,7 +221,7 @@ class HealthOf(Handler):
     """What some balancers and monitors ask instead; the status says it all."""
 
 
-class Act(Handler):
+class Act(PageHandler):
     async def post(self, name: str, what: str) -> None:
         if self.site.guard.token is None:
             raise Refused(403, "this server is read-only: it was started without a token")
@@ -259,7 +259,7 @@ class Act(Handler):
         return given
 
 
-class Events(Handler):
+class Events(PageHandler):
     """Server-sent events: what there is, and then what changes."""
 
     viewers = 0
@@ -295,7 +295,7 @@ class Events(Handler):
         sent: dict[str, Any] = {}
         after = 0.0
         while not self._gone:
-            if not await happens(self._news, ALIVE_S):
+            if not await wait_for_event(self._news, ALIVE_S):
                 self.write(": alive\n\n")
                 await within(self.flush(), self.site.limits.stalled_s)
                 continue
@@ -347,7 +347,7 @@ def application(site: Site) -> web.Application:
     )
 
 
-class Nowhere(Handler):
+class Nowhere(PageHandler):
     def prepare(self) -> None:
         super().prepare()
         raise Refused(404, "there is nothing here; /api/openapi.json lists what there is")

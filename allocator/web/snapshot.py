@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["PARTS", "detail", "encode", "encoded", "figures", "findings", "lags", "overview", "rebalances", "series"]
 
@@ -26,7 +26,7 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
     }
 
 
-def figures(group: Group) -> dict[str, Any]:
+def figures(group: WatchedGroup) -> dict[str, Any]:
     report = group.report
     state = report.state
     return {
@@ -42,11 +42,11 @@ def figures(group: Group) -> dict[str, Any]:
     }
 
 
-def lag_of(group: Group) -> int | None:
+def lag_of(group: WatchedGroup) -> int | None:
     return group.report.lag.total
 
 
-def detail(group: Group) -> dict[str, Any]:
+def detail(group: WatchedGroup) -> dict[str, Any]:
     """Members in join order, and for each topic parallel lists: which partitions, and the index of their owner."""
     report = group.report
     state, document = report.state, report.state.document
@@ -90,7 +90,7 @@ def detail(group: Group) -> dict[str, Any]:
     }
 
 
-def _member(group: Group, member: str) -> dict[str, Any]:
+def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
     state, logs = group.report.state, group.report.logs
     info, claim = state.members.get(member), state.claims.get(member)
     held: Collection[TopicPartition] = claim.held if claim is not None else ()
@@ -121,7 +121,7 @@ def _member(group: Group, member: str) -> dict[str, Any]:
     return entry
 
 
-def lags(group: Group) -> dict[str, Any]:
+def lags(group: WatchedGroup) -> dict[str, Any]:
     """Parallel to the partitions of `detail`; null where it is not known."""
     report = group.report
     by_topic: dict[str, list[int | None]] = {}
@@ -131,7 +131,7 @@ def lags(group: Group) -> dict[str, Any]:
     return {"lag": lag_of(group), "topics": by_topic, "members": held}
 
 
-def series(group: Group, after: float = 0.0) -> list[dict[str, Any]]:
+def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
     """The points later than that."""
     return [
         {key: round(value, 3) if isinstance(value, float) else value for key, value in vars(point).items()}
@@ -140,12 +140,12 @@ def series(group: Group, after: float = 0.0) -> list[dict[str, Any]]:
     ]
 
 
-def rebalances(group: Group) -> list[dict[str, Any]]:
+def rebalances(group: WatchedGroup) -> list[dict[str, Any]]:
     """The newest first."""
     return [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
 
 
-def findings(group: Group) -> list[dict[str, Any]]:
+def findings(group: WatchedGroup) -> list[dict[str, Any]]:
     """What is wrong, the worst first."""
     return [
         {
@@ -166,7 +166,7 @@ def encode(value: Any) -> str:
 
 
 # what is sent of a group -> how it is made, and the parts of the group that it depends on
-PARTS: dict[str, tuple[Callable[[Group], Any], tuple[str, ...]]] = {
+PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "group": (detail, ("state", "history")),
     "lag": (lags, ("state", "lag")),
     "rebalances": (rebalances, ("history",)),
@@ -174,7 +174,7 @@ PARTS: dict[str, tuple[Callable[[Group], Any], tuple[str, ...]]] = {
 }
 
 
-def encoded(group: Group, part: str) -> str:
+def encoded(group: WatchedGroup, part: str) -> str:
     """One of PARTS as JSON, made once for all who look."""
     make, depends = PARTS[part]
     version = tuple(group.version[what] for what in depends)

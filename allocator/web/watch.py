@@ -20,20 +20,20 @@ from allocator.groups.names import member_name
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
     GROUP_NAME,
-    Budget,
+    AssignmentDocument,
     Claim,
-    Document,
+    InflateBudget,
+    InvalidZnode,
     MemberInfo,
     Paths,
-    Rubbish,
     in_join_order,
 )
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.tasks import Scope, happens
+from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.history import History, News, Series
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
-__all__ = ["Access", "Group", "Rounds", "Watcher"]
+__all__ = ["ClusterAccess", "Rounds", "WatchedGroup", "Watcher"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ RUBBISH = 20  # problems named
 EVENT_S = 2.0  # how long the event of a deletion may come after an answer that lacks the znode
 
 
-class Access(Protocol):
+class ClusterAccess(Protocol):
     """Where the clusters are; `allocator.cli.read.Access` is one."""
 
     @property
@@ -72,7 +72,7 @@ class Access(Protocol):
     def cluster(self) -> contextlib.AbstractAsyncContextManager[KafkaClient]: ...
 
 
-class Group:
+class WatchedGroup:
     """One group as it is known now. `version` grows with each change of a part: "state", "lag", "history"."""
 
     def __init__(self, name: str) -> None:
@@ -142,7 +142,7 @@ class GroupWatch:
     claim that changes.
     """
 
-    def __init__(self, zk: ZooKeeper, access: Access, group: Group, changed: Callable[[], None]) -> None:
+    def __init__(self, zk: ZooKeeper, access: ClusterAccess, group: WatchedGroup, changed: Callable[[], None]) -> None:
         root = access.root
         self._brokers = access.brokers
         self._store = Store(zk, Paths(root, group.name))
@@ -155,10 +155,10 @@ class GroupWatch:
         self._claim_names = Watched(self._store.claim_names, poke)
         path = path_of(root, group.name)
         self._choice = Watched(partial(read_choice, zk, path), poke)
-        self._document: Watched[tuple[Document | None, int]] = Watched(self._store.document, poke)
+        self._document: Watched[tuple[AssignmentDocument | None, int]] = Watched(self._store.document, poke)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Claim] = {}
-        self._budget = Budget.of_claims()
+        self._budget = InflateBudget.of_claims()
         self._watched: dict[str, _WatchedClaim] = {}
         self._crashed: set[str] = set()
 
@@ -192,7 +192,7 @@ class GroupWatch:
         document = None
         try:
             document, _ = await self._document.get()
-        except Rubbish as error:
+        except InvalidZnode as error:
             problems.append(str(error))
         # after the document, which answers to them: else who has left seems to be there still, and his partitions
         # to move for no reason
@@ -228,7 +228,7 @@ class GroupWatch:
     async def _read_info(self, name: str, problems: list[str]) -> None:
         try:
             info = await self._store.member(name)
-        except Rubbish as error:
+        except InvalidZnode as error:
             problems.append(str(error))
             return
         if info is not None:
@@ -240,7 +240,7 @@ class GroupWatch:
             watched = self._watched[name] = _WatchedClaim(self._store, name, self._budget, self._poke)
         try:
             claim = await watched.get()
-        except Rubbish as error:
+        except InvalidZnode as error:
             problems.append(str(error))
             return
         if claim is not None:
@@ -253,14 +253,14 @@ class GroupWatch:
         """A claim that was read is gone."""
         watched, claim = self._watched[name], self._claims.pop(name)
         # kazoo tells answers and events in two threads: the list without it may come before the event
-        if claim.held and await happens(watched.fired, EVENT_S) and watched.deleted:
+        if claim.held and await wait_for_event(watched.fired, EVENT_S) and watched.deleted:
             self._crashed.add(name)
 
 
 class _WatchedClaim(Watched["Claim | None"]):
     """A member's claim. One that leaves in good order empties it before it deletes it."""
 
-    def __init__(self, store: Store, member: str, budget: Budget, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, member: str, budget: InflateBudget, changed: Callable[[], None]) -> None:
         self.deleted = False
         """Whether it was deleted as it was read last."""
         self.fired = asyncio.Event()
@@ -283,9 +283,9 @@ class Watcher:
     """
 
     def __init__(
-        self, access: Access, *, only: str | None = None, interval_s: float = 5.0, examine: bool = True
+        self, access: ClusterAccess, *, only: str | None = None, interval_s: float = 5.0, examine: bool = True
     ) -> None:
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
         """What does not answer at present: "zookeeper", "kafka", "doctor" or "watcher", and why."""
         self.ready = False
@@ -340,7 +340,7 @@ class Watcher:
         try:
             while not condition():
                 news.clear()
-                if not await happens(news, max(0.0, ends - time.monotonic())):
+                if not await wait_for_event(news, max(0.0, ends - time.monotonic())):
                     return
         finally:
             self.unsubscribe(news)
@@ -358,7 +358,7 @@ class Watcher:
             beside["kafka"] = self._keep("kafka", self._ask_kafka)
         if self._doctor:
             beside["doctor"] = self._keep("doctor", self._examine)
-        await Scope().run(self._keep("zookeeper", self._watch_zookeeper), **beside)
+        await TaskGroup().run(self._keep("zookeeper", self._watch_zookeeper), **beside)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
         while True:
@@ -386,12 +386,12 @@ class Watcher:
         async with self._access.ensemble() as zk:
             self.zk = zk
             try:
-                scope = Scope()
+                scope = TaskGroup()
                 await scope.run(self._follow_groups(zk, scope))
             finally:
                 self.zk = None
 
-    async def _follow_groups(self, zk: ZooKeeper, scope: Scope) -> None:
+    async def _follow_groups(self, zk: ZooKeeper, scope: TaskGroup) -> None:
         poked = asyncio.Event()
         listed = Watched(partial(_children, zk, self._access.root), poked.set)
         watched: dict[str, asyncio.Task[None]] = {}
@@ -401,7 +401,7 @@ class Watcher:
             self.problems.pop("zookeeper", None)
             for name in names:
                 if name not in watched or watched[name].done():
-                    group = self.groups.setdefault(name, Group(name))
+                    group = self.groups.setdefault(name, WatchedGroup(name))
                     watched[name] = scope.start(GroupWatch(zk, self._access, group, self._changed).run(), name)
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
@@ -430,7 +430,7 @@ class Watcher:
             finally:
                 self._client = None
 
-    async def _measure(self, client: KafkaClient, group: Group) -> None:
+    async def _measure(self, client: KafkaClient, group: WatchedGroup) -> None:
         timeout_s = self._access.timeout_s
         state = group.report.state
         existing = subscribed(state, client)
@@ -461,7 +461,7 @@ class Watcher:
                 self._changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, REST * (time.monotonic() - began)))
 
-    def _is_due(self, group: Group) -> bool:
+    def _is_due(self, group: WatchedGroup) -> bool:
         last = self._rounds[group.name].last if group.name in self._rounds else None
         if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True

@@ -24,7 +24,7 @@ from kazoo.retry import KazooRetry
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.foreign import os_cause, shown
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.zookeeper.security import check_options, check_tls, hide_credentials
 
 __all__ = [
@@ -223,7 +223,7 @@ class ZooKeeper:
         except ValueError as error:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
         try:
-            if not await happens(self._connected, timeout_s):
+            if not await wait_for_event(self._connected, timeout_s):
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}")
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)

@@ -16,7 +16,7 @@ from typing import Any
 
 from allocator.assignors import resolve
 from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import Op, Stat, ZooKeeper
@@ -126,7 +126,7 @@ class BenchMember:
             self,
             topics,
             {function.name: function},
-            Settings(
+            ZooKeeperSettings(
                 name=f"worker-{number}",
                 topics=topics.topics(),
                 connect_timeout_s=120.0,

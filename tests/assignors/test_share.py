@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.assignors import GroupView, Member, Share, validate
-from allocator.assignors.problem import Space
+from allocator.assignors import GroupView, Member, PartitionSet, validate
+from allocator.assignors.problem import PartitionIndex
 from allocator.errors import BadAssignment
 from allocator.types import TopicPartition
 
-SPACE = Space({"b": 3, "a": 2, "c": 1})
+SPACE = PartitionIndex({"b": 3, "a": 2, "c": 1})
 EVERY = [TopicPartition("a", 0), TopicPartition("a", 1), *(TopicPartition("b", p) for p in range(3))]
 EVERY.append(TopicPartition("c", 0))
 VIEW = GroupView((Member("m", "", frozenset("abc")), Member("n", "", frozenset("a"))), {"a": 2, "b": 3, "c": 1})
@@ -19,7 +19,7 @@ VIEW = GroupView((Member("m", "", frozenset("abc")), Member("n", "", frozenset("
 
 @given(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
 def test_it_behaves_as_the_frozenset_of_the_same_partitions(one: set[int], other: set[int]) -> None:
-    share, same = Share(SPACE, one), frozenset(EVERY[n] for n in one)
+    share, same = PartitionSet(SPACE, one), frozenset(EVERY[n] for n in one)
     others = frozenset(EVERY[n] for n in other)
     assert share == same == share.partitions()
     assert len(share) == len(same)
@@ -42,12 +42,12 @@ def test_what_is_told_of_partitions_does_not_depend_on_its_order(order: list[Top
 
 @pytest.mark.parametrize("item", [("b", 3), ("b", -1), ("d", 0), "b", ("b",), ("b", "0"), None])
 def test_what_is_no_such_partition_is_not_in_it(item: object) -> None:
-    assert item not in Share(SPACE, range(6))
+    assert item not in PartitionSet(SPACE, range(6))
 
 
 def test_good_shares_come_out_as_frozensets_for_every_member() -> None:
-    assert validate(VIEW, {"m": Share(SPACE, range(6))}) == {"m": frozenset(EVERY), "n": frozenset()}
-    assert validate(VIEW, {"n": Share(SPACE, [0]), "m": Share(SPACE, range(1, 6))})["n"] == {EVERY[0]}
+    assert validate(VIEW, {"m": PartitionSet(SPACE, range(6))}) == {"m": frozenset(EVERY), "n": frozenset()}
+    assert validate(VIEW, {"n": PartitionSet(SPACE, [0]), "m": PartitionSet(SPACE, range(1, 6))})["n"] == {EVERY[0]}
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_good_shares_come_out_as_frozensets_for_every_member() -> None:
 )
 def test_bad_shares_are_named_as_any_other_mistake(m: list[int], n: list[int], says: str) -> None:
     with pytest.raises(BadAssignment, match=says.replace("(", r"\(")):
-        validate(VIEW, {"m": Share(SPACE, m), "n": Share(SPACE, n)})
+        validate(VIEW, {"m": PartitionSet(SPACE, m), "n": PartitionSet(SPACE, n)})
 
 
 def test_shares_of_other_partitions_than_there_are_now_are_refused() -> None:
     grown = GroupView(VIEW.members, {"a": 2, "b": 4, "c": 1})
     with pytest.raises(BadAssignment, match="1 partitions given to nobody: b:3"):
-        validate(grown, {"m": Share(SPACE, range(6))})
+        validate(grown, {"m": PartitionSet(SPACE, range(6))})
     with pytest.raises(BadAssignment, match="1 unknown members: 'x'"):
-        validate(VIEW, {"m": Share(SPACE, range(6)), "x": Share(SPACE, [])})
+        validate(VIEW, {"m": PartitionSet(SPACE, range(6)), "x": PartitionSet(SPACE, [])})
 
 
 def test_shares_and_plain_sets_may_be_mixed() -> None:
-    mixed = {"m": Share(SPACE, range(1, 6)), "n": [("a", 0)]}
+    mixed = {"m": PartitionSet(SPACE, range(1, 6)), "n": [("a", 0)]}
     assert validate(VIEW, mixed)["n"] == {TopicPartition("a", 0)}  # type: ignore[arg-type]

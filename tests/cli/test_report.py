@@ -19,7 +19,7 @@ from allocator.cli.report import (
 )
 from allocator.errors import ConfigError
 from allocator.groups.describe import GroupState
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Waiting
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]
@@ -34,9 +34,9 @@ def committed(**offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
     return {TopicPartition("t", int(name[1:])): OffsetAndMetadata(offset, "by", -1) for name, offset in offsets.items()}
 
 
-def group(document: Document | None = None, **claims: frozenset[TopicPartition]) -> GroupState:
+def group(document: AssignmentDocument | None = None, **claims: frozenset[TopicPartition]) -> GroupState:
     held = {OLD: claims.get("old", frozenset(P[:2])), NEW: claims.get("new", frozenset(P[2:3]))}
-    document = document or Document(generation=7, strategy="naive", owners=held)
+    document = document or AssignmentDocument(generation=7, strategy="naive", owners=held)
     return GroupState("billing", MEMBERS, {m: Claim(1, parts) for m, parts in held.items()}, document)
 
 
@@ -160,9 +160,9 @@ def test_topics_that_no_member_subscribes_to_do_not_count_in_the_lag_of_a_living
     ("state", "phase"),
     [
         (group(), "stable"),
-        (group(Document(promised={OLD: frozenset(P[:1])})), "rebalancing"),
-        (group(Document(waiting={OLD: Waiting(1, frozenset(P[:1]))})), "rebalancing"),
-        (GroupState("g", {}, {}, Document(owners={OLD: frozenset(P)})), "empty"),
+        (group(AssignmentDocument(promised={OLD: frozenset(P[:1])})), "rebalancing"),
+        (group(AssignmentDocument(waiting={OLD: Waiting(1, frozenset(P[:1]))})), "rebalancing"),
+        (GroupState("g", {}, {}, AssignmentDocument(owners={OLD: frozenset(P)})), "empty"),
         (GroupState("g", {}, {}, None), "empty"),
     ],
 )
@@ -171,7 +171,7 @@ def test_the_state_of_a_group_is_one_word(state: GroupState, phase: str) -> None
 
 
 def test_a_group_without_members_has_nothing_that_somebody_should_own() -> None:
-    assert GroupReport(GroupState("g", {}, {}, Document(owners={OLD: frozenset(P)}))).unowned == []
+    assert GroupReport(GroupState("g", {}, {}, AssignmentDocument(owners={OLD: frozenset(P)}))).unowned == []
 
 
 def test_offsets_that_the_log_does_not_have_are_problems() -> None:
@@ -255,7 +255,7 @@ def test_a_plan_is_shown_with_what_changes() -> None:
 
 def test_what_the_allocator_function_leaves_out_is_named_and_waited_for_by_nobody() -> None:
     held = {OLD: frozenset(P[:2]), NEW: frozenset(P[2:3])}
-    document = Document(generation=7, strategy="shop:by_region", owners=held, left_out=frozenset(P[3:]))
+    document = AssignmentDocument(generation=7, strategy="shop:by_region", owners=held, left_out=frozenset(P[3:]))
     report = GroupReport(group(document), subscribed=P)
     assert report.unowned == report.left_out == P[3:]
     assert report.phase == "stable", "no rebalance gives it an owner"

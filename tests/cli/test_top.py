@@ -21,7 +21,7 @@ from allocator.groups.zookeeper.znodes import MemberInfo
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 pytestmark = pytest.mark.deadline(150)
 PATIENCE_S = 60.0
@@ -93,7 +93,7 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
     watcher = Watcher(Access("127.0.0.1:1"))
     watcher.ready = True
     for number in range(50):
-        group = watcher.groups.setdefault(f"invoices-of-{number:02}", Group(f"invoices-of-{number:02}"))
+        group = watcher.groups.setdefault(f"invoices-of-{number:02}", WatchedGroup(f"invoices-of-{number:02}"))
         members = {f"m-{n:016x}-{n:010}": MemberInfo(f"worker-{n}", "a-host", frozenset({"t"})) for n in range(20)}
         group.learn(GroupState(group.name, members, {}, None), 0.0)
         ends = {TopicPartition("t", n): 1000 + n for n in range(30)}
@@ -116,7 +116,7 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
 
 def test_without_zookeeper_nobody_knows_whether_a_group_is_stable() -> None:
     watcher = Watcher(Access("127.0.0.1:1"))
-    watcher.groups["billing"] = Group("billing")
+    watcher.groups["billing"] = WatchedGroup("billing")
     watcher.groups["billing"].learn(GroupState("billing", {}, {}, None), 0.0)
     console = Console(width=100)
     shown = []

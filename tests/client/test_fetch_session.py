@@ -6,7 +6,14 @@ import uuid
 
 import pytest
 
-from allocator.client.fetch_messages import NO_SESSION, SESSION_ERRORS, FetchAnswer, FetchSession, Part, Wanted
+from allocator.client.fetch_messages import (
+    NO_SESSION,
+    SESSION_ERRORS,
+    FetchAnswer,
+    FetchedPartition,
+    FetchSession,
+    Wanted,
+)
 from allocator.types import TopicPartition
 
 A, B, C = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("c", 0)
@@ -122,5 +129,9 @@ def test_a_topic_made_anew_is_another_topic() -> None:
 
 def test_parts_are_told_by_the_names_of_their_topics() -> None:
     session = begun(by_id=True)
-    parts = [Part(ONE, 1, 0, 5, 5, -1, [], b""), Part(TWO, 0, 0, 5, 5, -1, [], b""), Part("c", 0, 0, 5, 5, -1, [], b"")]
+    parts = [
+        FetchedPartition(ONE, 1, 0, 5, 5, -1, [], b""),
+        FetchedPartition(TWO, 0, 0, 5, 5, -1, [], b""),
+        FetchedPartition("c", 0, 0, 5, 5, -1, [], b""),
+    ]
     assert [tp for tp, _ in session.parts(parts)] == [B, C]

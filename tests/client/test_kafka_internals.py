@@ -28,7 +28,7 @@ from kafka.protocol import admin, consumer, metadata
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.parser import KafkaProtocol
 
-from allocator.client.connection import AsyncioNet, Directory, Link
+from allocator.client.connection import AsyncioNet, BrokerSocket, Directory
 from allocator.client.security import KEYS
 
 
@@ -159,7 +159,7 @@ def test_the_directory_has_whatever_the_manager_calls_on_its_cluster() -> None:
 def test_a_link_has_whatever_a_connection_calls_on_its_transport() -> None:
     used = attributes_of(kafka.net.connection, "self.transport", "self._conn.transport", "transport")
     used |= attributes_of(kafka.net.manager, "transport", "conn.transport") - {"handshake"}
-    link = set(dir(Link)) | {"host", "last_activity"}
+    link = set(dir(BrokerSocket)) | {"host", "last_activity"}
     assert used <= link
     assert {"close", "abort", "write"} <= set(dir(KafkaTCPTransport))
 

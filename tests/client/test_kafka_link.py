@@ -6,13 +6,13 @@ import asyncio
 
 from background import background
 
-from allocator.client.connection import Link
+from allocator.client.connection import BrokerSocket
 from allocator.testing import wait_until_async
 
 
 async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_drained() -> None:
     """A broker refuses the batches of a producer that come out of order."""
-    link, order = Link("broker", lambda: None), []
+    link, order = BrokerSocket("broker", lambda: None), []
 
     async def write(number: int) -> None:
         await link.drained()
@@ -30,7 +30,7 @@ async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_
 
 
 async def test_what_was_written_first_may_fill_it_again() -> None:
-    link, order = Link("broker", lambda: None), []
+    link, order = BrokerSocket("broker", lambda: None), []
 
     async def write(number: int) -> None:
         await link.drained()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allocator.client.metadata import Broker, Metadata, Partition
+from allocator.client.metadata import Broker, Metadata, PartitionMetadata
 
 ID = uuid.UUID(int=7)
 
@@ -40,8 +40,8 @@ def answer(*topics: Any, version: int = 12, brokers: tuple[int, ...] = (1, 2), c
 def test_partitions_come_in_order_with_leader_and_replicas() -> None:
     m = Metadata().updated(answer(topic("t", part(1, 2, 5), part(0, 1, 4))), complete=False)
     assert list(m.topics["t"].partitions.items()) == [
-        (0, Partition(1, 4, (1, 2))),
-        (1, Partition(2, 5, (1, 2))),
+        (0, PartitionMetadata(1, 4, (1, 2))),
+        (1, PartitionMetadata(2, 5, (1, 2))),
     ]
     assert m.brokers[2] == Broker(2, "b2", 9092, None)
     assert (m.cluster_id, m.controller) == ("c", 1)
@@ -88,7 +88,7 @@ def test_epochs_are_believed_from_2_4_on(version: int, epoch: int | None) -> Non
 def test_an_older_epoch_does_not_replace_a_newer_leader() -> None:
     m = Metadata().updated(answer(topic("a", part(0, 2, 5), topic_id=ID)), complete=False)
     stale = m.updated(answer(topic("a", part(0, 1, 4), topic_id=ID)), complete=False)
-    assert stale.topics["a"].partitions[0] == Partition(2, 5, (1, 2))
+    assert stale.topics["a"].partitions[0] == PartitionMetadata(2, 5, (1, 2))
     newer = m.updated(answer(topic("a", part(0, 1, 6), topic_id=ID)), complete=False)
     assert newer.topics["a"].partitions[0].leader == 1
 
@@ -96,7 +96,7 @@ def test_an_older_epoch_does_not_replace_a_newer_leader() -> None:
 def test_a_topic_made_again_begins_with_epochs_of_its_own() -> None:
     m = Metadata().updated(answer(topic("a", part(0, 2, 5), topic_id=ID)), complete=False)
     again = m.updated(answer(topic("a", part(0, 1, 0), topic_id=uuid.UUID(int=8))), complete=False)
-    assert again.topics["a"].partitions[0] == Partition(1, 0, (1, 2))
+    assert again.topics["a"].partitions[0] == PartitionMetadata(1, 0, (1, 2))
 
 
 def test_kafkas_own_topics_are_known_by_name_in_v0() -> None:

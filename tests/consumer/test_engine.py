@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from allocator.consumer.core import Engine
-from allocator.consumer.membership_config import Joining
+from allocator.consumer.core import ConsumerCore
+from allocator.consumer.membership_config import MembershipConfig
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
-def engine(**options: Any) -> Engine:
-    return Engine(
-        Joining(membership="fixed", group="g", client_id="c", topics=("t",)),
+def engine(**options: Any) -> ConsumerCore:
+    return ConsumerCore(
+        MembershipConfig(membership="fixed", group="g", client_id="c", topics=("t",)),
         brokers="127.0.0.1:1",
         listener=None,
         auto_commit_interval_s=0.001,

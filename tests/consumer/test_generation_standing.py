@@ -12,9 +12,9 @@ from group_bench import forever
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.client.client import KafkaClient
 from allocator.consumer import consumer_group as group_members
-from allocator.consumer.consumer_group import ZooKeeperMember, _Under
-from allocator.consumer.generation import PartitionStart, Round, Standing
-from allocator.groups.zookeeper.znodes import Document
+from allocator.consumer.consumer_group import ZooKeeperGenerations, _Under
+from allocator.consumer.generation import GenerationTracker, PartitionStart, PendingGeneration
+from allocator.groups.zookeeper.znodes import AssignmentDocument
 from allocator.offsets.messages import Identity
 from allocator.subscription.loss import stamped, topic_of
 
@@ -31,7 +31,7 @@ class NoOffsets:
     async def close(self) -> None: ...
 
 
-def begin(standing: Standing, *numbers: int) -> Generation:
+def begin(standing: GenerationTracker, *numbers: int) -> Generation:
     """As the group does it."""
     offsets: Any = NoOffsets()
     starts = {"t": tuple(PartitionStart(n, -2) for n in numbers)}
@@ -74,7 +74,7 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
 
 @pytest.mark.parametrize("call", ["revoked", "lost", "ending"])
 async def test_what_the_membership_waits_for_returns_when_every_function_has(call: str) -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     generation = begin(standing, 0, 1)
     may_go = asyncio.Event()
 
@@ -85,7 +85,7 @@ async def test_what_the_membership_waits_for_returns_when_every_function_has(cal
             await may_go.wait()
 
     generation.start(stubborn())
-    standing.settle(Round(1, "m", parts(0)))
+    standing.settle(PendingGeneration(1, "m", parts(0)))
     argument: Any = "a rebalance" if call == "ending" else parts(0)
     waiting = asyncio.ensure_future(getattr(standing, call)(argument))
     await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_what_the_membership_waits_for_returns_when_every_function_has(cal
 
 
 async def test_what_is_gained_ends_the_generation_and_holds_up_nobody() -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     generation = begin(standing, 0)
     task = generation.start(forever)
     await standing.assigned(parts(1))
@@ -106,18 +106,18 @@ async def test_what_is_gained_ends_the_generation_and_holds_up_nobody() -> None:
 
 
 async def test_an_assignment_that_changes_nothing_here_ends_nothing() -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     generation = begin(standing, 0, 1)
-    standing.settle(Round(2, "m", parts(1, 0)))
+    standing.settle(PendingGeneration(2, "m", parts(1, 0)))
     assert (generation.done, standing.round) == (False, None)
-    standing.settle(Round(2, "m", parts(0)))
+    standing.settle(PendingGeneration(2, "m", parts(0)))
     assert generation.done
-    assert standing.round == Round(2, "m", parts(0))
+    assert standing.round == PendingGeneration(2, "m", parts(0))
 
 
 async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins() -> None:
-    standing = Standing()
-    standing.settle(Round(1, "m", parts(0)))
+    standing = GenerationTracker()
+    standing.settle(PendingGeneration(1, "m", parts(0)))
     found = await standing.settled()
     generation = begin(standing, 0)
     standing.suspended("the connection is lost")
@@ -132,7 +132,7 @@ async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins()
 
 
 async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     generation = begin(standing, 0)
     waiting = [asyncio.ensure_future(standing.unless_stopped(forever())), asyncio.ensure_future(standing.settled())]
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
     standing.stop(ValueError("second"))
     assert await asyncio.gather(*waiting, return_exceptions=True) == [first, first]
     assert "first" in str(generation.ended)
-    assert await Standing().unless_stopped(asyncio.sleep(0, "done")) == "done"
+    assert await GenerationTracker().unless_stopped(asyncio.sleep(0, "done")) == "done"
 
 
 async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
@@ -156,34 +156,34 @@ async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
         assert under.identity is None
 
 
-class Follower(ZooKeeperMember):
+class Follower(ZooKeeperGenerations):
     """A member that holds what a test says."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: GenerationTracker) -> None:
         config = ConsumerGroupConfig(group="g", brokers="b", topics=["t"], zookeeper="z", rebalance_timeout_s=0.2)
         super().__init__(config, KafkaClient("b"), standing)
         self.member_id, self.generation = "me", 7
 
     def reads(self, held: Parts, given: Parts, promised: Parts = frozenset()) -> None:
         self._held = held
-        self._read(Document(generation=7, owners={"me": given, "other": parts(9)}, promised={"me": promised}))
+        self._read(AssignmentDocument(generation=7, owners={"me": given, "other": parts(9)}, promised={"me": promised}))
 
 
 async def test_a_generation_waits_for_what_is_still_promised() -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     member = Follower(standing)
     member.reads(parts(), parts(0, 1))  # it is about to take them
     assert standing.round is None
     member.reads(parts(0, 1), parts(0, 1), parts(2))
     assert standing.round is None
     member.reads(parts(0, 1, 2), parts(0, 1, 2))
-    assert standing.round == Round(7, "me", parts(0, 1, 2))
+    assert standing.round == PendingGeneration(7, "me", parts(0, 1, 2))
     await asyncio.sleep(0.25)  # the patience for the promise is over by now, and forgotten
-    assert standing.round == Round(7, "me", parts(0, 1, 2))
+    assert standing.round == PendingGeneration(7, "me", parts(0, 1, 2))
 
 
 async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
-    standing = Standing()
+    standing = GenerationTracker()
     member = Follower(standing)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -191,19 +191,19 @@ async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
     while not waiting.done():
         member.reads(parts(0), parts(0), parts(2))  # reading it again is no new patience
         await asyncio.wait({waiting}, timeout=0.05)
-    assert waiting.result() == Round(7, "me", parts(0))
+    assert waiting.result() == PendingGeneration(7, "me", parts(0))
     assert loop.time() - began > 0.15
 
 
 async def test_having_nothing_is_believed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_members, "NOTHING_AFTER_S", 0.1)
-    standing = Standing()
+    standing = GenerationTracker()
     member = Follower(standing)
     member.reads(parts(), parts())
     await asyncio.sleep(0.02)
     assert standing.round is None
     member.reads(parts(3), parts(3))
-    assert standing.round == Round(7, "me", parts(3))
+    assert standing.round == PendingGeneration(7, "me", parts(3))
     member.reads(parts(), parts())
     standing.round = None
     assert (await standing.settled()).partitions == frozenset()

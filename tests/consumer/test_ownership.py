@@ -12,7 +12,7 @@ from background import background
 from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
-from allocator.offsets.tracker import Progress
+from allocator.offsets.tracker import OffsetTracker
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.subscription.state import SubscriptionState
@@ -52,7 +52,7 @@ async def settled(partitions: frozenset[TopicPartition]) -> None: ...
 def ownership(state: SubscriptionState, offsets: Offsets, settled: Any = settled) -> Ownership:
     return Ownership(
         state,
-        Progress(asking_is_done=True),
+        OffsetTracker(asking_is_done=True),
         offsets,
         Fetcher(),
         commit,
@@ -170,7 +170,7 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
 
 async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None:
     old, new = uuid.UUID(int=1), uuid.UUID(int=2)
-    progress = Progress(asking_is_done=True)
+    progress = OffsetTracker(asking_is_done=True)
     progress.hand_out(PARTITION, 500)
     progress.finish()
     progress.forget([PARTITION], lambda partition: old)

@@ -12,7 +12,7 @@ import pytest
 from allocator import TopicPartition
 from allocator.consumer.reading import Reading
 from allocator.errors import Closed
-from allocator.offsets.tracker import Progress
+from allocator.offsets.tracker import OffsetTracker
 from allocator.testing import wait_until_async
 
 P = TopicPartition("t", 0)
@@ -25,7 +25,7 @@ class Read:
         async def news(timeout_s: float | None) -> None:
             await asyncio.sleep(0)
 
-        self.progress = Progress(asking_is_done=True)
+        self.progress = OffsetTracker(asking_is_done=True)
         engine: Any = SimpleNamespace(
             group="g", progress=self.progress, polled=lambda: None, take=lambda: None, may_deliver=True, news=news,
             fetcher=SimpleNamespace(wake=lambda: None),

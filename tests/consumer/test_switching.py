@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 from allocator import GroupedConsumer
 from allocator.consumer import switching
-from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, Watcher, choose, path_of
+from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choose, path_of
 from allocator.errors import AllocatorError, Closed
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.zookeeper.client import SessionState, ZooKeeper
@@ -84,7 +84,7 @@ async def expire(zk: ZooKeeper) -> None:
 async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot: Any, group: str) -> None:
     ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
     await ensemble.connect()
-    watcher = Watcher(ZooKeeper(str(zk_chroot), session_timeout_s=4.0), path)
+    watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot), session_timeout_s=4.0), path)
     try:
         await choose(ensemble, path, ClusterChoice("a:1"))
         await watcher.start()
@@ -222,7 +222,7 @@ async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes
 ) -> None:
     ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
     await ensemble.connect()
-    watcher = Watcher(ZooKeeper(str(zk_chroot)), path)
+    watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot)), path)
     await watcher.start()
     honest, faults = switching.read_choice, 1
 

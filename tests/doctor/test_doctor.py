@@ -16,7 +16,7 @@ from kafka.admin import KafkaAdminClient
 from allocator.assignors import GroupView
 from allocator.assignors.kiel import naive_allocator
 from allocator.client.client import KafkaClient
-from allocator.groups.legacy.old_consumer import Subscription
+from allocator.groups.legacy.old_consumer import OldSubscription
 from allocator.groups.zookeeper.znodes import Claim, MemberInfo
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
@@ -231,7 +231,7 @@ async def test_a_group_that_has_nothing_but_offsets_in_zookeeper(patient: Patien
 @pytest.mark.parametrize("dialect", ["java", "pykafka"])
 async def test_a_partition_that_consumers_of_the_old_kafka_gave_up(patient: Patient, dialect: str) -> None:
     base, java = f"/consumers/{patient.group}", dialect == "java"
-    subscription = Subscription("static", {patient.topic: 1}).encode() if java else patient.topic.encode()
+    subscription = OldSubscription("static", {patient.topic: 1}).encode() if java else patient.topic.encode()
     directory, prefix = (patient.topic, "") if java else (f"b'{patient.topic}'", "0-")
     with zookeeper_client(patient.zookeeper) as zk:
         zk.create(f"{base}/ids/a", subscription, ephemeral=True, makepath=True)

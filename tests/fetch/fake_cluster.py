@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from fetch_encode import R, batch
 
-from allocator.client.fetch_messages import FetchAnswer, FetchRequest, Part
+from allocator.client.fetch_messages import FetchAnswer, FetchedPartition, FetchRequest
 from allocator.errors import BrokerError
 from allocator.measures import Measures
 from allocator.types import TopicPartition
@@ -272,8 +272,8 @@ class FakeCluster:
             answers = [a._replace(topic=self.ids[str(a.topic)]) for a in answers]
         return FetchAnswer(version, answers, 0, 0 if session is None else session.number)
 
-    def _read(self, node: int, parts: Parts, request: Any) -> list[Part]:
-        out: list[Part] = []
+    def _read(self, node: int, parts: Parts, request: Any) -> list[FetchedPartition]:
+        out: list[FetchedPartition] = []
         max_bytes = left = request.max_bytes
         for tp, (offset, size) in parts.items():
             code, data, elsewhere = 0, b"", -1
@@ -304,7 +304,9 @@ class FakeCluster:
                 else:
                     data = data[:size]
                 left = max(0, left - len(data))
-            out.append(Part(tp.topic, tp.partition, code, end, -1, elsewhere, self.aborted.get(tp, []), data))
+            out.append(
+                FetchedPartition(tp.topic, tp.partition, code, end, -1, elsewhere, self.aborted.get(tp, []), data)
+            )
         return out
 
     def _epoch_ends(self, request: Any) -> Any:
@@ -348,5 +350,5 @@ class FakeCluster:
             event.set()
 
 
-def _tp(part: Part) -> TopicPartition:
+def _tp(part: FetchedPartition) -> TopicPartition:
     return TopicPartition(str(part.topic), part.partition)

@@ -14,8 +14,16 @@ from typing import Any
 
 from allocator.errors import CorruptRecordError
 from allocator.fetch import decode_plain as plain
-from allocator.groups.kafka_classic.consumer_protocol import Given, Malformed, StickyUserData, Subscription
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Rubbish, Waiting, shard_names, split
+from allocator.groups.kafka_classic.consumer_protocol import Malformed, MemberAssignment, StickyUserData, Subscription
+from allocator.groups.zookeeper.znodes import (
+    AssignmentDocument,
+    Claim,
+    InvalidZnode,
+    MemberInfo,
+    Waiting,
+    shard_names,
+    split,
+)
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 
@@ -76,25 +84,25 @@ def record_sets() -> Iterator[bytes]:
 
 def znodes(data: bytes) -> None:
     """Content of any znode of a group: only Rubbish, and what is read can be written and read again."""
-    for kind in (Document, Claim, MemberInfo):
+    for kind in (AssignmentDocument, Claim, MemberInfo):
         for raw in (data, zlib.compress(data)):
             try:
                 read = kind.decode("/z", raw)
-            except Rubbish as error:
+            except InvalidZnode as error:
                 assert "/z" in str(error)
                 continue
             again = kind.decode("/z", read.encode())
             assert again == read, (again, read)
     try:
         shard_names("/z", data)
-    except Rubbish as error:
+    except InvalidZnode as error:
         assert "/z" in str(error)
 
 
 def znode_contents() -> Iterator[bytes]:
     member = "m-0123456789abcdef-0000000042"
     for written in (
-        Document(
+        AssignmentDocument(
             generation=3,
             revision=7,
             leader=member,
@@ -119,7 +127,7 @@ def znode_contents() -> Iterator[bytes]:
 
 def protocol(data: bytes) -> None:
     """What other members of a Kafka group send: only Malformed, and what is read can be written and read again."""
-    for kind in (Subscription, Given, StickyUserData):
+    for kind in (Subscription, MemberAssignment, StickyUserData):
         try:
             read = kind.decode(data)
         except Malformed as error:
@@ -132,7 +140,7 @@ def protocol(data: bytes) -> None:
 def protocol_messages() -> Iterator[bytes]:
     for version in range(4):
         yield Subscription(("orders", "bills"), b"data", HELD, 7, "rack-1", version).encode()
-        yield Given(HELD, b"data", version).encode()
+        yield MemberAssignment(HELD, b"data", version).encode()
     yield StickyUserData(HELD, 7).encode()
 
 

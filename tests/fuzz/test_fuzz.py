@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.fetch import decode_plain as plain
-from allocator.groups.kafka_classic.consumer_protocol import Given, Malformed, StickyUserData, Subscription
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Rubbish, shard_names
+from allocator.groups.kafka_classic.consumer_protocol import Malformed, MemberAssignment, StickyUserData, Subscription
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
 from allocator.types import TopicPartition
 
 
@@ -35,10 +35,10 @@ def test_the_seeds_are_good_inputs() -> None:
     for data in SEEDS["records"]:
         assert len([row for row in decoded(plain, data) if isinstance(row, tuple) and len(row) == 6]) == 3
     for data in SEEDS["znodes"]:
-        read = (kind.decode for kind in (Document, Claim, MemberInfo))
+        read = (kind.decode for kind in (AssignmentDocument, Claim, MemberInfo))
         assert any(accepted(one, "/z", raw) for one in (*read, shard_names) for raw in (data, zlib.compress(data)))
     for data in SEEDS["protocol"]:
-        assert any(accepted(kind.decode, data) for kind in (Subscription, Given, StickyUserData))
+        assert any(accepted(kind.decode, data) for kind in (Subscription, MemberAssignment, StickyUserData))
 
 
 def test_a_decoder_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_claim_that_is_written_otherwise_is_noticed(monkeypatch: pytest.Monkey
 def accepted(read: Callable[..., object], *arguments: object) -> bool:
     try:
         return read(*arguments) is not None
-    except (Malformed, Rubbish):
+    except (Malformed, InvalidZnode):
         return False
 
 

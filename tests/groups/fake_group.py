@@ -17,7 +17,7 @@ from kafka.protocol.consumer import (
 from allocator.client.client import KafkaClient
 from allocator.groups.kafka_classic.group import GroupCoordinator
 from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.testing import wait_until_async
 
 FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
@@ -181,7 +181,7 @@ class Member:
     def __init__(self, broker: GroupBroker, *, wait: bool = True, **settings: Any) -> None:
         self.recorder = Recorder()
         self.client = KafkaClient(broker.address)
-        self.group = GroupCoordinator(self.client, "g", self.recorder, GroupSettings(**{**FAST, **settings}))
+        self.group = GroupCoordinator(self.client, "g", self.recorder, KafkaGroupSettings(**{**FAST, **settings}))
         self._wait = wait
 
     async def __aenter__(self) -> Member:

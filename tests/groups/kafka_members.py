@@ -12,7 +12,7 @@ from members import History, RecordingOwner
 from allocator.assignors import resolve
 from allocator.client.client import KafkaClient
 from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, Node, wait_until_async
@@ -55,7 +55,7 @@ class Ours:
                 pattern=pattern,
                 topic_poll_s=topic_poll_s,
                 connect_timeout_s=connect_timeout_s,
-                group=GroupSettings(**{**FAST, **(timing or {})}),
+                group=KafkaGroupSettings(**{**FAST, **(timing or {})}),
             ),
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)

@@ -21,7 +21,7 @@ from kafka_members import Ours
 from members import History
 
 from allocator.errors import AllocatorError
-from allocator.tasks import Scope
+from allocator.tasks import TaskGroup
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 NAME = "process"
@@ -61,7 +61,7 @@ async def _obey(ours: Ours, topic: str) -> None:
 
 async def main(bootstrap: str, group: str, topic: str) -> None:
     async with Ours(bootstrap, group, [topic], name=NAME, history=_Told()) as ours:
-        await Scope().run(_obey(ours, topic), act=_act(ours))
+        await TaskGroup().run(_obey(ours, topic), act=_act(ours))
 
 
 class MemberProcess:

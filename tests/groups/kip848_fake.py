@@ -12,13 +12,13 @@ from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from allocator.client.client import KafkaClient
-from allocator.groups.kip848.group import NextGroup
+from allocator.groups.kip848.group import Kip848Group
 from allocator.groups.kip848.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     IdPartition,
 )
-from allocator.groups.kip848.settings import Ids, NextSettings
+from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
 from allocator.testing import wait_until_async
 
 HEARTBEAT, CONFIGS = 68, 32
@@ -193,7 +193,7 @@ class Member:
         self.broker = broker
         self.recorder = Recorder()
         self.client = KafkaClient(broker.address)
-        self.group = NextGroup(self.client, "g", self.recorder, NextSettings(**{**FAST, **settings}))
+        self.group = Kip848Group(self.client, "g", self.recorder, Kip848GroupSettings(**{**FAST, **settings}))
         self._wait = wait
 
     async def __aenter__(self) -> Member:

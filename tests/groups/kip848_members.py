@@ -9,8 +9,8 @@ from kafka_clients import Confluent
 from members import History, RecordingOwner
 
 from allocator.client.client import KafkaClient
-from allocator.groups.kip848.membership import KafkaNextMembership, KafkaNextSettings
-from allocator.groups.kip848.settings import NextSettings
+from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
+from allocator.groups.kip848.settings import Kip848GroupSettings
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import TopicPartition
 
@@ -41,14 +41,14 @@ class Next:
     ) -> None:
         self.client = KafkaClient(bootstrap)
         self.owner = RecordingOwner(name, history or History())
-        self.membership = KafkaNextMembership(
+        self.membership = Kip848Membership(
             self.client,
             group,
             self.owner,
-            KafkaNextSettings(
+            Kip848Settings(
                 topics=frozenset(topics),
                 pattern=pattern,
-                group=NextSettings(**{"rebalance_timeout_s": 20.0, **settings}),
+                group=Kip848GroupSettings(**{"rebalance_timeout_s": 20.0, **settings}),
             ),
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)

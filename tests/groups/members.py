@@ -9,7 +9,7 @@ from typing import Any
 from allocator.assignors import resolve
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -159,7 +159,7 @@ class TestMember:
             self.owner,
             topics,
             {assignor.name: assignor for assignor in resolved},
-            Settings(
+            ZooKeeperSettings(
                 name=name,
                 topics=frozenset(subscribe),
                 pattern=pattern,

@@ -9,7 +9,7 @@ from simulated_zookeeper import SimulatedZooKeeper
 
 from allocator.assignors import resolve
 from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.types import TopicPartition
 
@@ -46,7 +46,7 @@ class Worker:
             self,
             world.topics,
             {function.name: function},
-            Settings(
+            ZooKeeperSettings(
                 name=name,
                 topics=frozenset({"t"}),
                 connect_timeout_s=None,

@@ -26,7 +26,7 @@ from simulated_member import Worker
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
-from allocator.groups.zookeeper.znodes import Claim, Document, Rubbish
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost
 
@@ -65,7 +65,7 @@ class Simulation:
         self.late: dict[TopicPartition, bool] = {}
         """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
         self.claims: dict[str, Claim] = {}
-        self.document = Document()
+        self.document = AssignmentDocument()
         self.workers: dict[str, Worker] = {}
         self.tasks: list[asyncio.Task[Any]] = []
         self.failure: Broken | None = None
@@ -210,8 +210,8 @@ class Simulation:
 
     def _check_document(self, data: bytes) -> None:
         try:
-            document = Document.decode("assignment", data)
-        except Rubbish:
+            document = AssignmentDocument.decode("assignment", data)
+        except InvalidZnode:
             return  # written by hand
         last, self.document = self.document, document
         if document.generation < last.generation or document.revision <= last.revision:

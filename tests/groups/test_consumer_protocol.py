@@ -15,8 +15,8 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 
 from allocator.groups.kafka_classic.consumer_protocol import (
     NEWEST,
-    Given,
     Malformed,
+    MemberAssignment,
     StickyUserData,
     Subscription,
     generation_data,
@@ -55,9 +55,9 @@ def test_a_subscription_comes_back_without_what_its_version_lacks(sent: Subscrip
     assert got.rack == (sent.rack if sent.version >= 3 else None)
 
 
-@given(st.builds(Given, parts, data, st.integers(0, NEWEST)))
-def test_an_assignment_comes_back(sent: Given) -> None:
-    assert Given.decode(sent.encode()) == sent
+@given(st.builds(MemberAssignment, parts, data, st.integers(0, NEWEST)))
+def test_an_assignment_comes_back(sent: MemberAssignment) -> None:
+    assert MemberAssignment.decode(sent.encode()) == sent
 
 
 @given(st.builds(StickyUserData, parts, generations))
@@ -72,7 +72,7 @@ def test_a_version_that_we_do_not_know_is_not_written(version: int) -> None:
     with pytest.raises(ValueError, match="version"):
         Subscription(("t",), version=version).encode()
     with pytest.raises(ValueError, match="version"):
-        Given(frozenset(), version=version).encode()
+        MemberAssignment(frozenset(), version=version).encode()
 
 
 # -- as other clients write and read it -------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def test_kafka_python_writes_a_subscription_in_the_same_bytes(ours: Subscription
     assert list(ConsumerProtocolSubscription.decode(ours.encode()).topics) == list(ours.topics)
 
 
-@given(st.builds(Given, parts, data, st.integers(0, NEWEST)))
-def test_kafka_python_writes_an_assignment_in_the_same_bytes(ours: Given) -> None:
+@given(st.builds(MemberAssignment, parts, data, st.integers(0, NEWEST)))
+def test_kafka_python_writes_an_assignment_in_the_same_bytes(ours: MemberAssignment) -> None:
     theirs = ConsumerProtocolAssignment(ours.version, grouped(ours.partitions), ours.user_data)
     assert theirs.encode() == ours.encode()
     assert frozenset(ConsumerProtocolAssignment.decode(ours.encode()).partitions()) == ours.partitions
@@ -135,7 +135,7 @@ def test_aiokafka_reads_any_version_as_its_own(ours: Subscription) -> None:
 def test_aiokafka_writes_an_assignment_in_the_same_bytes(
     partitions: frozenset[TopicPartition], user_data: bytes | None
 ) -> None:
-    ours = Given(partitions, user_data).encode()
+    ours = MemberAssignment(partitions, user_data).encode()
     assert ConsumerProtocolMemberAssignment(0, grouped(partitions), user_data).encode() == ours
     assert frozenset(ConsumerProtocolMemberAssignment.decode(ours).partitions()) == partitions
 
@@ -183,9 +183,11 @@ def test_what_java_writes_is_read_and_written_alike(assignor: str, sent: str, ve
 def test_java_writes_and_reads_an_assignment_without_user_data() -> None:
     held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
     # by ConsumerProtocol.serializeAssignment of 2.4.1 and of 4.1.1
-    assert Given(held).encode().hex() == "0000" + "00000001000174000000020000000000000002ffffffff"
-    assert Given.decode(bytes.fromhex("000300000001000174000000020000000000000002ffffffff")) == Given(held, None, 3)
-    assert Given(frozenset()).encode().hex() == "0000" + "00000000ffffffff"
+    assert MemberAssignment(held).encode().hex() == "0000" + "00000001000174000000020000000000000002ffffffff"
+    assert MemberAssignment.decode(
+        bytes.fromhex("000300000001000174000000020000000000000002ffffffff")
+    ) == MemberAssignment(held, None, 3)
+    assert MemberAssignment(frozenset()).encode().hex() == "0000" + "00000000ffffffff"
 
 
 @pytest.mark.parametrize("other", [None, b"", b"\0\0\0", StickyUserData(frozenset(), 7).encode()])
@@ -197,7 +199,7 @@ def test_other_user_data_of_cooperative_members_has_no_generation(other: bytes |
 
 
 def test_a_member_without_an_assignment_has_no_partitions() -> None:
-    assert Given.decode(b"") == Given(frozenset())
+    assert MemberAssignment.decode(b"") == MemberAssignment(frozenset())
 
 
 @given(subscriptions, st.binary(max_size=20))
@@ -221,7 +223,7 @@ def test_fields_left_out_at_the_end_have_their_defaults() -> None:
 
 @given(st.binary(max_size=60))
 def test_rubbish_is_refused_or_read_but_nothing_else(rubbish: bytes) -> None:
-    for kind in (Subscription, Given, StickyUserData):
+    for kind in (Subscription, MemberAssignment, StickyUserData):
         try:
             kind.decode(rubbish)
         except Malformed as error:

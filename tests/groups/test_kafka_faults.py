@@ -12,7 +12,7 @@ from kafka_members import Ours, coordinator_of, shared
 from members import History
 from racked import racked_brokers
 
-from allocator.groups.kafka_classic.group import Phase
+from allocator.groups.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
 
@@ -29,11 +29,11 @@ def member(cluster: LocalCluster, group: str, counts: Mapping[str, int], name: s
     return Ours(cluster.bootstrap, group, counts, name=name, history=history, timing=TIMING, connect_timeout_s=None)
 
 
-def phases(members: Sequence[Ours]) -> list[Phase]:
+def phases(members: Sequence[Ours]) -> list[GroupPhase]:
     return [each.membership.group.phase for each in members]
 
 
-async def reach(members: Sequence[Ours], *wanted: Phase) -> None:
+async def reach(members: Sequence[Ours], *wanted: GroupPhase) -> None:
     def what() -> str:
         return f"{wanted}, not {phases(members)}"
 
@@ -92,7 +92,7 @@ async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(
         b.owner.may_drain.clear()
         joining = asyncio.ensure_future(later.enter_async_context(c))
         try:
-            await reach([a, b, c], Phase.JOINING, Phase.PREPARING, Phase.JOINING)
+            await reach([a, b, c], GroupPhase.JOINING, GroupPhase.PREPARING, GroupPhase.JOINING)
             async with without_its_coordinator(cluster, group, [a, b, c], fault):
                 b.owner.may_drain.set()
                 await settle([a, b, c], counts)
@@ -124,7 +124,7 @@ async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(
         a.membership.assign = waits  # type: ignore[method-assign]
         joining = asyncio.ensure_future(later.enter_async_context(b))
         try:
-            await reach([a, b], Phase.SYNCING, Phase.SYNCING)
+            await reach([a, b], GroupPhase.SYNCING, GroupPhase.SYNCING)
             async with without_its_coordinator(cluster, group, [a, b], fault):
                 computed.set()
                 await settle([a, b], counts)

@@ -12,8 +12,8 @@ from fake_group import GroupBroker, Member
 from kafka.protocol.metadata import FindCoordinatorResponse
 
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.groups.kafka_classic.group import MOVES, Phase
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.group import MOVES, GroupPhase
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.offsets.messages import Identity
 from allocator.testing import wait_until_async
 
@@ -115,7 +115,7 @@ async def test_a_join_that_cannot_succeed_ends_with_the_reason(code: int) -> Non
             with pytest.raises(AllocatorError, match="'g': cannot join"):
                 await member.joined
             await member.task
-            assert member.group.phase is Phase.CLOSED
+            assert member.group.phase is GroupPhase.CLOSED
 
 
 async def test_a_later_join_that_is_refused_is_told_and_repeated() -> None:
@@ -179,7 +179,7 @@ async def test_a_function_that_was_not_offered_is_a_fault_of_the_broker_and_the_
             await member.task
             assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
             assert broker.requests(SYNC) == []
-            assert member.group.phase is Phase.CLOSED
+            assert member.group.phase is GroupPhase.CLOSED
 
 
 async def test_a_later_function_that_was_not_offered_costs_what_is_held_and_is_told() -> None:
@@ -289,7 +289,7 @@ async def test_a_fenced_instance_stops_and_says_so() -> None:
         await member.recorder.called("joined")
         broker.codes[HEARTBEAT] = [82]
         await member.task
-        assert member.group.phase is Phase.CLOSED
+        assert member.group.phase is GroupPhase.CLOSED
         assert "lost" in member.recorder.calls
         assert "instance 'one'" in str(member.recorder.errors[0])
         assert broker.requests(LEAVE) == []
@@ -462,7 +462,7 @@ async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() 
         await member.recorder.called("joined")
         await member.recorder.called("lost")
         await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 30, "the leave")
-        assert member.group.phase is Phase.AWAY
+        assert member.group.phase is GroupPhase.AWAY
         assert member.group.identity is None
         assert len(ids(broker)) == 2
         member.group.polled()
@@ -477,7 +477,7 @@ async def test_an_idle_user_who_is_asked_to_give_up_partitions_does_not_hold_up_
         member.group.request_rejoin("a test")
         await member.recorder.called("lost")
         assert "prepare cancelled" in member.recorder.calls
-        await wait_until_async(lambda: member.group.phase is Phase.AWAY, 30, "away")
+        await wait_until_async(lambda: member.group.phase is GroupPhase.AWAY, 30, "away")
 
 
 # -- leaving ----------------------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ async def test_a_commit_that_meets_a_join_under_way_belongs_to_the_next_generati
         broker.gates[JOIN] = asyncio.Event()
         member.group.request_rejoin("a test")
         await wait_until_async(lambda: len(ids(broker)) == 3, 30, "a join under way")
-        assert member.group.phase is Phase.JOINING
+        assert member.group.phase is GroupPhase.JOINING
         assert member.group.refused(code, identity) is not lost
         assert member.group.identity == (None if lost else identity)
         broker.gates[JOIN].set()
@@ -586,7 +586,7 @@ async def test_a_commit_that_meets_a_join_under_way_belongs_to_the_next_generati
 async def test_every_move_is_legal_or_refused() -> None:
     async with GroupBroker() as broker:
         group = Member(broker).group
-        for start, to in itertools.product(Phase, Phase):
+        for start, to in itertools.product(GroupPhase, GroupPhase):
             group.phase = start
             if to in MOVES[start]:
                 group._move(to, "a test")
@@ -608,4 +608,4 @@ async def test_every_move_is_legal_or_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        GroupSettings(**wrong)
+        KafkaGroupSettings(**wrong)

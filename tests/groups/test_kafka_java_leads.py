@@ -19,7 +19,7 @@ from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 from kafka_members import Ours
 from members import History
 
-from allocator.groups.kafka_classic.consumer_protocol import Given, Subscription
+from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
@@ -80,7 +80,7 @@ class JavaLed(GroupBroker):
             error_code=0,
             protocol_type="consumer",
             protocol_name="cooperative-sticky",
-            assignment=Given(self.given[request.member_id], version=1).encode(),
+            assignment=MemberAssignment(self.given[request.member_id], version=1).encode(),
             version=request.API_VERSION,
         )
 

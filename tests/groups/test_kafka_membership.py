@@ -18,8 +18,8 @@ from members import History
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
-from allocator.groups.kafka_classic.consumer_protocol import Given, Subscription, generation_from
-from allocator.groups.kafka_classic.group import Phase
+from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
+from allocator.groups.kafka_classic.group import GroupPhase
 from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -81,7 +81,7 @@ async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_j
 
         async def less(request: Any) -> Any:
             answer = await sync(request)
-            answer.assignment = Given(frozenset({TopicPartition("t", 0)})).encode()
+            answer.assignment = MemberAssignment(frozenset({TopicPartition("t", 0)})).encode()
             return answer
 
         broker.handlers[SYNC] = less
@@ -366,7 +366,7 @@ async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
         settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
         membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
         await membership.join()
-        await wait_until_async(lambda: membership.group.phase is Phase.SYNCING, 30, "it to wait for the others")
+        await wait_until_async(lambda: membership.group.phase is GroupPhase.SYNCING, 30, "it to wait for the others")
         broker.gates[SYNC].set()
         await holds(spare, ALL)
         await membership.leave()

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from allocator.assignors import Assignor, GroupView, resolve
 from allocator.errors import AssignorError
-from allocator.groups.kafka_classic.consumer_protocol import Given, StickyUserData, Subscription, generation_data
+from allocator.groups.kafka_classic.consumer_protocol import (
+    MemberAssignment,
+    StickyUserData,
+    Subscription,
+    generation_data,
+)
 from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.groups.kafka_classic.plan import Decision, Joined, Self, is_cooperative, offers
+from allocator.groups.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, is_cooperative, offers
 from allocator.groups.kafka_classic.plan import decide as decide_on
 from allocator.types import TopicPartition
 
@@ -25,19 +30,19 @@ def tp(*numbers: int, topic: str = "t") -> Parts:
     return frozenset(TopicPartition(topic, n) for n in numbers)
 
 
-def member(name: str, assignor: str, me: Self, instance: str | None = None) -> JoinedMember:
+def member(name: str, assignor: str, me: OwnMetadata, instance: str | None = None) -> JoinedMember:
     ((_, metadata),) = offers([assignor], me)
     return JoinedMember(name, instance, metadata)
 
 
 def decide(assignor: Assignor, members: Sequence[JoinedMember], before: Mapping[str, Parts] | None = None) -> Decision:
-    joined = Joined(assignor.name, members)
+    joined = GroupMembers(assignor.name, members)
     exist = {topic: count for topic, count in COUNTS.items() if topic in joined.topics}
     return decide_on(assignor, joined, GroupView(joined.members, exist, joined.owned), before or {})
 
 
 def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Parts]:
-    return {name: Given.decode(data).partitions for name, data in decision_given.items()}
+    return {name: MemberAssignment.decode(data).partitions for name, data in decision_given.items()}
 
 
 class Seen:
@@ -58,14 +63,14 @@ class Seen:
 
 
 def test_under_the_names_of_other_clients_a_member_says_what_they_say() -> None:
-    me = Self(frozenset({"u", "t"}), before=tp(1), before_generation=4)
+    me = OwnMetadata(frozenset({"u", "t"}), before=tp(1), before_generation=4)
     said = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], me)}
     assert said["range"] == said["roundrobin"] == Subscription(("t", "u"), version=0)
     assert said["sticky"].user_data == StickyUserData(tp(1), 4).encode()
 
 
 def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
-    me = Self(frozenset({"t"}), held=tp(1, 2), generation=3, rack="r")
+    me = OwnMetadata(frozenset({"t"}), held=tp(1, 2), generation=3, rack="r")
     ((_, data),) = offers(["cooperative-sticky"], me)
     assert Subscription.decode(data) == Subscription(("t",), b"\0\0\0\3", tp(1, 2), 3, "r")
 
@@ -74,20 +79,20 @@ def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
 @pytest.mark.parametrize("rack", [None, "r"])
 def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: str | None) -> None:
     """As from Java. sarama's sticky leader fails on user data that is there and empty, and the group stands still."""
-    ((_, data),) = offers([name], Self(frozenset({"t"}), rack=rack))
+    ((_, data),) = offers([name], OwnMetadata(frozenset({"t"}), rack=rack))
     assert Subscription.decode(data).user_data is None
     # and members of sarama say again what they were given
-    decision = decide(resolve(name), [member("a", name, Self(frozenset({"t"})))])
-    assert Given.decode(decision.given["a"]).user_data is None
+    decision = decide(resolve(name), [member("a", name, OwnMetadata(frozenset({"t"})))])
+    assert MemberAssignment.decode(decision.given["a"]).user_data is None
 
 
 def test_a_cooperative_member_that_holds_nothing_claims_no_generation() -> None:
-    ((_, data),) = offers(["cooperative-sticky"], Self(frozenset({"t"})))
+    ((_, data),) = offers(["cooperative-sticky"], OwnMetadata(frozenset({"t"})))
     assert Subscription.decode(data) == Subscription(("t",), b"\xff" * 4)
 
 
 def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
-    me = Self(frozenset({"t"}), name="n", host="h", weight=2.0)
+    me = OwnMetadata(frozenset({"t"}), name="n", host="h", weight=2.0)
     ((_, data),) = offers(["naive"], me)
     assert json.loads(Subscription.decode(data).user_data or b"") == {"name": "n", "host": "h", "weight": 2.0}
 
@@ -114,9 +119,11 @@ def test_the_view_has_members_in_one_order_topics_that_exist_and_who_holds_what(
     decide(
         seen,
         [
-            member("c", "seen", Self(frozenset({"t", "missing"}), held=tp(1), generation=2, name="cc", weight=3.0)),
-            member("b", "seen", Self(frozenset({"t"})), instance="2"),
-            member("a", "seen", Self(frozenset({"t"})), instance="3"),
+            member(
+                "c", "seen", OwnMetadata(frozenset({"t", "missing"}), held=tp(1), generation=2, name="cc", weight=3.0)
+            ),
+            member("b", "seen", OwnMetadata(frozenset({"t"})), instance="2"),
+            member("a", "seen", OwnMetadata(frozenset({"t"})), instance="3"),
         ],
     )
     (view,) = seen.views
@@ -131,9 +138,9 @@ def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> N
     decide(
         seen,
         [
-            member("a", "seen", Self(frozenset({"t"}), held=tp(0, 1), generation=5)),
-            member("b", "seen", Self(frozenset({"t"}), held=tp(1, 2), generation=4)),
-            member("c", "seen", Self(frozenset({"t"}), held=tp(0), generation=5)),
+            member("a", "seen", OwnMetadata(frozenset({"t"}), held=tp(0, 1), generation=5)),
+            member("b", "seen", OwnMetadata(frozenset({"t"}), held=tp(1, 2), generation=4)),
+            member("c", "seen", OwnMetadata(frozenset({"t"}), held=tp(0), generation=5)),
         ],
     )
     assert seen.views[0].owned == {"a": tp(1), "b": tp(2), "c": frozenset()}
@@ -143,14 +150,14 @@ def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
     """Java from 2.8 to 3.3 writes it there alone."""
     old = Subscription(("t",), generation_data(6), tp(0, 1), version=1).encode()
     new = Subscription(("t",), generation_data(7), tp(1, 2), version=1).encode()
-    joined = Joined("cooperative-sticky", [JoinedMember("old", None, old), JoinedMember("new", None, new)])
+    joined = GroupMembers("cooperative-sticky", [JoinedMember("old", None, old), JoinedMember("new", None, new)])
     assert joined.owned == {"old": tp(0), "new": tp(1, 2)}
 
 
 def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_data() -> None:
     members = [
-        member("a", "sticky", Self(frozenset({"t"}), before=tp(0, 3), before_generation=2)),
-        member("b", "sticky", Self(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
+        member("a", "sticky", OwnMetadata(frozenset({"t"}), before=tp(0, 3), before_generation=2)),
+        member("b", "sticky", OwnMetadata(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
         JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
     ]
     mine = given_of(decide(resolve("sticky"), members).given)
@@ -161,14 +168,14 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
 
 
 def eager(name: str, parts: Parts, generation: int) -> JoinedMember:
-    return member(name, "sticky", Self(frozenset({"t", "u"}), before=parts, before_generation=generation))
+    return member(name, "sticky", OwnMetadata(frozenset({"t", "u"}), before=parts, before_generation=generation))
 
 
 def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
     """b was alone for a generation, and a and c come back."""
     both = tp(0, 1, 2, 3) | tp(0, 1, topic="u")
     members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
-    joined = Joined("sticky", members)
+    joined = GroupMembers("sticky", members)
     view = GroupView(joined.members, {"t": 4, "u": 2}, joined.owned)
     mine = given_of(decide_on(resolve("sticky"), joined, view, {}).given)
     assert mine == {"a": tp(0, 3), "b": tp(1) | tp(0, topic="u"), "c": tp(2) | tp(1, topic="u")}
@@ -182,9 +189,9 @@ def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) ->
 
 
 def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
-    members = [JoinedMember("bad", None, b"\xff"), member("a", "range", Self(frozenset({"t"})))]
+    members = [JoinedMember("bad", None, b"\xff"), member("a", "range", OwnMetadata(frozenset({"t"})))]
     assert given_of(decide(resolve("range"), members).given) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
-    assert Joined("range", members).topics == {"t"}
+    assert GroupMembers("range", members).topics == {"t"}
 
 
 # -- what the leader decides ------------------------------------------------------------------------------------------
@@ -192,8 +199,8 @@ def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
 
 def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round() -> None:
     held = tp(0, 1, 2, 3)
-    old = Self(frozenset({"t"}), held=held, generation=1)
-    new = Self(frozenset({"t"}))
+    old = OwnMetadata(frozenset({"t"}), held=held, generation=1)
+    new = OwnMetadata(frozenset({"t"}))
     first = decide(
         resolve("cooperative-sticky"),
         [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
@@ -204,15 +211,15 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
     second = decide(
         resolve("cooperative-sticky"),
         [
-            member("a", "cooperative-sticky", Self(frozenset({"t"}), held=mine["a"], generation=2)),
-            member("b", "cooperative-sticky", Self(frozenset({"t"}))),
+            member("a", "cooperative-sticky", OwnMetadata(frozenset({"t"}), held=mine["a"], generation=2)),
+            member("b", "cooperative-sticky", OwnMetadata(frozenset({"t"}))),
         ],
     )
     assert given_of(second.given) == {"a": mine["a"], "b": held - mine["a"]}
 
 
 def test_eager_members_get_everything_at_once() -> None:
-    members = [member(name, "range", Self(frozenset({"t"}))) for name in "ab"]
+    members = [member(name, "range", OwnMetadata(frozenset({"t"}))) for name in "ab"]
     assert given_of(decide(resolve("range"), members).given) == {"a": tp(0, 1), "b": tp(2, 3)}
 
 
@@ -222,13 +229,13 @@ def broken(view: GroupView) -> dict[str, Parts]:
 
 def test_when_the_function_fails_members_keep_what_they_hold() -> None:
     members = [
-        member("a", "broken", Self(frozenset({"t"}), held=tp(0, 1), generation=1)),
-        member("b", "broken", Self(frozenset({"t"}))),
+        member("a", "broken", OwnMetadata(frozenset({"t"}), held=tp(0, 1), generation=1)),
+        member("b", "broken", OwnMetadata(frozenset({"t"}))),
     ]
     decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
     assert given_of(decision.given) == {"a": tp(0, 1), "b": frozenset()}
-    gave_up = [member(name, "broken", Self(frozenset({"t"}))) for name in "ab"]
+    gave_up = [member(name, "broken", OwnMetadata(frozenset({"t"}))) for name in "ab"]
     decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
     assert given_of(decision.given) == {"a": tp(0), "b": frozenset()}
 
@@ -244,7 +251,7 @@ claims = st.lists(
 def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
     claimed: list[tuple[Parts, int]], assignor: str
 ) -> None:
-    members = {f"m{n}": Self(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
+    members = {f"m{n}": OwnMetadata(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):
         mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).given)
         for name, parts in mine.items():
@@ -252,7 +259,7 @@ def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
             assert not parts & others
         if all(members[name].held == parts for name, parts in mine.items()):
             break
-        members = {name: Self(frozenset({"t"}), held=mine[name], generation=generation) for name in members}
+        members = {name: OwnMetadata(frozenset({"t"}), held=mine[name], generation=generation) for name in members}
     else:
         pytest.fail("no end of rounds")
     assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from allocator.groups.kafka_classic.plan import DOUBT_S, Sizes
+from allocator.groups.kafka_classic.plan import DOUBT_S, PartitionCounts
 
 
 class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.topics: dict[str, tuple[int, ...]] = {"t": (0, 1)}
-        self.sizes = Sizes(self.topics.get, lambda: self.now)
+        self.sizes = PartitionCounts(self.topics.get, lambda: self.now)
 
 
 def test_more_partitions_and_topics_are_believed_at_once() -> None:

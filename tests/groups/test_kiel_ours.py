@@ -17,17 +17,17 @@ from allocator.errors import BrokersUnavailable
 from allocator.groups.legacy.adopt import AdoptionUnfinished, adopt, candidate
 from allocator.groups.legacy.kiel import (
     AdoptionRefused,
+    HandoverPhase,
     KielMembership,
     KielPaths,
     KielSettings,
-    Phase,
     Seal,
     add_partitions,
     read_shared,
     seal,
 )
-from allocator.groups.zookeeper.membership import Settings, ZooKeeperMembership
-from allocator.groups.zookeeper.znodes import Paths, Rubbish
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -73,7 +73,7 @@ class Member:
             self.owner,
             self.bench.topics,
             {naive.name: naive},
-            Settings(name=self.owner.name, topics=frozenset({"t"})),
+            ZooKeeperSettings(name=self.owner.name, topics=frozenset({"t"})),
         )
 
 
@@ -259,7 +259,7 @@ async def _waiting(zk: ZooKeeper, paths: KielPaths) -> bool:
 
 
 def test_a_seal_is_read_back_and_is_no_json() -> None:
-    sealed = Seal(Phase.SEALED, "/allocator", frozenset({TopicPartition("a:b", 3), TopicPartition("t", 10)}))
+    sealed = Seal(HandoverPhase.SEALED, "/allocator", frozenset({TopicPartition("a:b", 3), TopicPartition("t", 10)}))
     assert read_shared("/p", sealed.encode()) == (sealed.partitions, sealed)
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(sealed.encode())
@@ -267,10 +267,10 @@ def test_a_seal_is_read_back_and_is_no_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"{}", b"[1]", b'["t"]', b'["t:x"]', b"\xff", Seal(Phase.OPEN, "/a", frozenset()).encode()[:-1]]
+    "data", [b"{}", b"[1]", b'["t"]', b'["t:x"]', b"\xff", Seal(HandoverPhase.OPEN, "/a", frozenset()).encode()[:-1]]
 )
 def test_rubbish_is_named(data: bytes) -> None:
-    with pytest.raises(Rubbish, match="/kiel/p is not readable"):
+    with pytest.raises(InvalidZnode, match="/kiel/p is not readable"):
         read_shared("/kiel/p", data)
 
 

@@ -19,7 +19,7 @@ from kip848_members import Next
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
-from allocator.groups.kip848.membership import KafkaNextMembership, KafkaNextSettings
+from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -232,14 +232,14 @@ async def test_join_says_what_prevents_it() -> None:
 
         broker.handlers[10] = nobody
         ours = member(broker)
-        settings = KafkaNextSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
-        membership = KafkaNextMembership(client, "g", ours.owner, settings)
+        settings = Kip848Settings(topics=frozenset({"t"}), connect_timeout_s=0.2)
+        membership = Kip848Membership(client, "g", ours.owner, settings)
         with pytest.raises(BrokersUnavailable, match=r"within 0\.2 s; last: .* cannot find .* offsets topic"):
             await membership.join()
         broker.handlers[10] = find
         broker.codes = [30]
-        membership = KafkaNextMembership(client, "g", ours.owner, replace(settings, connect_timeout_s=10))
+        membership = Kip848Membership(client, "g", ours.owner, replace(settings, connect_timeout_s=10))
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
             await membership.join()
         with pytest.raises(ConfigError, match="not a regular expression"):
-            KafkaNextMembership(client, "g", ours.owner, KafkaNextSettings(pattern="["))
+            Kip848Membership(client, "g", ours.owner, Kip848Settings(pattern="["))

@@ -11,8 +11,8 @@ from fake_broker import HANG_UP, SILENT
 from kip848_fake import CONFIGS, HEARTBEAT, Member, NextBroker, ids, owned
 
 from allocator.errors import BrokerError, ConfigError
-from allocator.groups.kip848.group import NextPhase
-from allocator.groups.kip848.settings import Ids, NextSettings
+from allocator.groups.kip848.group import Kip848Phase
+from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
 from allocator.offsets.messages import Identity
 
 pytestmark = pytest.mark.deadline(90)
@@ -22,7 +22,7 @@ async def test_a_member_joins_takes_what_it_is_given_and_leaves() -> None:
     async with NextBroker() as broker:
         async with Member(broker, rack="r1", server_assignor="range", rebalance_timeout_s=7) as m:
             assert m.recorder.calls == [("take", ids(0, 1, 2))]
-            assert m.group.phase is NextPhase.STABLE
+            assert m.group.phase is Kip848Phase.STABLE
             assert m.group.identity == Identity(1, m.group.member_id, None, by_epoch=True)
             first = broker.beats[0]
             assert (first.member_epoch, first.member_id) == (0, m.group.member_id)
@@ -96,7 +96,7 @@ async def test_what_was_given_counts_as_owned_before_it_can_be_begun_with() -> N
         broker.given = ids(0, 1, 2, 3)
         await m.until(lambda: ids(0, 1, 2, 3) in map(owned, broker.beats), "the heartbeat")
         # the heartbeat may be sent before the member has tried to begin; from then on it stays so, for 3 has no name
-        await m.until(lambda: m.group.phase is NextPhase.RECONCILING, "the attempt to begin")
+        await m.until(lambda: m.group.phase is Kip848Phase.RECONCILING, "the attempt to begin")
         m.recorder.unnamed = frozenset()
         await m.until(lambda: m.recorder.held == ids(0, 1, 2, 3), "all to be taken")
 
@@ -277,7 +277,7 @@ async def test_where_it_may_not_be_asked_for_only_the_interval_counts(caplog: py
 
 async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() -> None:
     async with NextBroker() as broker, Member(broker, max_poll_interval_s=0.3) as m:
-        await m.until(lambda: m.group.phase is NextPhase.AWAY, "leaving")
+        await m.until(lambda: m.group.phase is Kip848Phase.AWAY, "leaving")
         await m.until(lambda: broker.beats[-1].member_epoch == -1, "the farewell")
         assert m.recorder.names == ["take", "lost"]
         m.group.polled()
@@ -290,7 +290,7 @@ async def test_a_user_who_waits_to_join_is_not_silent() -> None:
         await m.until(lambda: len(broker.beats) > 20, "the first assignment to take four times as long as polls may")
         m.recorder.go.set()
         await m.joined
-        await m.until(lambda: m.group.phase is NextPhase.AWAY, "leaving")
+        await m.until(lambda: m.group.phase is Kip848Phase.AWAY, "leaving")
         assert m.recorder.names == ["take", "lost"]
 
 
@@ -350,4 +350,4 @@ async def test_leaving_before_the_join_was_answered_leaves_no_member_behind() ->
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        NextSettings(**wrong)
+        Kip848GroupSettings(**wrong)

@@ -10,7 +10,7 @@ from members import StaticTopics
 
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.store import Store, Watch
-from allocator.groups.zookeeper.znodes import Budget, Claim, Document, Paths, Rubbish
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import BadVersion, ZooKeeper
 
@@ -21,7 +21,9 @@ ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) fo
 class Deaf(Store):
     """The news of a claim are still under way: kazoo tells them in another thread than answers."""
 
-    async def claim(self, member: str, watch: Watch | None = None, *, budget: Budget | None = None) -> Claim | None:
+    async def claim(
+        self, member: str, watch: Watch | None = None, *, budget: InflateBudget | None = None
+    ) -> Claim | None:
         return await super().claim(member, lambda: None, budget=budget)
 
 
@@ -40,12 +42,12 @@ async def stored(hosts: str, group: str) -> AsyncIterator[Store]:
 async def test_rubbish_is_replaced_and_not_what_somebody_wrote_after_it(zk_chroot: str, group: str) -> None:
     async with stored(zk_chroot, group) as store:
         await store.zk.create(store.paths.assignment, b"rubbish")
-        with pytest.raises(Rubbish) as caught:
+        with pytest.raises(InvalidZnode) as caught:
             await store.document()
-        good = Document(generation=1, revision=1, owners={MEMBER: ONE})
+        good = AssignmentDocument(generation=1, revision=1, owners={MEMBER: ONE})
         assert await store.write_document(good, caught.value.version) == 1
         with pytest.raises(BadVersion):
-            await store.write_document(Document(generation=1, revision=2), caught.value.version)
+            await store.write_document(AssignmentDocument(generation=1, revision=2), caught.value.version)
         assert (await store.document())[0] == good
 
 

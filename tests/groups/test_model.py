@@ -9,8 +9,8 @@ import pytest
 from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
 from allocator.groups.zookeeper import plan
+from allocator.groups.zookeeper.znodes import AssignmentDocument as RealDocument
 from allocator.groups.zookeeper.znodes import Claim, Waiting
-from allocator.groups.zookeeper.znodes import Document as RealDocument
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.servers  # long without any

@@ -13,9 +13,9 @@ from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import GroupView, resolve
 from allocator.assignors import Member as View
-from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership, Subscription, run_of
+from allocator.groups.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, run_of
 from allocator.groups.legacy.owners import OwnersSettings
-from allocator.groups.zookeeper.znodes import Rubbish
+from allocator.groups.zookeeper.znodes import InvalidZnode
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -34,13 +34,13 @@ def test_a_run_is_what_kafkas_range_gives() -> None:
 
 
 def test_javas_subscriptions_are_understood() -> None:
-    assert Subscription.decode("/p", JAVA).threads("orders") == 2
-    assert Subscription.decode("/p", JAVA).threads("orders2") == 0
-    black = Subscription("black_list", {"a.*, b": 1})
+    assert OldSubscription.decode("/p", JAVA).threads("orders") == 2
+    assert OldSubscription.decode("/p", JAVA).threads("orders2") == 0
+    black = OldSubscription("black_list", {"a.*, b": 1})
     assert [black.threads(topic) for topic in ("abc", "b", "c", "__consumer_offsets")] == [0, 0, 1, 0]
-    static = Subscription("static", {"a": 1, "b": 3})
+    static = OldSubscription("static", {"a": 1, "b": 3})
     assert [static.threads(topic) for topic in ("a", "b", "c")] == [1, 3, 0]
-    assert Subscription.decode("/p", static.encode()) == static
+    assert OldSubscription.decode("/p", static.encode()) == static
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_javas_subscriptions_are_understood() -> None:
     ],
 )
 def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
-    with pytest.raises(Rubbish, match="znode /ids/x is not readable") as caught:
-        Subscription.decode("/ids/x", data)
+    with pytest.raises(InvalidZnode, match="znode /ids/x is not readable") as caught:
+        OldSubscription.decode("/ids/x", data)
     assert why in str(caught.value)
 
 

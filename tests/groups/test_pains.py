@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from members import History, StaticTopics, TestMember, everything, settled
 
-from allocator.groups.zookeeper.znodes import Claim, Document, Paths
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Paths
 from allocator.testing import wait_until_async
 from allocator.zookeeper.client import NoZnode, SessionState, ZooKeeper
 
@@ -240,4 +240,4 @@ async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: Pain) -> None:
 
 
 async def revision(zk: ZooKeeper, pain: Pain) -> int:
-    return Document.decode("assignment", (await zk.get(pain.paths.assignment))[0]).revision
+    return AssignmentDocument.decode("assignment", (await zk.get(pain.paths.assignment))[0]).revision

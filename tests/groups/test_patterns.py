@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.groups.patterns import topic_pattern
-from allocator.groups.zookeeper.znodes import MemberInfo, Rubbish
+from allocator.groups.zookeeper.znodes import InvalidZnode, MemberInfo
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)
 ATOMS = st.sampled_from(["a", "b", "0", r"\.", "-", "_", ".", "[ab]", "[^a]", r"\w", r"\d", r"\W", "(?i:A)"])
@@ -62,7 +62,7 @@ def test_what_a_leader_would_not_take_is_refused_where_it_is_said_and_where_it_i
     with pytest.raises(ConfigError, match=re.escape(why)):
         info.encode()
     written = MemberInfo("n", "h", pattern="PLACE").encode().decode().replace("PLACE", pattern.replace("\\", "\\\\"))
-    with pytest.raises(Rubbish):
+    with pytest.raises(InvalidZnode):
         MemberInfo.decode("/m", written.encode("utf-8", "surrogatepass"))
 
 
@@ -81,5 +81,5 @@ def test_without_re2_any_topic_is_matched_and_the_rest_says_what_to_install(monk
     assert topic_pattern(".*").matches("orders")
     with pytest.raises(MissingExtra, match=r"allocator\[patterns\]"):
         MemberInfo("n", "h", pattern="orders").encode()
-    with pytest.raises(Rubbish, match=r"allocator\[patterns\]"):
+    with pytest.raises(InvalidZnode, match=r"allocator\[patterns\]"):
         MemberInfo.decode("/m", written)

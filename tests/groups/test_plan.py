@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from allocator.groups.zookeeper.plan import adopt, advance
-from allocator.groups.zookeeper.znodes import NONE, Claim, Document, Waiting
+from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Waiting
 from allocator.types import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(4)]
@@ -17,8 +17,10 @@ P0, P1, P2, P3 = PARTITIONS
 
 
 def test_what_is_free_is_granted_at_once() -> None:
-    document = advance(Document(), A, [A, B], {}, {A: frozenset({P0, P1}), B: frozenset({P2})}, strategy="naive")
-    assert document == Document(
+    document = advance(
+        AssignmentDocument(), A, [A, B], {}, {A: frozenset({P0, P1}), B: frozenset({P2})}, strategy="naive"
+    )
+    assert document == AssignmentDocument(
         generation=1,
         revision=1,
         leader=A,
@@ -28,7 +30,7 @@ def test_what_is_free_is_granted_at_once() -> None:
 
 
 def test_what_moves_waits_for_the_claim_of_its_owner() -> None:
-    first = Document(generation=1, revision=5, leader=A, owners={A: frozenset({P0, P1})})
+    first = AssignmentDocument(generation=1, revision=5, leader=A, owners={A: frozenset({P0, P1})})
     moving = advance(first, A, [A, B], {A: Claim(5, frozenset({P0, P1}))}, {A: frozenset({P0}), B: frozenset({P1})})
     assert moving is not None
     assert moving.owners == {A: frozenset({P0})}
@@ -45,7 +47,7 @@ def test_what_moves_waits_for_the_claim_of_its_owner() -> None:
 
 
 def test_a_member_that_is_gone_is_not_waited_for() -> None:
-    waiting = Document(
+    waiting = AssignmentDocument(
         generation=2, revision=6, owners={}, waiting={A: Waiting(6, frozenset({P1}))}, promised={B: frozenset({P1})}
     )
     moved = advance(waiting, B, [B], {})
@@ -54,7 +56,7 @@ def test_a_member_that_is_gone_is_not_waited_for() -> None:
 
 
 def test_nothing_to_do_is_no_new_document() -> None:
-    settled = Document(generation=1, revision=1, leader=A, owners={A: frozenset({P0})})
+    settled = AssignmentDocument(generation=1, revision=1, leader=A, owners={A: frozenset({P0})})
     assert advance(settled, A, [A], {A: Claim(1, frozenset({P0}))}) is None
     assert advance(settled, B, [A, B], {}) is None  # a new leader alone is no news
 
@@ -67,10 +69,10 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.document: Document | None = Document()
+        self.document: AssignmentDocument | None = AssignmentDocument()
         self.version = 0
         self.members: dict[str, dict] = {}
-        self.leaders: list[tuple[Document, int, dict, frozenset]] = []
+        self.leaders: list[tuple[AssignmentDocument, int, dict, frozenset]] = []
         self.born = 0
 
     @rule()

@@ -6,7 +6,7 @@ import random
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.groups.zookeeper.plan import advance
-from allocator.groups.zookeeper.znodes import NONE, Claim, Document, Parts
+from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Parts
 
 TOPICS = {"s": 5, "t": 8, "u": 11}
 
@@ -14,7 +14,7 @@ TOPICS = {"s": 5, "t": 8, "u": 11}
 def revoked(seed: int, *, with_promises: bool) -> int:
     """How many partitions are taken away from owners while members come and go faster than they release."""
     chance = random.Random(seed)
-    document, claims, born, total = Document(), {}, 0, 0
+    document, claims, born, total = AssignmentDocument(), {}, 0, 0
     for _ in range(60):
         event = chance.random()
         if event < 0.5 and claims:
@@ -36,7 +36,7 @@ def revoked(seed: int, *, with_promises: bool) -> int:
     return total
 
 
-def view_of(document: Document, members: list[str], *, with_promises: bool) -> GroupView:
+def view_of(document: AssignmentDocument, members: list[str], *, with_promises: bool) -> GroupView:
     owned: dict[str, Parts] = {member: document.owners.get(member, NONE) for member in members}
     if with_promises:
         owned = {member: parts | document.promised.get(member, NONE) for member, parts in owned.items()}

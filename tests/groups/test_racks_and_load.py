@@ -164,7 +164,7 @@ async def test_load_that_was_told_a_moment_ago_serves_the_next_round_of_the_same
 ) -> None:
     monkeypatch.setattr(remembers, "wants", ("load",), raising=False)
     load = Asked(2.0)
-    around = view_module.Surroundings("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
+    around = view_module.GroupViewBuilder("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
     function: Any = remembers
     members = (Member("a", "", topics=frozenset({"t", "u"})),)
     for _ in range(2):

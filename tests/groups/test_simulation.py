@@ -12,11 +12,11 @@ from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
 from simulation import Broken, Simulation
 
-from allocator.groups.lease import EnsembleLease, Keeper
+from allocator.groups.lease import EnsembleLease, LeaseRenewer
 from allocator.groups.zookeeper import leader, plan
 from allocator.groups.zookeeper.leader import Leader
 from allocator.groups.zookeeper.membership import ZooKeeperMembership
-from allocator.groups.zookeeper.znodes import Claim, Document, Waiting
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
 from allocator.zookeeper.client import Op
 
 pytestmark = pytest.mark.servers  # long without any
@@ -145,7 +145,7 @@ def a_lease_as_long_as_the_session_and_longer(patch: pytest.MonkeyPatch) -> None
 
 
 def members_that_do_not_ask_whether_they_may_act(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "may_act", True)
+    patch.setattr(LeaseRenewer, "may_act", True)
 
 
 def partitions_that_are_free_as_soon_as_they_are_revoked(patch: pytest.MonkeyPatch) -> None:
@@ -190,15 +190,17 @@ def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> 
 
 
 def a_leader_that_takes_waiting_members_for_gone(patch: pytest.MonkeyPatch) -> None:
-    def careless(document: Document, me: str, alive: set[str], *rest: object, **more: object) -> Document | None:
+    def careless(
+        document: AssignmentDocument, me: str, alive: set[str], *rest: object, **more: object
+    ) -> AssignmentDocument | None:
         return plan.advance(document, me, alive - document.waiting.keys(), *rest, **more)
 
     patch.setattr(leader, "advance", careless)
 
 
 def a_leader_that_numbers_from_one_after_rubbish(patch: pytest.MonkeyPatch) -> None:
-    def anew(claims: dict[str, Claim], last: object = None, writes: int = 0) -> Document:
-        return Document(owners={member: claim.held for member, claim in claims.items() if claim.held})
+    def anew(claims: dict[str, Claim], last: object = None, writes: int = 0) -> AssignmentDocument:
+        return AssignmentDocument(owners={member: claim.held for member, claim in claims.items() if claim.held})
 
     patch.setattr(leader, "adopt", anew)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from allocator.errors import ConfigError, GroupNameError
 from allocator.groups.zookeeper.znodes import (
     SHARD_BYTES,
+    AssignmentDocument,
     Claim,
-    Document,
+    InvalidZnode,
     MemberInfo,
     Paths,
-    Rubbish,
     Waiting,
     from_ranges,
     in_join_order,
@@ -30,7 +30,7 @@ topics = st.text(alphabet="abc.-_9", min_size=1, max_size=8)
 parts = st.frozensets(st.builds(TopicPartition, topics, st.integers(0, 5000)), max_size=60)
 members = st.text(min_size=1, max_size=10)
 documents = st.builds(
-    Document,
+    AssignmentDocument,
     generation=st.integers(0, 10**9),
     revision=st.integers(0, 10**9),
     leader=members,
@@ -44,8 +44,8 @@ documents = st.builds(
 
 
 @given(documents)
-def test_a_document_survives_the_round_trip(document: Document) -> None:
-    assert Document.decode("/x", document.encode()) == document
+def test_a_document_survives_the_round_trip(document: AssignmentDocument) -> None:
+    assert AssignmentDocument.decode("/x", document.encode()) == document
 
 
 @given(st.builds(Claim, st.integers(0, 10**9), parts, st.integers(0, 10**9)))
@@ -78,14 +78,14 @@ half_right = st.dictionaries(fields, json_values, max_size=12).map(lambda doc: {
 @given(st.binary(max_size=300) | half_right.map(lambda doc: json.dumps(doc).encode()))
 def test_rubbish_is_named_and_nothing_worse(data: bytes) -> None:
     for raw in (data, zlib.compress(data)):
-        for decode in (Document.decode, Claim.decode, MemberInfo.decode):
+        for decode in (AssignmentDocument.decode, Claim.decode, MemberInfo.decode):
             try:
                 decode("/some/znode", raw)
-            except Rubbish as error:
+            except InvalidZnode as error:
                 assert "/some/znode" in str(error)
         try:
             shard_names("/some/znode", raw)
-        except Rubbish as error:
+        except InvalidZnode as error:
             assert "/some/znode" in str(error)
 
 
@@ -101,7 +101,7 @@ def test_rubbish_is_named_and_nothing_worse(data: bytes) -> None:
     ids=["deep", "bomb", "huge range", "backward range", "newer format"],
 )
 def test_hostile_bytes_are_rubbish(data: bytes) -> None:
-    with pytest.raises(Rubbish):
+    with pytest.raises(InvalidZnode):
         Claim.decode("/x", data)
 
 
@@ -139,7 +139,7 @@ def test_a_subscription_too_large_for_a_znode_is_refused() -> None:
 
 def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
     parts = {name: frozenset({TopicPartition("t", number)}) for number, name in enumerate("abc")}
-    whole = Document(
+    whole = AssignmentDocument(
         generation=3,
         revision=7,
         owners=parts,
@@ -148,9 +148,9 @@ def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
         refused={"c": "no"},
         left_out=frozenset({TopicPartition("t", 7)}),
     )
-    assert Document.decode("assignment", whole.encode()) == whole
+    assert AssignmentDocument.decode("assignment", whole.encode()) == whole
     for name in "abcd":
-        read = Document.decode("assignment", whole.encode(), only=name)
+        read = AssignmentDocument.decode("assignment", whole.encode(), only=name)
         assert (read.generation, read.revision) == (3, 7)
         for field in ("owners", "promised", "waiting", "refused"):
             of = getattr(whole, field)

@@ -17,7 +17,7 @@ from members import History, StaticTopics, TestMember, everything, settled
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
 from allocator.groups.describe import describe, list_groups
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import Document, Paths
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -240,7 +240,7 @@ async def test_a_broken_assignment_is_written_anew_and_nothing_moves(bench: Benc
             else:
                 await store.zk.delete(bench.paths.assignment)
 
-            async def readable() -> Document | None:
+            async def readable() -> AssignmentDocument | None:
                 with contextlib.suppress(Exception):
                     return (await store.document())[0]
                 return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from mirroring import killed, mirroring, settings
 
-from allocator.consumer.switching import SwitchingConsumer, Watcher
+from allocator.consumer.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.errors import AllocatorError, Closed
 from allocator.migrate.mirror import Mirror
 from allocator.testing import LocalCluster, produce
@@ -133,7 +133,7 @@ class World:
                     self.seen.update(int(record.value) for record in batch)
 
     async def _write(self, stop: asyncio.Event) -> None:
-        watcher = Watcher(ZooKeeper(self.zookeeper), "/producers")
+        watcher = ChoiceWatcher(ZooKeeper(self.zookeeper), "/producers")
         await watcher.start()
         try:
             while not stop.is_set():

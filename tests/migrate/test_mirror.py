@@ -21,7 +21,7 @@ from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import written
-from allocator.producer.producer import Sender
+from allocator.producer.producer import Producer
 from allocator.record import Record
 from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
@@ -206,7 +206,7 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
 
     async with KafkaClient(new.bootstrap) as client, background() as tasks:
         await client.refresh([partition.topic])
-        sender = Sender(client, lambda *told: acked.append(told), may_send)
+        sender = Producer(client, lambda *told: acked.append(told), may_send)
         sender.open()
         tasks.start(sender.run(tasks))
         await sender.add([partition])
@@ -243,7 +243,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
                 raise BrokerError("not the leader yet", code=6, retriable=True)
             return await send(*args)
 
-        sender = Sender(client, lambda _, encoded, target: acked.append(encoded.first), lambda: True)
+        sender = Producer(client, lambda _, encoded, target: acked.append(encoded.first), lambda: True)
         sender.open()
         await sender.add([partition])
         monkeypatch.setattr(client, "send", first_fails)

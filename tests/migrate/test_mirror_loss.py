@@ -22,8 +22,8 @@ from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror, RecordsGone
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import plan_copy
-from allocator.migrate.storage import Place
-from allocator.migrate.takeover import Loss, TopicsStopped
+from allocator.migrate.storage import OffsetStore
+from allocator.migrate.takeover import SourceLoss, TopicsStopped
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -136,7 +136,7 @@ async def test_records_that_are_deleted_while_it_lags_are_counted_and_named(
         await lagging
     found = [row[3] for row in (await contents(new, topic))[0]]
     (loss,) = mirror.losses
-    assert loss == Loss(TopicPartition(topic, 0), len(found) - 5, 74)
+    assert loss == SourceLoss(TopicPartition(topic, 0), len(found) - 5, 74)
     assert mirror.gone == loss.offsets > 0
     assert found == [rows[n][1] for n in (*range(loss.first), *range(75, 80))]
 
@@ -255,7 +255,9 @@ async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
         await client.refresh([topic])
         for name, offset in ((group, 50), (mirror, 100)):
             await GroupOffsets(client, name).commit({partition: OffsetAndMetadata(offset, "", -1)})
-    (row,) = (await plan_copy(Place(old.bootstrap, group), Place(new.bootstrap, group), by="map", mirror=mirror)).rows
+    (row,) = (
+        await plan_copy(OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group), by="map", mirror=mirror)
+    ).rows
     assert row.problem.startswith("the old topic was created again: its id was ")
     plan = World(old, new, topic, group, tmp_path).plan()
     ensemble = ZooKeeper(f"{old.zookeeper}/{group}")

@@ -14,7 +14,7 @@ from allocator.migrate.offset_map import (
     Entry,
     Incarnation,
     OffsetMap,
-    Positions,
+    OffsetTranslation,
     Run,
     pack,
     unpack,
@@ -26,7 +26,7 @@ PARTITION = TopicPartition("orders", 3)
 
 
 def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
-    known = Positions()
+    known = OffsetTranslation()
     assert known.note(Run(100, 0))
     assert not any(known.note(Run(100 + n, n)) for n in range(1, 500, 7))
     assert known.runs == [Run(100, 0)]
@@ -34,24 +34,24 @@ def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
 
 
 def test_an_offset_that_is_missing_leads_to_the_record_after_it() -> None:
-    known = Positions([Run(0, 0), Run(15, 10)])  # 10 to 14 were compacted away
+    known = OffsetTranslation([Run(0, 0), Run(15, 10)])  # 10 to 14 were compacted away
     assert [known.target(source) for source in (9, 10, 12, 14, 15, 16)] == [9, 10, 10, 10, 10, 11]
 
 
 def test_within_a_run_that_is_not_exact_one_begins_at_its_start() -> None:
-    known = Positions([Run(0, 0), Run(100, 40, exact=False), Run(150, 60), Run(2000, 1040)])
+    known = OffsetTranslation([Run(0, 0), Run(100, 40, exact=False), Run(150, 60), Run(2000, 1040)])
     assert known.runs == [Run(0, 0), Run(100, 40, exact=False), Run(2000, 1040)]  # 60 is somewhere behind 40
     assert [known.target(source) for source in (99, 100, 150, 1999, 2000, 2005)] == [40, 40, 40, 40, 1040, 1045]
 
 
 def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
     """Every second record was compacted away, one record in a batch."""
-    known, count = Positions(), 100_000
+    known, count = OffsetTranslation(), 100_000
     added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
     assert added == known.runs
     assert len(added) <= (MOST_RUNS + 1) * count // SPAN + 1
     assert sum(len(pack(Entry(PARTITION, Incarnation(), [run]))[1]) for run in added) < 25 * len(added)
-    again = Positions(added)
+    again = OffsetTranslation(added)
     for wanted in range(0, 2 * count, 77):
         found = again.target(wanted)
         assert found is not None
@@ -66,7 +66,7 @@ def test_who_reads_from_there_gets_every_record_from_his_offset_on(
     steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Old offsets have gaps, new ones have strangers' records in between; some runs are not exact."""
-    known, where, source, target = Positions(), {}, 0, 0
+    known, where, source, target = OffsetTranslation(), {}, 0, 0
     for gap, strangers in steps:
         source, target = source + gap, target + strangers
         where[source] = target
@@ -133,7 +133,7 @@ def test_ids_of_different_kinds_say_nothing() -> None:
 
 
 def test_the_map_says_where_single_records_stand() -> None:
-    known = Positions([Run(0, 0), Run(15, 10), Run(100, 40, exact=False)])
+    known = OffsetTranslation([Run(0, 0), Run(15, 10), Run(100, 40, exact=False)])
     assert [known.exact(source) for source in (0, 9, 10, 15, 44, 45, 100)] == [0, 9, None, 10, 39, None, None]
 
 

@@ -13,7 +13,7 @@ from mirroring import contents, settings
 from allocator.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import copy, restore
-from allocator.migrate.storage import Place
+from allocator.migrate.storage import OffsetStore
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.versions import KAFKA
@@ -76,8 +76,8 @@ async def test_offsets_of_any_storage_are_copied_to_any_and_put_back(
             heir = f"{ours}-{target}"
             file = tmp_path / f"{heir}.json"
             await copy(
-                Place(cluster.bootstrap, ours, source, ensembles),
-                Place(cluster.bootstrap, heir, target, ensembles),
+                OffsetStore(cluster.bootstrap, ours, source, ensembles),
+                OffsetStore(cluster.bootstrap, heir, target, ensembles),
                 file,
             )
             assert await committed(cluster, heir, topic) == {target: 40 + index}

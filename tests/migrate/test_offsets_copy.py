@@ -19,7 +19,7 @@ from allocator.consumer.consumer import Consumer
 from allocator.errors import ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import CopyRefused, copy, plan_copy, restore
-from allocator.migrate.storage import GroupAlive, Place
+from allocator.migrate.storage import GroupAlive, OffsetStore
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
@@ -72,8 +72,8 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
     await filled(old, topic, 50)
     await commit(old, group, {TopicPartition(topic, 0): 40, TopicPartition(topic, 1): 0}, in_zookeeper=True)
     await commit(old, group, {TopicPartition(topic, 0): 7})
-    source = Place(old.bootstrap, group, "zookeeper", (old.zookeeper,))
-    target = Place(old.bootstrap, group, "kafka", (old.zookeeper,))
+    source = OffsetStore(old.bootstrap, group, "zookeeper", (old.zookeeper,))
+    target = OffsetStore(old.bootstrap, group, "kafka", (old.zookeeper,))
     with pytest.raises(NoChroot, match="is that the chroot of the members"):  # who would not be seen there
         await plan_copy(source, replace(target, zookeepers=(f"{old.zookeeper}/typo-{group}",)))
     plan = await plan_copy(source, target)
@@ -105,7 +105,10 @@ async def test_it_is_refused_while_there_is_a_member_of_any_kind(
     chroot = f"{new.zookeeper}/{group}"
     with zookeeper_client(new.zookeeper) as client:
         client.ensure_path(f"/{group}")
-    source, target = Place(new.bootstrap, group, "kafka", (chroot,)), Place(new.bootstrap, other, "kafka", (chroot,))
+    source, target = (
+        OffsetStore(new.bootstrap, group, "kafka", (chroot,)),
+        OffsetStore(new.bootstrap, other, "kafka", (chroot,)),
+    )
     file = tmp_path / "before.json"
     for membership, who in (("zookeeper", group), ("kafka", other)):
         options = {"zookeeper": chroot} if membership == "zookeeper" else {}
@@ -143,7 +146,7 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
     mirror = f"{group}-mirror"
     await Mirror(settings(old, new, mirror, topics=[topic], append=True)).run(until_caught_up=True)
     partition = TopicPartition(topic, 0)
-    source, target = Place(old.bootstrap, group), Place(new.bootstrap, group)
+    source, target = OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group)
     for offset in (0, 120, 200):
         await commit(old, group, {partition: offset})
         for by in ("map", "content"):
@@ -170,7 +173,9 @@ async def test_by_time_the_records_of_that_millisecond_come_again(
     assert first != second
     await filled(new, first, 50, time=1_600_000_000_000)
     await commit(new, group, {TopicPartition(first, 0): 20})
-    (row,) = (await plan_copy(Place(new.bootstrap, group), Place(new.bootstrap, f"{group}-2"), by="timestamp")).rows
+    (row,) = (
+        await plan_copy(OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, f"{group}-2"), by="timestamp")
+    ).rows
     assert (row.after, row.lag, row.note) == (20, 30, "at 1600000000020 ms")
 
 
@@ -209,7 +214,7 @@ async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_
     await filled(new, topic, 50)
     await commit(new, group, {partition: 40})
     await commit(new, heir, {partition: 7})
-    source, target = Place(new.bootstrap, group), Place(new.bootstrap, heir)
+    source, target = OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, heir)
     await copy(source, target, file)
     async with KafkaClient(new.bootstrap) as client:
         stored = await GroupOffsets(client, heir).fetch([partition])  # with the topic's id

@@ -16,7 +16,7 @@ from allocator.client.errors import (
     NEXT_HEARTBEAT,
     NEXT_LEAVE,
     SYNC,
-    Reaction,
+    GroupReaction,
     react,
 )
 
@@ -33,37 +33,37 @@ CODES = sorted(
 @pytest.mark.parametrize(
     ("table", "code", "reaction"),
     [
-        (COMMIT, 12, Reaction.DROP_METADATA),
-        (COMMIT, 14, Reaction.RETRY),
-        (COMMIT, 15, Reaction.REFIND),
-        (COMMIT, 16, Reaction.REFIND),
-        (COMMIT, 22, Reaction.FAIL),
-        (COMMIT, 25, Reaction.FAIL),
-        (COMMIT, 27, Reaction.FAIL),
-        (COMMIT, 28, Reaction.DROP_METADATA),
-        (COMMIT, 29, Reaction.FAIL),
-        (COMMIT, 30, Reaction.FAIL),
-        (FETCH, 3, Reaction.CHECK_TOPIC),
-        (FETCH, 14, Reaction.RETRY),
-        (FETCH, 16, Reaction.REFIND),
-        (FETCH, 30, Reaction.FAIL),
-        (FETCH, 88, Reaction.RETRY),
-        (FIND, 15, Reaction.RETRY),
-        (FIND, 24, Reaction.FAIL),
-        (FIND, 30, Reaction.FAIL),
+        (COMMIT, 12, GroupReaction.DROP_METADATA),
+        (COMMIT, 14, GroupReaction.RETRY),
+        (COMMIT, 15, GroupReaction.REFIND),
+        (COMMIT, 16, GroupReaction.REFIND),
+        (COMMIT, 22, GroupReaction.FAIL),
+        (COMMIT, 25, GroupReaction.FAIL),
+        (COMMIT, 27, GroupReaction.FAIL),
+        (COMMIT, 28, GroupReaction.DROP_METADATA),
+        (COMMIT, 29, GroupReaction.FAIL),
+        (COMMIT, 30, GroupReaction.FAIL),
+        (FETCH, 3, GroupReaction.CHECK_TOPIC),
+        (FETCH, 14, GroupReaction.RETRY),
+        (FETCH, 16, GroupReaction.REFIND),
+        (FETCH, 30, GroupReaction.FAIL),
+        (FETCH, 88, GroupReaction.RETRY),
+        (FIND, 15, GroupReaction.RETRY),
+        (FIND, 24, GroupReaction.FAIL),
+        (FIND, 30, GroupReaction.FAIL),
     ],
 )
-def test_each_code_has_its_reaction(table: dict[int, Reaction], code: int, reaction: Reaction) -> None:
+def test_each_code_has_its_reaction(table: dict[int, GroupReaction], code: int, reaction: GroupReaction) -> None:
     assert react(table, code) is reaction
 
 
 def test_a_code_that_is_not_known_yet_fails() -> None:
-    assert react(COMMIT, 9999) is Reaction.FAIL
+    assert react(COMMIT, 9999) is GroupReaction.FAIL
 
 
-R = Reaction
+R = GroupReaction
 # what each API does about each code, written out once more, by what it means to the member
-EXPECTED: dict[str, tuple[dict[int, Reaction], dict[Reaction, set[int]]]] = {
+EXPECTED: dict[str, tuple[dict[int, GroupReaction], dict[GroupReaction, set[int]]]] = {
     "JoinGroup": (
         JOIN,
         {R.REFIND: {15, 16}, R.LOST: {22}, R.RESET: {25, 110}, R.TAKE_ID: {79}, R.FENCED: {82}, R.RETRY: {27, 111}},
@@ -135,4 +135,4 @@ def test_no_table_names_a_code_that_kafka_does_not_have(api: str) -> None:
 
 
 def test_every_reaction_says_what_it_is() -> None:
-    assert all(len(reaction.value.split()) >= 3 for reaction in Reaction)
+    assert all(len(reaction.value.split()) >= 3 for reaction in GroupReaction)

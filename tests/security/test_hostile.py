@@ -32,12 +32,12 @@ from allocator.foreign import SHOWN, SHOWN_ERROR, shown
 from allocator.foreign import plain as spelt_out
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
-    Budget,
+    AssignmentDocument,
     Claim,
-    Document,
+    InflateBudget,
+    InvalidZnode,
     MemberInfo,
     Paths,
-    Rubbish,
     Waiting,
     in_join_order,
     quick,
@@ -149,7 +149,7 @@ hostile = st.one_of(
     st.tuples(plain.map(zlib.compress), st.binary(max_size=10)).map(b"".join),
 )
 DECODERS: dict[str, Callable[[str, bytes], object]] = {
-    "document": Document.decode,
+    "document": AssignmentDocument.decode,
     "claim": Claim.decode,
     "member": MemberInfo.decode,
     "shards": shard_names,
@@ -168,7 +168,7 @@ def test_any_bytes_in_any_znode_are_a_value_or_rubbish(counted: Counter[str]) ->
             try:
                 decode_it("/some/znode", data)
                 counted[f"{name} read"] += 1
-            except Rubbish as error:
+            except InvalidZnode as error:
                 assert "/some/znode" in str(error)
                 assert len(str(error)) < 100_000
                 counted[f"{name} rubbish"] += 1
@@ -221,7 +221,7 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.groups import znodes
+from allocator.groups.zookeeper import znodes
 from allocator.groups.zookeeper.znodes import Claim, Document, Rubbish
 from allocator.groups.zookeeper.znodes import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
@@ -288,11 +288,13 @@ def test_a_large_group_is_no_bomb(members: int, partitions: int) -> None:
     }
     moving = {name: owned[names[number - 1]] for number, name in enumerate(names)}
     waiting = {name: Waiting(7, parts) for name, parts in owned.items()}
-    document = Document(generation=3, revision=9, leader=names[0], strategy="naive", promised=moving, waiting=waiting)
+    document = AssignmentDocument(
+        generation=3, revision=9, leader=names[0], strategy="naive", promised=moving, waiting=waiting
+    )
     data = document.encode()
     assert not quick(data)
-    assert Document.decode("/x", data, counts=lambda topic: partitions) == document
-    budget = Budget.of_claims()
+    assert AssignmentDocument.decode("/x", data, counts=lambda topic: partitions) == document
+    budget = InflateBudget.of_claims()
     for name, parts in owned.items():
         claim = Claim(9, parts, 3)
         for _ in range(2):  # read again, it counts once
@@ -300,12 +302,12 @@ def test_a_large_group_is_no_bomb(members: int, partitions: int) -> None:
 
 
 def test_all_claims_of_a_group_share_one_budget() -> None:
-    budget = Budget(most=2000)
+    budget = InflateBudget(most=2000)
     much = zlib.compress(b'{"format":1,"revision":9,"generation":3,"held":{"t":"0-998"}}')
     little = Claim(9, frozenset({TopicPartition("t", 0)}), 3).encode()
     Claim.decode("/claims/a", much, budget)
     Claim.decode("/claims/b", much, budget)
-    with pytest.raises(Rubbish, match="more than 2000 partitions in all"):
+    with pytest.raises(InvalidZnode, match="more than 2000 partitions in all"):
         Claim.decode("/claims/c", much, budget)
     Claim.decode("/claims/c", little, budget)
     budget.keep(["/claims/b", "/claims/c"])
@@ -314,26 +316,26 @@ def test_all_claims_of_a_group_share_one_budget() -> None:
 
 
 def test_a_topic_bounds_what_is_said_of_it() -> None:
-    data = Document(
+    data = AssignmentDocument(
         leader=MEMBER, strategy="naive", owners={MEMBER: frozenset(TopicPartition("t", n) for n in range(30_000))}
     )
-    assert Document.decode("/x", data.encode(), counts=lambda topic: None) == data
-    assert Document.decode("/x", data.encode(), counts=lambda topic: 25_000) == data, "the counts may be old"
-    with pytest.raises(Rubbish, match="30000 partitions of topic 't', which has 3"):
-        Document.decode("/x", data.encode(), counts=lambda topic: 3)
+    assert AssignmentDocument.decode("/x", data.encode(), counts=lambda topic: None) == data
+    assert AssignmentDocument.decode("/x", data.encode(), counts=lambda topic: 25_000) == data, "the counts may be old"
+    with pytest.raises(InvalidZnode, match="30000 partitions of topic 't', which has 3"):
+        AssignmentDocument.decode("/x", data.encode(), counts=lambda topic: 3)
 
 
 async def test_a_large_document_leaves_the_loop_to_others(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that decodes a million partitions does not renew its lease."""
-    decode, threads = Document.decode, []
+    decode, threads = AssignmentDocument.decode, []
 
-    def noting(*arguments: Any, **named: Any) -> Document:
+    def noting(*arguments: Any, **named: Any) -> AssignmentDocument:
         threads.append(threading.current_thread() is threading.main_thread())
         return decode(*arguments, **named)
 
-    monkeypatch.setattr(Document, "decode", noting)
+    monkeypatch.setattr(AssignmentDocument, "decode", noting)
     zk = ZooKeeper(zk_chroot)
     await zk.connect()
     try:
@@ -342,7 +344,9 @@ async def test_a_large_document_leaves_the_loop_to_others(
         version = -1
         for count, on_the_loop in ((10, True), (400_000, False)):
             whole = frozenset(TopicPartition("t", number) for number in range(0, count, 2))
-            await store.write_document(Document(leader=MEMBER, strategy="naive", owners={MEMBER: whole}), version)
+            await store.write_document(
+                AssignmentDocument(leader=MEMBER, strategy="naive", owners={MEMBER: whole}), version
+            )
             document, version = await store.document()
             assert document is not None
             assert document.owners == {MEMBER: whole}

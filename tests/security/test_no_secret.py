@@ -18,9 +18,9 @@ from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, S
 from allocator import AllocatorError, Consumer
 from allocator.cli.read import Access
 from allocator.consumer.group_config import ConsumerGroupConfig
-from allocator.consumer.membership_config import Joining
+from allocator.consumer.membership_config import MembershipConfig
 from allocator.daemon.config import load
-from allocator.migrate.storage import Place
+from allocator.migrate.storage import OffsetStore
 
 Topics = Callable[..., str]
 
@@ -172,12 +172,12 @@ digest_password = "{DIGEST}"
 @pytest.mark.parametrize(
     "make",
     [
-        lambda secrets: Joining("zookeeper", "g", "c", ("t",), **secrets),
+        lambda secrets: MembershipConfig("zookeeper", "g", "c", ("t",), **secrets),
         lambda secrets: ConsumerGroupConfig(brokers="h:1", group="g", topics=("t",), zookeeper="h:2", **secrets),
-        lambda secrets: Place(brokers="h:1", group="g", **secrets),
+        lambda secrets: OffsetStore(brokers="h:1", group="g", **secrets),
         lambda secrets: Access("h:2", **secrets),
     ],
-    ids=["Joining", "ConsumerGroupConfig", "Place", "Access"],
+    ids=["MembershipConfig", "ConsumerGroupConfig", "OffsetStore", "Access"],
 )
 def test_not_by_what_shows_settings(make: Callable[[dict[str, Any]], object]) -> None:
     """Errors and debuggers show them with `repr`."""

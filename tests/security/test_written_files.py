@@ -13,7 +13,7 @@ import pytest
 from allocator import files
 from allocator.errors import ConfigError
 from allocator.files import write_file, write_json
-from allocator.spark.archive.commits import Commits
+from allocator.spark.archive.commits import CommitLog
 from allocator.testing import ClusterError, ports
 from allocator.testing.compatibility import CompatibilityTable
 from allocator.traffic import Recording
@@ -56,7 +56,7 @@ def test_a_table_goes_through_no_link(victim, place):
 
 def test_the_lock_of_an_archive_is_no_link(victim, place):
     (place / "_lock").symlink_to(victim)
-    with pytest.raises(ConfigError, match="cannot be written"), Commits(place).locked():
+    with pytest.raises(ConfigError, match="cannot be written"), CommitLog(place).locked():
         pytest.fail("it was locked")
 
 

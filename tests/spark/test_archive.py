@@ -20,7 +20,7 @@ from spark_records import Made
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive.commits import ArchiveMismatch, Commits, DataFile, Manifest
+from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest
 from allocator.spark.archive.write import _groups
 from allocator.spark.audit import audit
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
@@ -126,15 +126,15 @@ def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark
 def test_a_run_that_another_one_overtook_does_not_take_the_topic_for_another(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, locked = Made([10]), Commits.locked
+    topic, locked = Made([10]), CommitLog.locked
 
-    def overtaken(commits: Commits) -> Any:
+    def overtaken(commits: CommitLog) -> Any:
         monkeypatch.undo()
         topic.log[0] = (0, 20)
         assert archive(topic, tmp_path, spark=spark).records == 20
         return locked(commits)
 
-    monkeypatch.setattr(Commits, "locked", overtaken)
+    monkeypatch.setattr(CommitLog, "locked", overtaken)
     assert archive(topic, tmp_path, spark=spark).records == 0
     assert Archive(tmp_path).reach() == {0: (0, 20)}
 

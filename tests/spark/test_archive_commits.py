@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, Commits, DataFile, Manifest
+from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, CommitLog, DataFile, Manifest
 from allocator.spark.archive.read import reach_of
 from allocator.spark.errors import ArchiveFull
 
@@ -25,7 +25,7 @@ class Killed(BaseException):
     """As kill -9: nothing that waits for an Exception sees it."""
 
 
-def next_manifest(commits: Commits, count: int = 10) -> Manifest:
+def next_manifest(commits: CommitLog, count: int = 10) -> Manifest:
     """The files of the next commit of partition 0, written, and its manifest."""
     alive = commits.live()
     start = max((reach_of(alive).get(0, (0, 0))[1], 0))
@@ -38,7 +38,7 @@ def next_manifest(commits: Commits, count: int = 10) -> Manifest:
     return Manifest(number, "append", "t", None, None, {0: (start, start + count)}, (data,), staged.name, "now")
 
 
-def append(commits: Commits) -> None:
+def append(commits: CommitLog) -> None:
     with commits.locked():
         commits.commit(next_manifest(commits))
 
@@ -47,7 +47,7 @@ def test_a_manifest_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path)
     if os.geteuid() != 0 or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]):
         pytest.skip("only root may mount")
     try:
-        commits = Commits(tmp_path / "topic=t")
+        commits = CommitLog(tmp_path / "topic=t")
         append(commits)
         with commits.locked():
             manifest = next_manifest(commits)
@@ -66,7 +66,7 @@ def test_a_manifest_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path)
         subprocess.check_call(["umount", str(tmp_path)])
 
 
-def merge(commits: Commits) -> None:
+def merge(commits: CommitLog) -> None:
     with commits.locked():
         alive = commits.live()
         fresh = next_manifest(commits, sum(manifest.records for manifest in alive))
@@ -80,7 +80,7 @@ def merge(commits: Commits) -> None:
         )
 
 
-def held(commits: Commits) -> tuple[int, int]:
+def held(commits: CommitLog) -> tuple[int, int]:
     """(offsets, bytes of the files that a reader would read)."""
     alive = commits.live()
     low, high = reach_of(alive).get(0, (0, 0))
@@ -88,8 +88,8 @@ def held(commits: Commits) -> tuple[int, int]:
 
 
 @pytest.fixture
-def commits(tmp_path: Path) -> Commits:
-    return Commits(tmp_path / "topic=t")
+def commits(tmp_path: Path) -> CommitLog:
+    return CommitLog(tmp_path / "topic=t")
 
 
 CALLS: list[tuple[Any, str]] = [
@@ -130,7 +130,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, call: int, done: bool) -> Iterato
 @pytest.mark.parametrize(("work", "before"), [(append, 0), (append, 3), (merge, 3), (merge, 5)])
 @pytest.mark.parametrize("done", [False, True])
 def test_killed_at_any_call_everything_is_there_or_nothing(
-    commits: Commits, work: Callable[[Commits], None], before: int, done: bool, monkeypatch: pytest.MonkeyPatch
+    commits: CommitLog, work: Callable[[CommitLog], None], before: int, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(before):
         append(commits)
@@ -157,14 +157,14 @@ def test_killed_at_any_call_everything_is_there_or_nothing(
     assert held(commits)[0] == held(commits)[1] > offsets
 
 
-def test_two_runs_at_once_are_refused(commits: Commits) -> None:
+def test_two_runs_at_once_are_refused(commits: CommitLog) -> None:
     append(commits)
-    with commits.locked(), pytest.raises(ArchiveBusy, match="another run"), Commits(commits.directory).locked():
+    with commits.locked(), pytest.raises(ArchiveBusy, match="another run"), CommitLog(commits.directory).locked():
         pass
     append(commits)
 
 
-def test_a_number_is_taken_once_even_without_the_lock(commits: Commits) -> None:
+def test_a_number_is_taken_once_even_without_the_lock(commits: CommitLog) -> None:
     with commits.locked():
         one, other = next_manifest(commits), next_manifest(commits)
         commits.commit(one)
@@ -173,7 +173,7 @@ def test_a_number_is_taken_once_even_without_the_lock(commits: Commits) -> None:
     assert held(commits) == (10, 10)
 
 
-def test_a_commit_that_replaces_stands_where_the_replaced_stood(commits: Commits) -> None:
+def test_a_commit_that_replaces_stands_where_the_replaced_stood(commits: CommitLog) -> None:
     for _ in range(3):
         append(commits)
     merge(commits)
@@ -215,7 +215,7 @@ def test_a_manifest_of_any_partitions_is_read_as_it_was_written(ranges: dict[int
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_told_with_its_place_and_nothing_is_written(commits: Commits, damage: str) -> None:
+def test_damage_is_told_with_its_place_and_nothing_is_written(commits: CommitLog, damage: str) -> None:
     for _ in range(3):
         append(commits)
     harm, words = DAMAGES[damage]
@@ -231,5 +231,5 @@ def test_damage_is_told_with_its_place_and_nothing_is_written(commits: Commits, 
 
 def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"), Commits(tmp_path / "file/topic=t").locked():
+    with pytest.raises(ConfigError, match="cannot be written"), CommitLog(tmp_path / "file/topic=t").locked():
         pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Place, Positions, Range, share_out, split
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, share_out, split
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -174,18 +174,18 @@ def test_no_password_is_ever_shown() -> None:
 
 
 def test_places_are_read() -> None:
-    def start(text: str, name: str = "starting_offsets") -> Place | None:
+    def start(text: str, name: str = "starting_offsets") -> StartOrEnd | None:
         return read_options({**OURS, "group": "g", name: text}, READ).start
 
     tp = TopicPartition("orders", 3)
-    assert start("LATEST") == Place("latest")
-    assert start("timestamp:2026-01-01T01:00:00+01:00") == Place(1767225600000)
-    assert start("1767225600000", "startingTimestamp") == Place(1767225600000)
-    assert start('{"orders": {"3": -2}}') == Place(None, {tp: "earliest"})
-    assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == Place(None, {}, {tp: 7})
-    assert Place(None, {tp: 7}).of(tp) == ("offset", 7)
-    assert Place(9).of(tp) == ("time", 9)
-    assert Place(None, {tp: 7}).of(TopicPartition("orders", 4)) == ("", None)
+    assert start("LATEST") == StartOrEnd("latest")
+    assert start("timestamp:2026-01-01T01:00:00+01:00") == StartOrEnd(1767225600000)
+    assert start("1767225600000", "startingTimestamp") == StartOrEnd(1767225600000)
+    assert start('{"orders": {"3": -2}}') == StartOrEnd(None, {tp: "earliest"})
+    assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == StartOrEnd(None, {}, {tp: 7})
+    assert StartOrEnd(None, {tp: 7}).of(tp) == ("offset", 7)
+    assert StartOrEnd(9).of(tp) == ("time", 9)
+    assert StartOrEnd(None, {tp: 7}).of(TopicPartition("orders", 4)) == ("", None)
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(sorted), min_size=1, max_size=20).map(
@@ -230,8 +230,8 @@ def test_a_share_is_no_more_than_the_cap_and_moves_if_anything_can(ranges: list[
 
 def test_positions_come_back_from_their_text_and_from_the_connectors() -> None:
     a, b = TopicPartition("orders", 10), TopicPartition("orders", 9)
-    positions = Positions({a: 5, b: 7}, {b: 2})
+    positions = StreamOffsets({a: 5, b: 7}, {b: 2})
     text = json.dumps(positions.to_json())
     assert text == '{"orders": {"9": 7, "10": 5}, "@begin": {"orders": {"9": 2}}}'
-    assert Positions.of_json(json.loads(text)) == positions
-    assert Positions.of_json({"orders": {"9": 7}}) == Positions({b: 7}, {})
+    assert StreamOffsets.of_json(json.loads(text)) == positions
+    assert StreamOffsets.of_json({"orders": {"9": 7}}) == StreamOffsets({b: 7}, {})

@@ -16,7 +16,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
-from allocator.spark.ranges import COMMITTED, Place, Range
+from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
 from allocator.spark.rows import arrow_schema
 from allocator.spark.source.plan import bounds, clip, find_partitions, plan_batch, resolve
 from allocator.spark.source.reading import read_range
@@ -158,7 +158,7 @@ def test_what_a_group_commits_while_a_batch_is_planned_is_no_data_loss(
             await offsets.close()
             if committed == 15:
                 produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
-            found = await resolve(client, reading, Place(COMMITTED), known, "starting_offsets")
+            found = await resolve(client, reading, StartOrEnd(COMMITTED), known, "starting_offsets")
             return clip(reading, found, known, "starting_offsets")[tp]
 
     assert asyncio.run(plan(15)) == 15

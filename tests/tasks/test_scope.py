@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.tasks import BackgroundTasks, Scope, first_of, within
+from allocator.tasks import BackgroundTasks, TaskGroup, first_of, within
 
 PATIENCE_S = 30.0
 
@@ -68,18 +68,18 @@ async def test_main_gives_its_result_and_the_others_end() -> None:
         await ticks(3)
         return 7
 
-    assert await Scope().run(main(), one=beside(), two=beside()) == 7
+    assert await TaskGroup().run(main(), one=beside(), two=beside()) == 7
     assert ended == ["beside", "beside"]
     assert not others()
 
 
 async def test_a_child_that_fails_is_heard_whatever_main_waits_for() -> None:
     with pytest.raises(Oops, match="child"):
-        await bounded(Scope().run(for_ever(), child=fails(after=2)))
+        await bounded(TaskGroup().run(for_ever(), child=fails(after=2)))
 
 
 async def test_a_child_that_main_started_is_heard_too() -> None:
-    scope = Scope()
+    scope = TaskGroup()
 
     async def main() -> None:
         scope.start(fails(after=2))
@@ -94,12 +94,12 @@ async def test_a_child_that_fails_while_main_ends_is_heard() -> None:
         return "done"
 
     with pytest.raises(Oops, match="at its end"):
-        await bounded(Scope().run(main(), child=fails_at_its_end("at its end")))
+        await bounded(TaskGroup().run(main(), child=fails_at_its_end("at its end")))
 
 
 @pytest.mark.parametrize("ahead", range(-3, 4))
 async def test_a_child_that_fails_as_main_returns_is_heard(ahead: int) -> None:
-    scope = Scope()
+    scope = TaskGroup()
 
     async def main() -> None:
         await ticks(10)
@@ -116,7 +116,7 @@ async def test_a_child_that_fails_as_main_returns_is_heard(ahead: int) -> None:
 
 async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Oops, match="first"):
-        await bounded(Scope().run(for_ever(), one=fails(1, "first"), two=fails_at_its_end("second")))
+        await bounded(TaskGroup().run(for_ever(), one=fails(1, "first"), two=fails_at_its_end("second")))
     (told,) = [record for record in caplog.records if record.name == "allocator.tasks"]
     assert told.levelno == logging.WARNING
     assert "Oops('second')" in told.getMessage()
@@ -127,9 +127,9 @@ async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplo
 async def test_main_fails_and_a_child_fails() -> None:
     """The first one counts, whichever it is."""
     with pytest.raises(Oops, match="main"):
-        await bounded(Scope().run(fails(1, "main"), child=fails_at_its_end("child")))
+        await bounded(TaskGroup().run(fails(1, "main"), child=fails_at_its_end("child")))
     with pytest.raises(Oops, match="child"):
-        await bounded(Scope().run(fails_at_its_end("main"), child=fails(1, "child")))
+        await bounded(TaskGroup().run(fails_at_its_end("main"), child=fails(1, "child")))
 
 
 async def test_one_error_that_two_tasks_raise_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,12 +139,12 @@ async def test_one_error_that_two_tasks_raise_is_told_once(caplog: pytest.LogCap
         raise error
 
     with pytest.raises(Oops, match="the same"):
-        await bounded(Scope().run(for_ever(), one=child(), two=child()))
+        await bounded(TaskGroup().run(for_ever(), one=child(), two=child()))
     assert not caplog.records
 
 
 async def test_a_child_started_after_a_failure_does_not_begin() -> None:
-    scope, begun = Scope(), []
+    scope, begun = TaskGroup(), []
 
     async def late() -> None:
         begun.append("late")
@@ -165,7 +165,7 @@ async def test_a_child_started_after_a_failure_does_not_begin() -> None:
 
 
 async def test_a_child_that_is_cancelled_alone_has_not_failed() -> None:
-    scope = Scope()
+    scope = TaskGroup()
 
     async def main() -> str:
         child = scope.start(for_ever())
@@ -178,7 +178,7 @@ async def test_a_child_that_is_cancelled_alone_has_not_failed() -> None:
 
 
 async def test_nothing_starts_without_an_owner() -> None:
-    scope = Scope()
+    scope = TaskGroup()
     with pytest.raises(RuntimeError, match="no owner"):
         scope.start(for_ever())
     await scope.run(ticks(1))
@@ -197,7 +197,7 @@ async def test_nothing_starts_without_an_owner() -> None:
 
 async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Were the failure raised instead, a loop that goes on after errors would go on after its cancellation."""
-    running = asyncio.ensure_future(Scope().run(for_ever(), child=fails_at_its_end("child")))
+    running = asyncio.ensure_future(TaskGroup().run(for_ever(), child=fails_at_its_end("child")))
     await ticks(3)
     running.cancel()
     await asyncio.wait({running}, timeout=PATIENCE_S)
@@ -210,7 +210,7 @@ async def test_a_cancellation_about_when_a_child_fails_is_not_lost(at: int) -> N
     """Either it comes too late, and the failure is raised, or it is what the caller gets; never a result."""
 
     async def caller() -> None:
-        await Scope().run(for_ever(), child=fails(after=4))
+        await TaskGroup().run(for_ever(), child=fails(after=4))
 
     running = asyncio.ensure_future(caller())
     await ticks(at)
@@ -233,7 +233,7 @@ async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:
             finally:
                 ended.append(1)
 
-    running = asyncio.ensure_future(Scope().run(for_ever(), child=slow()))
+    running = asyncio.ensure_future(TaskGroup().run(for_ever(), child=slow()))
     await ticks(3)
     running.cancel()
     await ticks(5)
@@ -307,7 +307,7 @@ def test_whatever_happens_in_whatever_order(
 
             async def caller() -> str:
                 beside = {f"child{n}": act(*child) for n, child in enumerate(children)}
-                return await Scope().run(act(*main), **beside)
+                return await TaskGroup().run(act(*main), **beside)
 
             running = asyncio.ensure_future(caller())
             at = cancelled

@@ -26,7 +26,7 @@ from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.web.daemon import READ_WITHIN_S, DaemonHealth, losses
 from allocator.web.snapshot import findings
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 P = [TopicPartition("t", number) for number in range(3)]
 PATIENCE_S = 60.0
@@ -112,7 +112,7 @@ def test_lost_records_are_on_the_page() -> None:
         ("records-lost", ("t:0",)),
     ]
     watcher.note("g", found)  # a group that is not seen yet
-    group = watcher.groups["g"] = Group("g")
+    group = watcher.groups["g"] = WatchedGroup("g")
     changed = watcher.subscribe()
     changed.clear()
     watcher.note("g", found)

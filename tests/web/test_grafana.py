@@ -15,7 +15,7 @@ from allocator.groups.describe import GroupState, Logs
 from allocator.measures import Measures
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import ConsumerCollector, GroupCollector
-from allocator.web.watch import Group, Watcher
+from allocator.web.watch import WatchedGroup, Watcher
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/allocator.json").read_text())
 # functions and words of PromQL that the queries use
@@ -45,7 +45,7 @@ class Reader:
 def exported() -> dict[str, set[str]]:
     """Name of each sample -> its labels, as the collectors make them."""
     watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
-    group = watcher.groups.setdefault("g", Group("g"))
+    group = watcher.groups.setdefault("g", WatchedGroup("g"))
     group.learn(GroupState("g", {}, {}, None), 1.0)
     group.measure(Logs({P: OffsetAndMetadata(1, "", -1)}, {P: 0}, {P: 2}), frozenset({P}), 2.0)
     registry = CollectorRegistry()

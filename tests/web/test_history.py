@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Parts, Waiting
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Parts, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import History, News, Point, Series
 
@@ -27,7 +27,7 @@ def state(
 ) -> GroupState:
     """`held`: what members claim where it is not yet what `owners` gives them."""
     present = tuple(owners) if members is None else members
-    document = Document(
+    document = AssignmentDocument(
         generation=generation,
         revision=generation,
         strategy=strategy,

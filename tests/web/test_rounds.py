@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allocator.doctor.doctor import Look
 from allocator.groups.describe import GroupReport, GroupState, Logs
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import Rounds
 
@@ -15,7 +15,7 @@ MEMBER = "m-0000000000000001-0000000001"
 def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out: bool = False) -> Look:
     held = frozenset({P} if owned else ())
     info = MemberInfo("alone", "host", frozenset({"t"}))
-    document = Document(generation=1, revision=1, strategy="naive", owners={MEMBER: held})
+    document = AssignmentDocument(generation=1, revision=1, strategy="naive", owners={MEMBER: held})
     if left_out:
         document = document.but(strategy="shop:by_region", left_out=frozenset({P}))
     state = GroupState("g", {MEMBER: info}, {MEMBER: Claim(1, held, 1)}, document)

@@ -7,21 +7,21 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import detail, figures, lags
-from allocator.web.watch import Group
+from allocator.web.watch import WatchedGroup
 
 READ = [TopicPartition("read", 0), TopicPartition("read", 1)]
 OLD = TopicPartition("old", 0)  # the group has offsets of it, and no member subscribes to it any more
 MEMBER = "m-0000000000000001-0000000001"
 
 
-def group(committed: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> Group:
-    found = Group("billing")
+def group(committed: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> WatchedGroup:
+    found = WatchedGroup("billing")
     held = frozenset(READ)
-    document = Document(generation=1, strategy="naive", owners={MEMBER: held})
+    document = AssignmentDocument(generation=1, strategy="naive", owners={MEMBER: held})
     infos = {MEMBER: MemberInfo("a", "host", frozenset({"read"}))}
     found.learn(GroupState("billing", infos, {MEMBER: Claim(1, held)}, document), 1.0)
     offsets = {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in committed.items()}
@@ -29,7 +29,7 @@ def group(committed: dict[TopicPartition, int], ends: dict[TopicPartition, int])
     return found
 
 
-def scraped(of: Group, what: str = "lag") -> list[str]:
+def scraped(of: WatchedGroup, what: str = "lag") -> list[str]:
     class Watcher:
         clusters = ("kafka",)
         problems: dict[str, str] = {}

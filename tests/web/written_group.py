@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import Claim, Document, MemberInfo, Parts, Paths, Waiting
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Parts, Paths, Waiting
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -40,7 +40,7 @@ class WrittenGroup:
     def __init__(self, zk: ZooKeeper, root: str, group: str, topics: list[str]) -> None:
         self.store = Store(zk, Paths(root, group))
         self.topics = frozenset(topics)
-        self.document = Document()
+        self.document = AssignmentDocument()
 
     async def join(self, *numbers: int, racks: int = 3) -> list[str]:
         await self.store.prepare()
@@ -64,7 +64,7 @@ class WrittenGroup:
         """Writes the next document; another generation unless told otherwise."""
         before, version = await self.store.document()
         revision = 1 if before is None else before.revision + 1
-        self.document = Document(
+        self.document = AssignmentDocument(
             generation=(0 if before is None else before.generation) + 1 if generation is None else generation,
             revision=revision,
             leader=next(iter(owners), ""),

@@ -1,7 +1,7 @@
 """What consumers tell each other through the group coordinator, byte for byte as other clients write it.
 
-The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's `Given`
-(its assignment) in SyncGroup, and within a subscription the user data of the sticky assignor. The formats are those of
+The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's
+`MemberAssignment` in SyncGroup, and in a subscription the user data of the sticky assignor. The formats are those of
 `ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources: KIP-429
 added what a member owns (v1), KIP-792 the generation of that (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at
 most, and takes the generation of what a cooperative member owns from its user data (2.8 to 3.3).
@@ -25,8 +25,8 @@ from allocator.types import TopicPartition
 __all__ = [
     "NEWEST",
     "PROTOCOL_TYPE",
-    "Given",
     "Malformed",
+    "MemberAssignment",
     "StickyUserData",
     "Subscription",
     "generation_data",
@@ -92,7 +92,7 @@ class Subscription:
 
 
 @dataclass(frozen=True)
-class Given:
+class MemberAssignment:
     """What the leader gives a member."""
 
     partitions: Parts
@@ -111,7 +111,7 @@ class Given:
         return bytes(out.data)
 
     @classmethod
-    def decode(cls, data: bytes) -> Given:
+    def decode(cls, data: bytes) -> MemberAssignment:
         """No bytes at all are no partitions: a leader may leave a member out. Raises `Malformed`."""
         if not data:
             return cls(NONE)

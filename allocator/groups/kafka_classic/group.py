@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from kafka.protocol.consumer import JoinGroupRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import HEARTBEAT, JOIN, MEMBER_COMMIT, SYNC, Reaction, for_code, react
+from allocator.client.errors import HEARTBEAT, JOIN, MEMBER_COMMIT, SYNC, GroupReaction, for_code, react
 from allocator.errors import AllocatorError, BrokerError
 from allocator.groups.group_requests import Interrupted, SlowRequests, leave_group, unless
 from allocator.groups.heartbeat import Heart, Heartbeat
-from allocator.groups.kafka_classic.messages import Joined, heartbeat_request, join_result
-from allocator.groups.kafka_classic.settings import GroupSettings, Participant, passes
+from allocator.groups.kafka_classic.messages import JoinResult, heartbeat_request, join_result
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings, Participant, passes
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.messages import Identity
-from allocator.tasks import Scope, happens
+from allocator.tasks import TaskGroup, wait_for_event
 
-__all__ = ["MOVES", "GroupCoordinator", "GroupSettings", "Loss", "Participant", "Phase"]
+__all__ = ["MOVES", "GroupCoordinator", "GroupPhase", "KafkaGroupSettings", "LostMembership", "Participant"]
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ class GroupCoordinator:
         client: KafkaClient,
         group: str,
         participant: Participant,
-        settings: GroupSettings,
+        settings: KafkaGroupSettings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
-        self.phase = Phase.OUT
+        self.phase = GroupPhase.OUT
         self._client = client
         self._participant = participant
         self._settings = settings
@@ -64,7 +64,7 @@ class GroupCoordinator:
         self._since = -1  # the generation in which this membership began
         self._rejoin: str | None = "first join"  # why what was prepared last is out of date
         self._why = ""  # of the rebalance under way
-        self._loss: Loss | None = None
+        self._loss: LostMembership | None = None
         self._failure: BrokerError | None = None
         self.closing = False  # `leave` was called
         self._slow = SlowRequests(
@@ -125,7 +125,7 @@ class GroupCoordinator:
     def polled(self) -> None:
         """The user is alive; brings a member back that left for the lack of it."""
         self._timing.polled()
-        if self.phase is Phase.AWAY:
+        if self.phase is GroupPhase.AWAY:
             self._poke()
 
     def leave(self) -> None:
@@ -151,7 +151,7 @@ class GroupCoordinator:
             self._stop.set()
         try:
             self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
-            await Scope().run(self._take_part(), heartbeats=self._heart.run())
+            await TaskGroup().run(self._take_part(), heartbeats=self._heart.run())
         except Exception as error:
             if not isinstance(error, AllocatorError):
                 log.exception("%s: the membership of %s ended", self.group, self._member_id)
@@ -162,16 +162,16 @@ class GroupCoordinator:
                 await self._give_up()  # first: whoever hears of the error ends this task
                 self._report(error)
         finally:
-            if self.phase is not Phase.CLOSED:
+            if self.phase is not GroupPhase.CLOSED:
                 self._generation = -1
-                self._move(Phase.CLOSED, "the task ended")
+                self._move(GroupPhase.CLOSED, "the task ended")
             if not joined.done():
                 joined.cancel()
 
     # -- rebalances -----------------------------------------------------------------------------------------------
 
     async def _take_part(self) -> None:
-        while self.phase is not Phase.CLOSED:
+        while self.phase is not GroupPhase.CLOSED:
             self._news.clear()
             if not self.closing:
                 self._stop.clear()
@@ -180,12 +180,12 @@ class GroupCoordinator:
                     await self._tell_loss(self._loss)
                 elif self.closing:
                     await self._depart()
-                elif self.phase is Phase.AWAY:
+                elif self.phase is GroupPhase.AWAY:
                     if self._timing.idle_too_long:
                         await self._news.wait()
                     else:
-                        self._move(Phase.OUT, "the user is back")
-                elif self.phase is Phase.STABLE and self._rejoin is None:
+                        self._move(GroupPhase.OUT, "the user is back")
+                elif self.phase is GroupPhase.STABLE and self._rejoin is None:
                     await self._news.wait()
                 else:
                     await self._rebalance()
@@ -201,23 +201,23 @@ class GroupCoordinator:
                 else:
                     raise
                 self._back_to_joining()
-                await happens(self._stop, self._settings.pause_s(error))
+                await wait_for_event(self._stop, self._settings.pause_s(error))
 
     async def _rebalance(self) -> None:
-        if self.phase is not Phase.JOINING:
+        if self.phase is not GroupPhase.JOINING:
             self._why = self._rejoin or "again"
-            if self.phase is not Phase.PREPARING:
-                self._move(Phase.PREPARING, self._why)
+            if self.phase is not GroupPhase.PREPARING:
+                self._move(GroupPhase.PREPARING, self._why)
             await self._prepare()
-            self._move(Phase.JOINING, "prepared")
+            self._move(GroupPhase.JOINING, "prepared")
         joined = await self._join()
         if joined is None:
             return
-        self._move(Phase.SYNCING, f"generation {joined.generation} under {joined.protocol!r}")
+        self._move(GroupPhase.SYNCING, f"generation {joined.generation} under {joined.protocol!r}")
         assignment = await self._sync(joined)
         if assignment is None:
             return
-        self._move(Phase.STABLE, f"generation {joined.generation}")
+        self._move(GroupPhase.STABLE, f"generation {joined.generation}")
         if self._rejoin is not None:
             return  # what was offered is out of date, and so is the assignment; synced, or no commit would be taken
         if not self._joined.done():
@@ -232,7 +232,7 @@ class GroupCoordinator:
             if self._rejoin is None:
                 return
 
-    async def _join(self) -> Joined | None:
+    async def _join(self) -> JoinResult | None:
         """One JoinGroup; None when it is to be tried again."""
         if self.closing:
             raise Interrupted
@@ -245,7 +245,7 @@ class GroupCoordinator:
             self._member_id = self._member_id or interruption.member_id
             raise
         if response.error_code:
-            if react(JOIN, response.error_code) is Reaction.TAKE_ID:
+            if react(JOIN, response.error_code) is GroupReaction.TAKE_ID:
                 self._member_id = response.member_id
                 return None
             await self._react(JOIN, response.error_code, "cannot join")
@@ -267,7 +267,7 @@ class GroupCoordinator:
             )
         return joined
 
-    async def _sync(self, joined: Joined) -> bytes | None:
+    async def _sync(self, joined: JoinResult) -> bytes | None:
         """The part of this member; None when it must join again."""
         assignments: Mapping[str, bytes] = {}
         if joined.leads and not joined.skip_assignment:
@@ -286,46 +286,46 @@ class GroupCoordinator:
         self._participant.acknowledged(started, rebalancing=False)
         return bytes(response.assignment or b"")
 
-    async def _react(self, table: dict[int, Reaction], code: int, what: str) -> None:
+    async def _react(self, table: dict[int, GroupReaction], code: int, what: str) -> None:
         """To the refusal of a JoinGroup or SyncGroup."""
         reaction = react(table, code)
         error = for_code(code, f"group {self.group!r}: {what}")
-        if reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+        if reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
             self._lose(reaction, str(error))
-        elif reaction is Reaction.FAIL:
+        elif reaction is GroupReaction.FAIL:
             error.retriable = False
             raise error
         else:
             self._failure = error
             log.info("%s; trying again", error)
-            if reaction is Reaction.REFIND:
+            if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
-            if reaction is not Reaction.REJOIN:
-                await happens(self._stop, self._settings.retry_backoff_s)
+            if reaction is not GroupReaction.REJOIN:
+                await wait_for_event(self._stop, self._settings.retry_backoff_s)
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
-    def _told(self, reaction: Reaction, why: str) -> None:
+    def _told(self, reaction: GroupReaction, why: str) -> None:
         """What the coordinator says of the present membership in its answer to something else than a join."""
-        if reaction is Reaction.REJOIN:
+        if reaction is GroupReaction.REJOIN:
             # older brokers also answer this while they wait for the leader; a member that is joining knows already
-            if self.phase is Phase.STABLE:
+            if self.phase is GroupPhase.STABLE:
                 self.request_rejoin("the group rebalances")
-        elif reaction is Reaction.LOST and self.phase is Phase.JOINING:
+        elif reaction is GroupReaction.LOST and self.phase is GroupPhase.JOINING:
             pass  # the new generation has begun, and our JoinGroup's answer is on its way
-        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+        elif reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
             self._lose(reaction, why)
 
-    def _lose(self, reaction: Reaction, why: str) -> None:
-        if reaction is Reaction.FENCED:
+    def _lose(self, reaction: GroupReaction, why: str) -> None:
+        if reaction is GroupReaction.FENCED:
             why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
         if self._loss is None:
-            to = Phase.CLOSED if reaction is Reaction.FENCED else Phase.OUT
-            self._loss = Loss(why, to, reaction is not Reaction.LOST)
+            to = GroupPhase.CLOSED if reaction is GroupReaction.FENCED else GroupPhase.OUT
+            self._loss = LostMembership(why, to, reaction is not GroupReaction.LOST)
             self._poke()
             self._lost.set()
 
-    async def _tell_loss(self, loss: Loss) -> None:
+    async def _tell_loss(self, loss: LostMembership) -> None:
         left = self._me
         self._generation = -1
         if loss.forget_id:
@@ -335,17 +335,17 @@ class GroupCoordinator:
         self._loss = None
         self._lost.clear()
         await self._participant.lost(loss.why)
-        if loss.to is Phase.AWAY:
+        if loss.to is GroupPhase.AWAY:
             await self._leave_group(left, loss.why)
-        elif loss.to is Phase.CLOSED:
+        elif loss.to is GroupPhase.CLOSED:
             self._report(BrokerError(f"{loss.why}; give each process an instance id of its own", code=82))
 
     async def _depart(self) -> None:
-        if self.phase in (Phase.STABLE, Phase.PREPARING, Phase.JOINING, Phase.SYNCING):
+        if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
             await unless(self._participant.leaving(), self._lost)
         left = self._me
         self._generation = -1
-        self._move(Phase.CLOSED, "closing")
+        self._move(GroupPhase.CLOSED, "closing")
         await self._leave_group(left, "closing")
 
     async def _give_up(self) -> None:
@@ -366,7 +366,11 @@ class GroupCoordinator:
     # -- heartbeats -----------------------------------------------------------------------------------------------
 
     def _keeps_alive(self) -> bool:
-        return self._generation >= 0 and self._loss is None and self.phase not in (Phase.OUT, Phase.AWAY, Phase.CLOSED)
+        return (
+            self._generation >= 0
+            and self._loss is None
+            and self.phase not in (GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED)
+        )
 
     async def _beat(self) -> None:
         me, started, session_s = self._me, self._timing.last_sent, self._settings.session_timeout_s
@@ -375,18 +379,18 @@ class GroupCoordinator:
         code = response.error_code
         if me != self._me or not self._keeps_alive():
             return  # about a generation that is over
-        reaction = react(HEARTBEAT, code) if code else Reaction.DONE
-        if reaction is Reaction.DONE:
+        reaction = react(HEARTBEAT, code) if code else GroupReaction.DONE
+        if reaction is GroupReaction.DONE:
             self._participant.acknowledged(started, rebalancing=False)
-        elif reaction in (Reaction.REJOIN, Reaction.LOST, Reaction.RESET, Reaction.FENCED):
-            if reaction is Reaction.REJOIN:
+        elif reaction in (GroupReaction.REJOIN, GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
+            if reaction is GroupReaction.REJOIN:
                 self._participant.acknowledged(started, rebalancing=True)
             self._told(reaction, str(for_code(code, "the coordinator")))
         else:
-            if reaction is Reaction.REFIND:
+            if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
             error = for_code(code, f"group {self.group!r}: heartbeat refused")
-            error.retriable = reaction is not Reaction.FAIL
+            error.retriable = reaction is not GroupReaction.FAIL
             raise error
 
     def _beat_failed(self, error: BrokerError) -> float:
@@ -397,8 +401,8 @@ class GroupCoordinator:
 
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
-        if self.phase in (Phase.STABLE, Phase.PREPARING):
-            self._loss = Loss(why, Phase.AWAY, forget_id=True)
+        if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING):
+            self._loss = LostMembership(why, GroupPhase.AWAY, forget_id=True)
             self._poke()
             self._lost.set()
         else:
@@ -415,10 +419,10 @@ class GroupCoordinator:
         return Identity(self._generation, self._member_id, self._settings.instance_id)
 
     def _back_to_joining(self) -> None:
-        if self.phase is Phase.SYNCING:
-            self._move(Phase.JOINING, "not synced")
+        if self.phase is GroupPhase.SYNCING:
+            self._move(GroupPhase.JOINING, "not synced")
 
-    def _move(self, to: Phase, why: str) -> None:
+    def _move(self, to: GroupPhase, why: str) -> None:
         if to not in MOVES[self.phase]:
             raise RuntimeError(f"group {self.group!r}: {self.phase.name} -> {to.name} ({why}) is no legal move")
         log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
@@ -444,7 +448,7 @@ class GroupCoordinator:
 # Where a member stands with its group.
 
 
-class Phase(enum.Enum):
+class GroupPhase(enum.Enum):
     OUT = "no member; nothing is held"
     PREPARING = "a rebalance is due; what must be given up is being drained and committed"
     JOINING = "JoinGroup is under way, or is about to be repeated"
@@ -455,21 +459,21 @@ class Phase(enum.Enum):
 
 
 MOVES = {
-    Phase.OUT: {Phase.PREPARING, Phase.CLOSED},
-    Phase.PREPARING: {Phase.JOINING, Phase.OUT, Phase.AWAY, Phase.CLOSED},
-    Phase.JOINING: {Phase.SYNCING, Phase.OUT, Phase.AWAY, Phase.CLOSED},
+    GroupPhase.OUT: {GroupPhase.PREPARING, GroupPhase.CLOSED},
+    GroupPhase.PREPARING: {GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
+    GroupPhase.JOINING: {GroupPhase.SYNCING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
     # back to JOINING: the next rebalance began first, or the coordinator went; what was prepared still is
-    Phase.SYNCING: {Phase.STABLE, Phase.JOINING, Phase.OUT, Phase.CLOSED},
-    Phase.STABLE: {Phase.PREPARING, Phase.OUT, Phase.AWAY, Phase.CLOSED},
-    Phase.AWAY: {Phase.OUT, Phase.CLOSED},
-    Phase.CLOSED: set(),
+    GroupPhase.SYNCING: {GroupPhase.STABLE, GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.CLOSED},
+    GroupPhase.STABLE: {GroupPhase.PREPARING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
+    GroupPhase.AWAY: {GroupPhase.OUT, GroupPhase.CLOSED},
+    GroupPhase.CLOSED: set(),
 }
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostMembership:
     """The end of a membership that this member did not choose."""
 
     why: str
-    to: Phase
+    to: GroupPhase
     forget_id: bool

@@ -22,17 +22,25 @@ from allocator.assignors import Assignor, left_out
 from allocator.client.client import KafkaClient
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Given, Malformed
+from allocator.groups.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment
 from allocator.groups.kafka_classic.group import GroupCoordinator
 from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.groups.kafka_classic.plan import DOUBT_S, Joined, Self, Sizes, decide, is_cooperative, offers
-from allocator.groups.kafka_classic.settings import GroupSettings
+from allocator.groups.kafka_classic.plan import (
+    DOUBT_S,
+    GroupMembers,
+    OwnMetadata,
+    PartitionCounts,
+    decide,
+    is_cooperative,
+    offers,
+)
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.groups.kafka_member import NONE, KafkaMember, Parts
-from allocator.groups.membership import Owner
+from allocator.groups.membership import AssignmentListener
 from allocator.groups.patterns import compiled
-from allocator.groups.view import Load, Surroundings, tell_left_out
+from allocator.groups.view import GroupViewBuilder, Load, tell_left_out
 from allocator.offsets.coordinator import Coordinator
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 
 __all__ = ["KafkaMembership", "KafkaSettings"]
 
@@ -54,7 +62,7 @@ class KafkaSettings:
     rack: str | None = None
     connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for ever
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
-    group: GroupSettings = field(default_factory=GroupSettings)
+    group: KafkaGroupSettings = field(default_factory=KafkaGroupSettings)
 
 
 class KafkaMembership(KafkaMember):
@@ -74,7 +82,7 @@ class KafkaMembership(KafkaMember):
         self,
         client: KafkaClient,
         group: str,
-        owner: Owner,
+        owner: AssignmentListener,
         assignors: Mapping[str, Assignor],
         settings: KafkaSettings,
         *,
@@ -95,8 +103,8 @@ class KafkaMembership(KafkaMember):
         self._wanted: frozenset[str] = settings.topics
         self._before: tuple[Parts, int] = (NONE, -1)
         self._counts: Mapping[str, int] | None = None
-        self._sizes = Sizes(client.partitions, clock)
-        self._surroundings = Surroundings(group, client, load, fresh_s=LOAD_FRESH_S)
+        self._sizes = PartitionCounts(client.partitions, clock)
+        self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Parts] = {}
         self._left_out: Parts = NONE
         self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
@@ -127,7 +135,7 @@ class KafkaMembership(KafkaMember):
     def offers(self) -> Sequence[tuple[str, bytes]]:
         held = self._held | self._draining if self._cooperative else NONE
         (before, before_generation), identity = self._before, self._group.identity
-        me = Self(
+        me = OwnMetadata(
             topics=self._wanted,
             held=held,
             # of the last JoinGroup, synced or not: leaders of other clients may give away at once what a member claims
@@ -154,7 +162,7 @@ class KafkaMembership(KafkaMember):
         await self._give_up(self._held - keep)
 
     async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        assignor, joined = self._assignors[protocol], Joined(protocol, members)
+        assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
         self._follow(joined.topics)
         try:
             await self._client.refresh(joined.topics, max_age_s=1.0)
@@ -215,7 +223,7 @@ class KafkaMembership(KafkaMember):
 
     def _read(self, assignment: bytes) -> Parts:
         try:
-            given = Given.decode(assignment).partitions
+            given = MemberAssignment.decode(assignment).partitions
         except Malformed as error:
             self._owner.failed(error)
             return NONE
@@ -250,7 +258,7 @@ class KafkaMembership(KafkaMember):
     async def _poll_topics(self) -> None:
         """What no message announces: new topics and partitions."""
         while True:
-            if await happens(self._doubt, self._settings.topic_poll_s):
+            if await wait_for_event(self._doubt, self._settings.topic_poll_s):
                 await asyncio.sleep(DOUBT_S)
                 self._doubt.clear()
             if self.leading or self._pattern is not None:

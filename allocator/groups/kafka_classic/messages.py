@@ -21,7 +21,7 @@ from allocator.offsets.messages import Identity
 __all__ = [
     "MEMBER_ID_FIRST",
     "STATIC_MEMBERS",
-    "Joined",
+    "JoinResult",
     "JoinedMember",
     "heartbeat_request",
     "join_request",
@@ -47,7 +47,7 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class Joined(NamedTuple):
+class JoinResult(NamedTuple):
     """What JoinGroup said."""
 
     generation: int
@@ -90,9 +90,9 @@ def join_request(
     )
 
 
-def join_result(response: Any) -> Joined:
+def join_result(response: Any) -> JoinResult:
     """Of a response without an error."""
-    return Joined(
+    return JoinResult(
         response.generation_id,
         response.protocol_name,
         response.member_id,

@@ -20,8 +20,8 @@ from allocator.assignors.sticky import first_step, give_back
 from allocator.errors import AllocatorError
 from allocator.groups.kafka_classic.consumer_protocol import (
     NEWEST,
-    Given,
     Malformed,
+    MemberAssignment,
     StickyUserData,
     Subscription,
     generation_data,
@@ -30,7 +30,16 @@ from allocator.groups.kafka_classic.consumer_protocol import (
 from allocator.groups.kafka_classic.messages import JoinedMember
 from allocator.types import TopicPartition
 
-__all__ = ["DOUBT_S", "Decision", "Joined", "Self", "Sizes", "decide", "is_cooperative", "offers"]
+__all__ = [
+    "DOUBT_S",
+    "Decision",
+    "GroupMembers",
+    "OwnMetadata",
+    "PartitionCounts",
+    "decide",
+    "is_cooperative",
+    "offers",
+]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +61,7 @@ def is_cooperative(assignors: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Self:
+class OwnMetadata:
     """What a member says of itself."""
 
     topics: frozenset[str]
@@ -68,13 +77,13 @@ class Self:
     rack: str | None = None
 
 
-def offers(assignors: Iterable[str], me: Self) -> list[tuple[str, bytes]]:
+def offers(assignors: Iterable[str], me: OwnMetadata) -> list[tuple[str, bytes]]:
     """The protocols of a JoinGroup, the preferred one first."""
     topics = tuple(sorted(me.topics))
     return [(name, _offer(name, topics, me).encode()) for name in assignors]
 
 
-def _offer(name: str, topics: tuple[str, ...], me: Self) -> Subscription:
+def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
     if name in EAGER:
         # v0 is what other clients send under these names, and all of them read
         sticky = name == "sticky" and me.before
@@ -86,7 +95,7 @@ def _offer(name: str, topics: tuple[str, ...], me: Self) -> Subscription:
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
 
 
-def _described(me: Self) -> bytes:
+def _described(me: OwnMetadata) -> bytes:
     return json.dumps({"name": me.name, "host": me.host, "weight": me.weight}, separators=(",", ":")).encode()
 
 
@@ -102,7 +111,7 @@ class Decision:
     """Why the function's answer could not be used: members keep what they have."""
 
 
-class Joined:
+class GroupMembers:
     """What the members of a group said when they joined under the function that all of them offer."""
 
     def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
@@ -130,7 +139,7 @@ class Joined:
         return {partition: member for partition, (_, member) in best.items()}
 
 
-def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[str, Parts]) -> Decision:
+def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Parts]) -> Decision:
     """One assignment. `before` is the last target that this leader knows, for when the function fails."""
     problem = None
     target: Mapping[str, Parts]
@@ -146,7 +155,7 @@ def decide(assignor: Assignor, joined: Joined, view: GroupView, before: Mapping[
     now = target
     if joined.protocol not in EAGER:
         now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
-    given = {member: Given(now.get(member, NONE)).encode() for member in joined.ids}
+    given = {member: MemberAssignment(now.get(member, NONE)).encode() for member in joined.ids}
     return Decision(target, given, problem)
 
 
@@ -226,7 +235,7 @@ def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
 DOUBT_S = 1.5
 
 
-class Sizes:
+class PartitionCounts:
     """The partitions of each topic that was asked about.
 
     More partitions than before are believed at once. Fewer, or none, are believed once they were seen for `DOUBT_S`;

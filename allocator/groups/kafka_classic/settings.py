@@ -9,11 +9,11 @@ from typing import Protocol
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.groups.kafka_classic.messages import STATIC_MEMBERS, JoinedMember
 
-__all__ = ["GroupSettings", "Participant", "passes"]
+__all__ = ["KafkaGroupSettings", "Participant", "passes"]
 
 
 @dataclass(frozen=True)
-class GroupSettings:
+class KafkaGroupSettings:
     """How a member takes part. Times in seconds. Raises `ConfigError` for settings that contradict each other."""
 
     session_timeout_s: float = 10.0  # more: a dead member's partitions stand still longer; less: a pause costs them

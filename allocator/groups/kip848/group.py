@@ -1,7 +1,7 @@
 """Membership of one group by the next-generation protocol: ConsumerGroupHeartbeat alone (KIP-848).
 
 The coordinator decides who gets what; a member says what it wants and what it owns, and is told what it may use. Knows
-partitions by the ids of their topics; a `NextParticipant` knows them by name and processes them. The consumer's is in
+partitions by the ids of their topics; a `Kip848Participant` knows them by name and processes them. The consumer's is in
 `allocator.groups.kip848.membership`.
 """
 
@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import MEMBER_COMMIT, NEXT_HEARTBEAT, NEXT_LEAVE, Reaction, for_code, react
+from allocator.client.errors import MEMBER_COMMIT, NEXT_HEARTBEAT, NEXT_LEAVE, GroupReaction, for_code, react
 from allocator.errors import AllocatorError, BrokerError
 from allocator.groups.group_requests import LEAVE_WITHIN_S, Interrupted, unless
 from allocator.groups.heartbeat import Heartbeat
 from allocator.groups.kip848.messages import ConsumerGroupHeartbeatRequest, HeartbeatAnswer, compose, parse
 from allocator.groups.kip848.settings import (
     Ids,
-    NextParticipant,
-    NextSettings,
+    Kip848GroupSettings,
+    Kip848Participant,
     ask_session_timeout,
     no_such_protocol,
     refusal,
 )
 from allocator.offsets.coordinator import PATIENCE_S, Coordinator
 from allocator.offsets.messages import Identity
-from allocator.tasks import Scope, happens
+from allocator.tasks import TaskGroup, wait_for_event
 
-__all__ = ["JOINS", "NextGroup", "NextPhase", "Said", "Signals", "heartbeat", "say_goodbye"]
+__all__ = ["JOINS", "Kip848Group", "Kip848Phase", "Said", "Signals", "heartbeat", "say_goodbye"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ SESSION_ASKED_EVERY_S = 60.0  # more: a shorter session timeout is heard of late
 UNNAMED_RETRY_S = 0.5  # how soon metadata is asked again for the name of a topic that was just made
 
 
-class NextGroup:
+class Kip848Group:
     """One member of one group.
 
     Guarantees: what the coordinator gave counts as owned, and each heartbeat that names what is owned says so, until
@@ -62,14 +62,14 @@ class NextGroup:
         self,
         client: KafkaClient,
         group: str,
-        participant: NextParticipant,
-        settings: NextSettings,
+        participant: Kip848Participant,
+        settings: Kip848GroupSettings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
-        self.phase = NextPhase.JOINING
+        self.phase = Kip848Phase.JOINING
         self.member_id = str(uuid.uuid4())
         self.epoch = JOINS
         self._since = JOINS  # the epoch with which this life began
@@ -87,7 +87,7 @@ class NextGroup:
         self._given: Ids | None = None  # the last assignment; None: none yet in this life
         self._reached: Ids | None = None  # the one that was carried out
         self._owned = NOTHING
-        self._loss: tuple[str, NextPhase] | None = None
+        self._loss: tuple[str, Kip848Phase] | None = None
         self._failure: BrokerError | None = None
         self._waits_for_namesake = False
 
@@ -122,7 +122,7 @@ class NextGroup:
     def polled(self) -> None:
         """The user is alive; brings a member back that left for the lack of it."""
         self._timing.polled()
-        if self.phase is NextPhase.AWAY:
+        if self.phase is Kip848Phase.AWAY:
             self._poke()
 
     def leave(self) -> None:
@@ -138,9 +138,9 @@ class NextGroup:
         reaction = react(MEMBER_COMMIT, code)
         if sent != self.identity:
             pass  # it says nothing of the present epoch
-        elif reaction is Reaction.NEW_EPOCH:
+        elif reaction is GroupReaction.NEW_EPOCH:
             self._beat_now()
-        elif reaction in (Reaction.LOST, Reaction.RESET, Reaction.FENCED):
+        elif reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
             self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
         return self.identity is not None and sent.generation >= self._since
 
@@ -154,7 +154,7 @@ class NextGroup:
         try:
             if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
                 raise no_such_protocol(self.group)
-            await Scope().run(self._take_part(self._signals), heartbeats=self._beats(self._signals))
+            await TaskGroup().run(self._take_part(self._signals), heartbeats=self._beats(self._signals))
         except AllocatorError as error:
             self._report(error)
         except Exception as error:
@@ -162,8 +162,8 @@ class NextGroup:
             self._report(error)
         finally:
             self.epoch = JOINS
-            if self.phase is not NextPhase.CLOSED:
-                self._move(NextPhase.CLOSED, "the task ended")
+            if self.phase is not Kip848Phase.CLOSED:
+                self._move(Kip848Phase.CLOSED, "the task ended")
             if not joined.done():
                 joined.cancel()
 
@@ -171,15 +171,15 @@ class NextGroup:
 
     async def _take_part(self, signals: Signals) -> None:
         """One turn for each thing to do."""
-        while self.phase is not NextPhase.CLOSED:
+        while self.phase is not Kip848Phase.CLOSED:
             signals.news.clear()
             try:
                 if self._loss is not None:
                     await self._tell_loss(*self._loss)
                 elif self.closing:
                     await self._depart(signals)
-                elif self.phase is NextPhase.AWAY and not self._timing.idle_too_long:
-                    self._move(NextPhase.JOINING, "the user is back")
+                elif self.phase is Kip848Phase.AWAY and not self._timing.idle_too_long:
+                    self._move(Kip848Phase.JOINING, "the user is back")
                     self._beat_now()
                 elif self._given is not None and self._given != self._reached:
                     await self._reconcile(signals, self._given)
@@ -191,7 +191,7 @@ class NextGroup:
     async def _reconcile(self, signals: Signals, given: Ids) -> None:
         """One step towards `given`: give up what is not in it, or else take what is new."""
         if self._owned - given:
-            self._move(NextPhase.RECONCILING, f"{len(self._owned - given)} partitions to release")
+            self._move(Kip848Phase.RECONCILING, f"{len(self._owned - given)} partitions to release")
             await self._release(signals, self._owned - given)
             # others wait for these, and we may be given more once the coordinator knows that they are free
             signals.heard.clear()
@@ -204,10 +204,10 @@ class NextGroup:
             self._joined.set_result(None)
         if complete:
             self._reached = given
-            self._move(NextPhase.STABLE, f"{len(given)} partitions at epoch {self.epoch}")
+            self._move(Kip848Phase.STABLE, f"{len(given)} partitions at epoch {self.epoch}")
         else:
-            self._move(NextPhase.RECONCILING, "some topics are not known yet")
-            await happens(signals.news, UNNAMED_RETRY_S)
+            self._move(Kip848Phase.RECONCILING, "some topics are not known yet")
+            await wait_for_event(signals.news, UNNAMED_RETRY_S)
 
     async def _release(self, signals: Signals, gone: Ids) -> None:
         await unless(self._participant.release(gone), signals.lost)
@@ -217,20 +217,20 @@ class NextGroup:
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
-    def _lose(self, reaction: Reaction, why: str) -> None:
-        to = NextPhase.JOINING
-        if reaction is Reaction.FENCED:
-            to = NextPhase.CLOSED
+    def _lose(self, reaction: GroupReaction, why: str) -> None:
+        to = Kip848Phase.JOINING
+        if reaction is GroupReaction.FENCED:
+            to = Kip848Phase.CLOSED
             why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
         self._end(why, to)
 
-    def _end(self, why: str, to: NextPhase) -> None:
+    def _end(self, why: str, to: Kip848Phase) -> None:
         if self._loss is None and self._signals is not None:
             self._loss = (why, to)
             self._signals.lost.set()
             self._poke()
 
-    async def _tell_loss(self, why: str, to: NextPhase) -> None:
+    async def _tell_loss(self, why: str, to: Kip848Phase) -> None:
         was_member = self.epoch > 0
         self.epoch, self._heard, self._given, self._reached, self._owned = JOINS, None, None, None, NOTHING
         self._move(to, why)
@@ -238,18 +238,18 @@ class NextGroup:
         self._loss = None
         if self._signals is not None:
             self._signals.lost.clear()
-        if to is NextPhase.AWAY and was_member:
+        if to is Kip848Phase.AWAY and was_member:
             await self._say_goodbye(why)
-        elif to is NextPhase.CLOSED:
+        elif to is Kip848Phase.CLOSED:
             self._report(BrokerError(f"{why}; give each process an instance id of its own", code=82))
         self._beat_now()
 
     async def _depart(self, signals: Signals) -> None:
         if self.epoch > 0:
             await self._release(signals, self._owned)
-        was_member = self.phase is not NextPhase.AWAY and self._timing.last_sent > float("-inf")
+        was_member = self.phase is not Kip848Phase.AWAY and self._timing.last_sent > float("-inf")
         self.epoch = JOINS
-        self._move(NextPhase.CLOSED, "closing")
+        self._move(Kip848Phase.CLOSED, "closing")
         if was_member:
             await self._say_goodbye("closing")
 
@@ -263,13 +263,13 @@ class NextGroup:
         timing = self._timing
         while True:
             signals.beat.clear()
-            if self._loss is not None or self.phase in (NextPhase.AWAY, NextPhase.CLOSED):
+            if self._loss is not None or self.phase in (Kip848Phase.AWAY, Kip848Phase.CLOSED):
                 await signals.beat.wait()
             elif timing.idle_too_long:
                 self._idle()
             elif not self._urgent and not timing.should_heartbeat:
                 ttl, idle_ttl = timing.ttl, timing.idle_ttl
-                await happens(signals.beat, ttl if idle_ttl is None else min(ttl, idle_ttl))
+                await wait_for_event(signals.beat, ttl if idle_ttl is None else min(ttl, idle_ttl))
             else:
                 self._urgent = False
                 try:
@@ -296,7 +296,7 @@ class NextGroup:
         request = heartbeat(self.group, self.member_id, epoch, said, heard, self._settings)
         started = self._timing.sent_heartbeat()
         answer = parse(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))
-        if self._loss is not None or self.phase in (NextPhase.AWAY, NextPhase.CLOSED) or epoch != self.epoch:
+        if self._loss is not None or self.phase in (Kip848Phase.AWAY, Kip848Phase.CLOSED) or epoch != self.epoch:
             return  # about an earlier life
         if answer.code:
             await self._react(answer)
@@ -347,19 +347,19 @@ class NextGroup:
         """To the refusal of a heartbeat."""
         reaction = react(NEXT_HEARTBEAT, answer.code)
         error = for_code(answer.code, f"group {self.group!r}")
-        if reaction in (Reaction.LOST, Reaction.FENCED) and self.epoch != JOINS:
+        if reaction in (GroupReaction.LOST, GroupReaction.FENCED) and self.epoch != JOINS:
             self._lose(reaction, f"{error} ({answer.message})" if answer.message else str(error))
         elif answer.code == 110:
             # it still counts us as a member of our earlier life, which would last until the session ends
             await self._say_goodbye("its epoch is not known any more")
             self._beat_now()
-        elif reaction in (Reaction.LOST, Reaction.FENCED, Reaction.FAIL):
+        elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
             self._tell_failure(refusal(answer.code, answer.message, self.group, self._settings))
         else:
             if answer.code == 111 and not self._waits_for_namesake:
                 self._waits_for_namesake = True
                 log.warning("%s: waits until its predecessor has left or expired: %s", self.group, answer.message)
-            if reaction is Reaction.REFIND:
+            if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True
             raise error
@@ -371,12 +371,12 @@ class NextGroup:
         first = not self._joined.done()
         self._report(error)
         if first:
-            self._move(NextPhase.CLOSED, "refused")
+            self._move(Kip848Phase.CLOSED, "refused")
 
     def _idle(self) -> None:
         why = f"no sign of life from the user for {self._settings.max_poll_interval_s:g} s"
         if self._joined.done() and self.epoch > 0 and not self.closing:
-            self._end(why, NextPhase.AWAY)
+            self._end(why, Kip848Phase.AWAY)
         else:
             self._timing.polled()  # no user could have polled: we are not in yet, or already leaving
 
@@ -392,7 +392,7 @@ class NextGroup:
             self._signals.news.set()
             self._signals.beat.set()
 
-    def _move(self, to: NextPhase, why: str) -> None:
+    def _move(self, to: Kip848Phase, why: str) -> None:
         if to is not self.phase:
             log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
             self.phase = to
@@ -410,7 +410,7 @@ class NextGroup:
 # Where a member of the next-generation protocol may stand, and what wakes it.
 
 
-class NextPhase(enum.Enum):
+class Kip848Phase(enum.Enum):
     JOINING = "no member, or not any more; the next heartbeat joins"
     RECONCILING = "a member that does not hold yet, or still holds too much of, what it was given"
     STABLE = "holds what it was given"
@@ -443,7 +443,9 @@ class Said(NamedTuple):
     owned: Ids
 
 
-def heartbeat(group: str, member_id: str, epoch: int, said: Said, heard: Said | None, settings: NextSettings) -> Any:
+def heartbeat(
+    group: str, member_id: str, epoch: int, said: Said, heard: Said | None, settings: Kip848GroupSettings
+) -> Any:
     """In full if the coordinator is not known to have heard anything, which has it repeat the assignment; else what
     is new since `heard`."""
     if heard is None:
@@ -468,7 +470,9 @@ def heartbeat(group: str, member_id: str, epoch: int, said: Said, heard: Said | 
     )
 
 
-async def say_goodbye(coordinator: Coordinator, group: str, member_id: str, settings: NextSettings, why: str) -> None:
+async def say_goodbye(
+    coordinator: Coordinator, group: str, member_id: str, settings: Kip848GroupSettings, why: str
+) -> None:
     """Leaves, a static member for a while. Repeated while that may help, for `LEAVE_WITHIN_S` at most; a failure is
     logged and no more."""
     deadline = time.monotonic() + LEAVE_WITHIN_S
@@ -477,16 +481,16 @@ async def say_goodbye(coordinator: Coordinator, group: str, member_id: str, sett
         request = compose(group, member_id, epoch, instance_id=settings.instance_id)
         try:
             code = parse(await coordinator.ask(request, deadline)).code
-            reaction = react(NEXT_LEAVE, code) if code else Reaction.DONE
+            reaction = react(NEXT_LEAVE, code) if code else GroupReaction.DONE
         except BrokerError as error:
             log.debug("%s: cannot leave: %s", group, error)
-            reaction = Reaction.RETRY if error.retriable else Reaction.FAIL
-        if reaction is Reaction.DONE:
+            reaction = GroupReaction.RETRY if error.retriable else GroupReaction.FAIL
+        if reaction is GroupReaction.DONE:
             log.info("%s: %s left: %s", group, member_id, why)
             return
-        if reaction is Reaction.REFIND:
+        if reaction is GroupReaction.REFIND:
             coordinator.forget()
-        if reaction is Reaction.FAIL or time.monotonic() >= deadline:
+        if reaction is GroupReaction.FAIL or time.monotonic() >= deadline:
             log.warning("%s: %s did not get to leave; its session will end by itself", group, member_id)
             return
         await asyncio.sleep(settings.retry_backoff_s)

@@ -32,21 +32,21 @@ from allocator.client.client import KafkaClient
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.groups.kafka_member import KafkaMember
-from allocator.groups.kip848.group import NextGroup
+from allocator.groups.kip848.group import Kip848Group
 from allocator.groups.kip848.messages import IdPartition
-from allocator.groups.kip848.settings import Ids, NextSettings
-from allocator.groups.membership import Owner
+from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
+from allocator.groups.membership import AssignmentListener
 from allocator.groups.patterns import compiled
 from allocator.offsets.coordinator import Coordinator
 from allocator.types import TopicPartition
 
-__all__ = ["KafkaNextMembership", "KafkaNextSettings"]
+__all__ = ["Kip848Membership", "Kip848Settings"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class KafkaNextSettings:
+class Kip848Settings:
     """How a member takes part. Times in seconds."""
 
     topics: frozenset[str] = frozenset()
@@ -55,10 +55,10 @@ class KafkaNextSettings:
     pattern: str | None = None
     topic_poll_s: float = 10.0  # with a pattern: how soon new topics are noticed, at one metadata request each
     connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for ever
-    group: NextSettings = field(default_factory=NextSettings)
+    group: Kip848GroupSettings = field(default_factory=Kip848GroupSettings)
 
 
-class KafkaNextMembership(KafkaMember):
+class Kip848Membership(KafkaMember):
     """One member of one group; see the module for what it guarantees.
 
     `client` is connected and stays the caller's. `owner` is told what to process. The constructor touches nothing.
@@ -68,14 +68,14 @@ class KafkaNextMembership(KafkaMember):
 
     leading = False
     """The coordinator assigns."""
-    _group: NextGroup
+    _group: Kip848Group
 
     def __init__(
         self,
         client: KafkaClient,
         group: str,
-        owner: Owner,
-        settings: KafkaNextSettings,
+        owner: AssignmentListener,
+        settings: Kip848Settings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
@@ -85,7 +85,7 @@ class KafkaNextMembership(KafkaMember):
         self._topics, self._pattern = settings.topics, compiled(settings.pattern)
         self._wanted: frozenset[str] = settings.topics
         self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
-        self._group = NextGroup(client, group, self, settings.group, coordinator=coordinator, clock=clock)
+        self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=clock)
 
     # -- the surface ----------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class KafkaNextMembership(KafkaMember):
         return self._group.epoch
 
     @property
-    def group(self) -> NextGroup:
+    def group(self) -> Kip848Group:
         """The protocol beneath: phase, coordinator, heartbeats."""
         return self._group
 

@@ -13,7 +13,7 @@ from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.groups.kip848.messages import IdPartition
 
-__all__ = ["Ids", "NextParticipant", "NextSettings", "ask_session_timeout", "no_such_protocol", "refusal"]
+__all__ = ["Ids", "Kip848GroupSettings", "Kip848Participant", "ask_session_timeout", "no_such_protocol", "refusal"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ ANSWERS_WITHIN_S = 2.0  # more: a broker that hangs holds up a heartbeat
 
 
 @dataclass(frozen=True)
-class NextSettings:
+class Kip848GroupSettings:
     """How a member takes part. Times in seconds. Session timeout and heartbeat interval are the broker's to set
     (`consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` of the group). Raises `ConfigError`.
     """
@@ -61,7 +61,7 @@ def no_such_protocol(group: str, said: str = "") -> ConfigError:
     return ConfigError(f"group {group!r}: {NO_SUCH_PROTOCOL}{said}")
 
 
-class NextParticipant(Protocol):
+class Kip848Participant(Protocol):
     """Whoever processes the partitions; the group calls it, one call at a time but for the last three."""
 
     def topics(self) -> frozenset[str]:
@@ -109,7 +109,7 @@ async def ask_session_timeout(client: KafkaClient, group: str) -> float | None:
     return values[0] if values else None
 
 
-def refusal(code: int, message: str | None, group: str, settings: NextSettings) -> AllocatorError:
+def refusal(code: int, message: str | None, group: str, settings: Kip848GroupSettings) -> AllocatorError:
     """What the user is told of a heartbeat's error code that no retrying helps."""
     said = f" ({message})" if message else ""
     where = f"group {group!r}"

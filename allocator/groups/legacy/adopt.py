@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allocator.errors import AllocatorError
 from allocator.groups.describe import describe
-from allocator.groups.legacy.kiel import AdoptionRefused, KielPaths, Phase, look, seal
+from allocator.groups.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, look, seal
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["AdoptionUnfinished", "Candidate", "adopt", "candidate"]
@@ -32,12 +32,12 @@ class Candidate:
     foreign: tuple[str, ...]
     """Of kiel's."""
     partitions: int
-    phase: Phase | None
+    phase: HandoverPhase | None
 
     @property
     def obstacle(self) -> str | None:
         """Why it cannot be given away now."""
-        if self.phase not in (None, Phase.SEALING):
+        if self.phase not in (None, HandoverPhase.SEALING):
             return None
         if self.foreign:
             return (
@@ -69,7 +69,7 @@ async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callab
     ends = asyncio.get_running_loop().time() + wait_s
     while True:
         now = await candidate(zk, group)
-        state = await describe(zk, group, root) if now.phase is Phase.OPEN else None
+        state = await describe(zk, group, root) if now.phase is HandoverPhase.OPEN else None
         done = state is not None and state.assigned and state.owners.keys() >= state.assigned
         if state is not None and done and len(state.members) >= len(found.members):
             say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from allocator.groups.legacy.kiel import KielPaths, read_shared
-from allocator.groups.legacy.old_consumer import Subscription
-from allocator.groups.zookeeper.znodes import Rubbish
+from allocator.groups.legacy.old_consumer import OldSubscription
+from allocator.groups.zookeeper.znodes import InvalidZnode
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
@@ -27,7 +27,7 @@ class OldLayouts:
     """What those share out; which of them has which stands nowhere."""
     consumers: tuple[str, ...] = ()
     """Members where consumers of 0.8 stand."""
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[OldSubscription, ...] = ()
     claimed: frozenset[TopicPartition] = frozenset()
     """What those own."""
     stored: frozenset[str] = frozenset()
@@ -80,15 +80,15 @@ async def children(zk: ZooKeeper, path: str) -> list[str]:
 async def _dealt(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
     try:
         return read_shared(paths.partitions, (await zk.get(paths.partitions))[0])[0]
-    except (NoZnode, Rubbish):
+    except (NoZnode, InvalidZnode):
         return frozenset()
 
 
-async def _subscription(zk: ZooKeeper, path: str) -> Subscription | None:
+async def _subscription(zk: ZooKeeper, path: str) -> OldSubscription | None:
     try:
         data = (await zk.get(path))[0]
         if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # pykafka's members say their one topic
-            return Subscription("static", {data.decode(): 1})
-        return Subscription.decode(path, data)
-    except (NoZnode, Rubbish):
+            return OldSubscription("static", {data.decode(): 1})
+        return OldSubscription.decode(path, data)
+    except (NoZnode, InvalidZnode):
         return None

@@ -31,8 +31,8 @@ from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
-from allocator.groups.membership import Membership, Owner, Topics
-from allocator.groups.zookeeper.znodes import NONE, Parts, Paths, Rubbish
+from allocator.groups.membership import AssignmentListener, Membership, PartitionCountSource
+from allocator.groups.zookeeper.znodes import NONE, InvalidZnode, Parts, Paths
 from allocator.measures import Measures
 from allocator.types import OffsetStorage, TopicPartition
 from allocator.zookeeper.client import (
@@ -49,10 +49,10 @@ from allocator.zookeeper.client import (
 __all__ = [
     "AdoptionRefused",
     "Carrier",
+    "HandoverPhase",
     "KielMembership",
     "KielPaths",
     "KielSettings",
-    "Phase",
     "Seal",
     "add_partitions",
     "look",
@@ -94,8 +94,8 @@ class KielMembership:
         self,
         zk: ZooKeeper,
         group: str,
-        owner: Owner,
-        topics: Topics,
+        owner: AssignmentListener,
+        topics: PartitionCountSource,
         settings: KielSettings,
         offsets: Carrier,
         next_member: Callable[[str], Membership],
@@ -160,8 +160,8 @@ class _KielMember(OwnersMembership):
         self,
         zk: ZooKeeper,
         group: str,
-        owner: Owner,
-        topics: Topics,
+        owner: AssignmentListener,
+        topics: PartitionCountSource,
         settings: KielSettings,
         offsets: Carrier,
         go_on: Callable[[str], Awaitable[None]],
@@ -222,10 +222,10 @@ class _KielMember(OwnersMembership):
         self._must_stand(members)
         try:
             dealt, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
-        except Rubbish as error:
+        except InvalidZnode as error:
             self._owner.failed(error)
             return self._held
-        if seal is not None and seal.phase is not Phase.SEALING:
+        if seal is not None and seal.phase is not HandoverPhase.SEALING:
             log.info("%s: the group was given to %s; %s lets go", self._group, seal.root, self.member_id)
             self._renewing = True
             self._changed.set()
@@ -272,7 +272,7 @@ class _KielMember(OwnersMembership):
 
     async def _session(self, joined: asyncio.Future[None]) -> None:
         seal = await self._read_seal()
-        if seal is None or seal[0].phase is Phase.SEALING:
+        if seal is None or seal[0].phase is HandoverPhase.SEALING:
             await super()._session(joined)
             return
         self._gone_over = True
@@ -299,7 +299,7 @@ class _KielMember(OwnersMembership):
             seal = await self._read_seal()
             if seal is None:
                 raise AllocatorError(f"{self._paths.partitions} is gone: nobody knows what the group was given to")
-            if seal[0].phase is Phase.OPEN:
+            if seal[0].phase is HandoverPhase.OPEN:
                 break
             await self._open(*seal)
         # we hold nothing: whatever pause was told of is over, and the next membership tells of its own
@@ -330,7 +330,7 @@ class _KielMember(OwnersMembership):
             existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
             carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
             count = await self._offsets.carry_over(carried)
-            await self._zk.set(self._paths.partitions, replace(seal, phase=Phase.OPEN).encode(), version)
+            await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
             log.info("%s: %d offsets carried over to Kafka; the group goes on under %s", self._group, count, seal.root)
         except BadVersion:
             pass  # another one was faster
@@ -401,7 +401,7 @@ class KielPaths(Paths):
         return f"{self.base}/allocator/opening"
 
 
-class Phase(enum.Enum):
+class HandoverPhase(enum.Enum):
     """SEALING: no member of kiel's may join any more, and whether one has is being looked at; ours go on as they were.
     SEALED: ours let go of everything. OPEN: all have, their offsets are in Kafka, and the group goes on under `root`.
     """
@@ -413,7 +413,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Seal:
-    phase: Phase
+    phase: HandoverPhase
     root: str
     partitions: Parts
     """What the group dealt when it was sealed."""
@@ -430,9 +430,9 @@ def read_shared(path: str, data: bytes) -> tuple[Parts, Seal | None]:
         if not text.startswith(SEALED):
             return _parts(json.loads(text or "[]")), None
         content = json.loads(text[len(SEALED) :])
-        found = Seal(Phase(content["phase"]), str(content["root"]), _parts(content["partitions"]))
+        found = Seal(HandoverPhase(content["phase"]), str(content["root"]), _parts(content["partitions"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Rubbish(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
+        raise InvalidZnode(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
     return found.partitions, found
 
 
@@ -470,13 +470,13 @@ async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
     while True:
         data, stat = await zk.get(paths.partitions)
         dealt, sealed = read_shared(paths.partitions, data)
-        if sealed is not None and sealed.phase is not Phase.SEALING:
+        if sealed is not None and sealed.phase is not HandoverPhase.SEALING:
             if sealed.root != root:
                 raise AdoptionRefused(f"group {paths.group!r} was given to {sealed.root} already, not to {root}")
             return
         try:
             if sealed is None:
-                sealing = Seal(Phase.SEALING, root, dealt)
+                sealing = Seal(HandoverPhase.SEALING, root, dealt)
                 stat = await zk.set(paths.partitions, sealing.encode(), stat.version)
             # whoever joined before the seal stood is seen now; after it nobody of kiel's can
             _, foreign, _, _ = await look(zk, paths)
@@ -486,7 +486,7 @@ async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
                     f"members of kiel's joined group {paths.group!r} meanwhile: {', '.join(foreign)}; "
                     "it stays as it was"
                 )
-            await zk.set(paths.partitions, Seal(Phase.SEALED, root, dealt).encode(), stat.version)
+            await zk.set(paths.partitions, Seal(HandoverPhase.SEALED, root, dealt).encode(), stat.version)
             return
         except BadVersion:
             continue

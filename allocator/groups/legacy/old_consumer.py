@@ -33,13 +33,13 @@ from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.lease import MembershipLost
 from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
-from allocator.groups.membership import Owner, Topics
-from allocator.groups.zookeeper.znodes import NONE, Parts, Paths, Rubbish
+from allocator.groups.membership import AssignmentListener, PartitionCountSource
+from allocator.groups.zookeeper.znodes import NONE, InvalidZnode, Parts, Paths
 from allocator.measures import Measures
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoZnode, Op, Watched, ZooKeeper
 
-__all__ = ["ConsumersMembership", "PykafkaMembership", "Subscription"]
+__all__ = ["ConsumersMembership", "OldSubscription", "PykafkaMembership"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ INTERNAL = "__consumer_offsets"  # no wildcard of the Java client's takes it unl
 NUDGE_S = 5.0
 
 
-class Cluster(Topics, Protocol):
+class OldCluster(PartitionCountSource, Protocol):
     """What pykafka's layout needs besides. `KafkaClient` is one."""
 
     @property
@@ -60,7 +60,7 @@ class Cluster(Topics, Protocol):
 
 
 @dataclass(frozen=True)
-class Subscription:
+class OldSubscription:
     """What a member of Kafka's client says: threads by topic, or by the one expression that topics must match."""
 
     pattern: str
@@ -86,7 +86,7 @@ class Subscription:
         return json.dumps(content).encode()
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Subscription:
+    def decode(cls, path: str, data: bytes) -> OldSubscription:
         """Raises Rubbish."""
         try:
             content = json.loads(data.decode())
@@ -101,7 +101,7 @@ class Subscription:
             why = f"no subscription of Kafka's own client ({shown(error)})"
             if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):
                 why += "; it looks like one of pykafka's members, which are no company for those"
-            raise Rubbish(path, why) from None
+            raise InvalidZnode(path, why) from None
         return cls(pattern, streams)
 
 
@@ -119,8 +119,8 @@ class _OldConsumer(OwnersMembership):
         self,
         zk: ZooKeeper,
         group: str,
-        owner: Owner,
-        topics: Cluster,
+        owner: AssignmentListener,
+        topics: OldCluster,
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
@@ -241,7 +241,7 @@ class ConsumersMembership(_OldConsumer):
         return f"{self._group}_{host}-{int(time.time() * 1000)}-{uuid.uuid4().hex[:8]}"
 
     def _ids(self) -> dict[str, bytes]:
-        return {self.member_id: Subscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
+        return {self.member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
         return (f"{self._owners_path}/{partition.topic}/{partition.partition}",)
@@ -258,11 +258,11 @@ class ConsumersMembership(_OldConsumer):
 
     async def _listen(self, names: Collection[str]) -> None:
         await super()._listen(names)
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, OldSubscription] = {}
         for name, data in self._said.items():
             try:
-                self._subscriptions[name] = Subscription.decode(f"{self._ids_path}/{name}", data)
-            except Rubbish as error:
+                self._subscriptions[name] = OldSubscription.decode(f"{self._ids_path}/{name}", data)
+            except InvalidZnode as error:
                 self._complain(name, error)
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
@@ -313,7 +313,7 @@ class PykafkaMembership(_OldConsumer):
         for name, data in self._said.items():
             if data.startswith(b"{"):
                 why = "not a topic, as pykafka's members write it; Kafka's own client is no company for those"
-                self._complain(name, Rubbish(f"{self._ids_path}/{name}", why))
+                self._complain(name, InvalidZnode(f"{self._ids_path}/{name}", why))
         members = tuple(sorted(self._said))
         if members != self._ordered_for:
             # the order that the others have until they look again, whatever partition gets another leader meanwhile

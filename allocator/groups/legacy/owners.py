@@ -21,12 +21,12 @@ from itertools import chain, islice
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.groups.lease import MembershipLost
-from allocator.groups.membership import Owner, Topics
+from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.patterns import compiled
 from allocator.groups.session import SessionMembership
 from allocator.groups.zookeeper.znodes import Parts
 from allocator.measures import Measures
-from allocator.tasks import Scope, happens
+from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
 
@@ -62,8 +62,8 @@ class OwnersMembership(SessionMembership):
         zk: ZooKeeper,
         group: str,
         base: str,
-        owner: Owner,
-        topics: Topics,
+        owner: AssignmentListener,
+        topics: PartitionCountSource,
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
@@ -125,7 +125,7 @@ class OwnersMembership(SessionMembership):
         await self._recover()
         await self._unclaim(frozenset(self._claimed))
 
-    async def _take_part(self, scope: Scope) -> None:
+    async def _take_part(self, scope: TaskGroup) -> None:
         self._follow_topics()
         scope.start(self._poll_topics(), "topics")
         remove = self._topics.on_metadata(self._changed.set)
@@ -134,10 +134,10 @@ class OwnersMembership(SessionMembership):
         finally:
             remove()
 
-    async def _follow(self, scope: Scope) -> None:
+    async def _follow(self, scope: TaskGroup) -> None:
         wait_s: float | None = None
         while True:
-            await happens(self._changed, wait_s)
+            await wait_for_event(self._changed, wait_s)
             self._changed.clear()
             wait_s = None
             if self._leaving or self._renewing:

@@ -12,14 +12,22 @@ from functools import partial
 from allocator.assignors import Assignor, Member, choose, compute, left_out
 from allocator.errors import AllocatorError
 from allocator.foreign import plain, shown
-from allocator.groups.membership import Topics
+from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
-from allocator.groups.view import Load, Surroundings, tell_left_out
+from allocator.groups.view import GroupViewBuilder, Load, tell_left_out
 from allocator.groups.zookeeper.plan import adopt, advance
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import Budget, Claim, Document, MemberInfo, Parts, Rubbish, in_join_order
-from allocator.tasks import Scope
+from allocator.groups.zookeeper.znodes import (
+    AssignmentDocument,
+    Claim,
+    InflateBudget,
+    InvalidZnode,
+    MemberInfo,
+    Parts,
+    in_join_order,
+)
+from allocator.tasks import TaskGroup
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
 
 __all__ = ["Leader", "LeaderSettings"]
@@ -57,7 +65,7 @@ class Leader:
         self,
         store: Store,
         me: str,
-        topics: Topics,
+        topics: PartitionCountSource,
         assignors: Mapping[str, Assignor],
         settings: LeaderSettings,
         load: Load | None = None,
@@ -67,16 +75,16 @@ class Leader:
         self._topics = topics
         self._assignors = assignors
         self._settings = settings
-        self._surroundings = Surroundings(store.paths.group, topics, load)
+        self._surroundings = GroupViewBuilder(store.paths.group, topics, load)
         self._changed = asyncio.Event()
         self._group_changed = True
         self._names = Watched(store.member_names, self._poke_group)
         self._claim_names = Watched(store.claim_names, self._changed.set)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
-        self._budget = Budget.of_claims()
-        self._document: tuple[Document | None, int] | None = None
-        self._last: Document | None = None
+        self._budget = InflateBudget.of_claims()
+        self._document: tuple[AssignmentDocument | None, int] | None = None
+        self._last: AssignmentDocument | None = None
         self._restarts = 0
         self._computed_from: object = None
         self._counts: dict[str, int] = {}
@@ -88,7 +96,7 @@ class Leader:
         log.info("%s: %s leads", self._store.paths.group, self._me)
         remove = self._topics.on_metadata(self._metadata_came)
         try:
-            await Scope().run(self._lead(), topics=self._poll_topics())
+            await TaskGroup().run(self._lead(), topics=self._poll_topics())
         finally:
             remove()
 
@@ -195,8 +203,8 @@ class Leader:
                 self._changed.set()  # once more: the claims of those it waits for are not watched yet
 
     async def _recompute(
-        self, names: list[str], document: Document, version: int
-    ) -> tuple[Computed | None, Document, int]:
+        self, names: list[str], document: AssignmentDocument, version: int
+    ) -> tuple[Computed | None, AssignmentDocument, int]:
         members = await self._members(names)
         await self._count_partitions(members, document)
         inputs = (tuple(members.items()), tuple(sorted(self._counts.items())))
@@ -217,7 +225,7 @@ class Leader:
             computed = None
         return computed, document, version
 
-    def _stands(self, computed: Computed, document: Document) -> bool:
+    def _stands(self, computed: Computed, document: AssignmentDocument) -> bool:
         """Whether the document leads to that assignment already (a new leader finds its predecessor's work)."""
         present = dict(document.owners)
         for member, parts in document.promised.items():
@@ -232,7 +240,7 @@ class Leader:
             and document.left_out == computed.left_out
         )
 
-    async def _compute(self, members: Mapping[str, MemberInfo], document: Document) -> Computed | None:
+    async def _compute(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> Computed | None:
         if not members:
             return None
         strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
@@ -265,11 +273,11 @@ class Leader:
 
     # -- what is read --------------------------------------------------------------------------------------------
 
-    async def _read_document(self) -> tuple[Document, int]:
+    async def _read_document(self) -> tuple[AssignmentDocument, int]:
         if self._document is None:
             try:
                 self._document = await self._store.document(counts=self._partitions_of)
-            except Rubbish as error:
+            except InvalidZnode as error:
                 log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
                 self._document = None, error.version
         document, version = self._document
@@ -283,7 +291,7 @@ class Leader:
         known = self._topics.partitions(topic)
         return None if known is None else len(known)
 
-    async def _write(self, document: Document, version: int) -> int:
+    async def _write(self, document: AssignmentDocument, version: int) -> int:
         self._document = None
         restarts = self._restarts
         new_version = await self._store.write_document(document, version)
@@ -315,7 +323,7 @@ class Leader:
     async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
         try:
             return await self._store.claim(member, watch, budget=self._budget)
-        except Rubbish as error:
+        except InvalidZnode as error:
             # it shows nothing, so its partitions stay where they are until the member writes again or goes
             log.error("%s: %s", self._store.paths.group, error)
             return None
@@ -331,7 +339,7 @@ class Leader:
     async def _read_member(self, member: str) -> MemberInfo | None:
         try:
             return await self._store.member(member)
-        except Rubbish as error:
+        except InvalidZnode as error:
             log.error("%s: this member gets no partitions: %s", self._store.paths.group, error)
             return None
 
@@ -340,7 +348,7 @@ class Leader:
             return info.topics
         return info.topics | set(filter(topic_pattern(info.pattern).matches, self._counts))
 
-    async def _count_partitions(self, members: Mapping[str, MemberInfo], document: Document) -> None:
+    async def _count_partitions(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
         """Brings `_counts` up to date for every topic that somebody subscribes to."""
         if not self._counts:
             self._counts = _counts_of(document)
@@ -377,7 +385,7 @@ class Leader:
         return {topic for topic in names if any(pattern.matches(topic) for pattern in patterns)}
 
 
-def _counts_of(document: Document) -> dict[str, int]:
+def _counts_of(document: AssignmentDocument) -> dict[str, int]:
     """Partition counts as a predecessor knew them: Kafka may be silent just when a new leader begins."""
     counts: dict[str, int] = {}
     everything = [*document.owners.values(), *document.promised.values()]

@@ -27,15 +27,24 @@ from allocator.assignors import Assignor
 from allocator.clock import boot_clock
 from allocator.errors import InconsistentAssignor
 from allocator.groups.lease import MembershipLost
-from allocator.groups.membership import Owner, Topics
+from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import NONE, Claim, Document, MemberInfo, Parts, Paths, Rubbish, in_join_order
+from allocator.groups.zookeeper.znodes import (
+    NONE,
+    AssignmentDocument,
+    Claim,
+    InvalidZnode,
+    MemberInfo,
+    Parts,
+    Paths,
+    in_join_order,
+)
 from allocator.measures import Measures
-from allocator.tasks import Scope
+from allocator.tasks import TaskGroup
 from allocator.zookeeper.client import (
     BadVersion,
     ConnectionLost,
@@ -47,13 +56,13 @@ from allocator.zookeeper.client import (
     ZooKeeperError,
 )
 
-__all__ = ["Settings", "ZooKeeperMembership"]
+__all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ZooKeeperSettings:
     """How a member takes part. Times in seconds."""
 
     name: str = ""
@@ -79,13 +88,13 @@ class ZooKeeperMembership(SessionMembership):
         self,
         zk: ZooKeeper,
         paths: Paths,
-        owner: Owner,
-        topics: Topics,
+        owner: AssignmentListener,
+        topics: PartitionCountSource,
         assignors: Mapping[str, Assignor],
-        settings: Settings,
+        settings: ZooKeeperSettings,
         *,
         load: Load | None = None,
-        followed: Callable[[Document], None] | None = None,
+        followed: Callable[[AssignmentDocument], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -151,7 +160,7 @@ class ZooKeeperMembership(SessionMembership):
                 await self._zk.set(self._paths.claim(self.member_id), empty.encode())
         await super()._delete_ours(released)
 
-    async def _take_part(self, scope: Scope) -> None:
+    async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
         await self._follow(scope)
 
@@ -220,7 +229,7 @@ class ZooKeeperMembership(SessionMembership):
 
     # -- following -----------------------------------------------------------------------------------------------
 
-    async def _follow(self, scope: Scope) -> None:
+    async def _follow(self, scope: TaskGroup) -> None:
         """Makes what we hold equal to what the newest assignment gives us; returns when we leave, holding nothing."""
         while True:
             await self._changed.wait()
@@ -242,17 +251,17 @@ class ZooKeeperMembership(SessionMembership):
                 await asyncio.sleep(0.05)
                 self._changed.set()
 
-    async def _read_document(self) -> tuple[Document | None, int]:
+    async def _read_document(self) -> tuple[AssignmentDocument | None, int]:
         try:
             document, version = await self._document.get()
-        except Rubbish as error:
+        except InvalidZnode as error:
             log.error("%s: %s", self._paths.group, error)
             document, version = None, -1
         if document is None and self._leader is not None:
             self._leader.start_over()
         return document, version
 
-    async def _apply(self, document: Document | None, version: int, scope: Scope) -> None:
+    async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:
         if document is None:
             return  # what we hold is ours by our claim; the leader will write a readable assignment
         self.generation = max(self.generation, document.generation)
@@ -265,7 +274,7 @@ class ZooKeeperMembership(SessionMembership):
         elif self._must_write(document):
             await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
-    async def _gain(self, gained: Parts, document: Document, version: int) -> None:
+    async def _gain(self, gained: Parts, document: AssignmentDocument, version: int) -> None:
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
             # the check makes sure that a newer assignment, which we have not read, gave none of them away
@@ -291,7 +300,7 @@ class ZooKeeperMembership(SessionMembership):
         )
         await self._owner.assigned(gained)
 
-    def _must_write(self, document: Document) -> bool:
+    def _must_write(self, document: AssignmentDocument) -> bool:
         if self._claim.held != self._held | self._draining:
             return True
         waiting = document.waiting.get(self.member_id)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from allocator.groups.zookeeper.znodes import NONE, Claim, Document, Parts, Waiting
+from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Parts, Waiting
 
 __all__ = ["adopt", "advance"]
 
 
 def advance(
-    document: Document,
+    document: AssignmentDocument,
     leader: str,
     alive: Collection[str],
     claims: Mapping[str, Claim],
@@ -25,7 +25,7 @@ def advance(
     strategy: str = "",
     refused: Mapping[str, str] | None = None,
     left_out: Parts = NONE,
-) -> Document | None:
+) -> AssignmentDocument | None:
     """The next document, or None when nothing changes.
 
     `alive`: the members of which a znode stands, be it only the claim. `claims`: theirs, at least of those in
@@ -84,7 +84,7 @@ def advance(
     return next_document.but(revision=revision)
 
 
-def adopt(claims: Mapping[str, Claim], last: Document | None = None, writes: int = 0) -> Document:
+def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, writes: int = 0) -> AssignmentDocument:
     """A document to start from when the znode is missing or unreadable: who claims a partition keeps it.
 
     `last` is the newest one that the caller has seen, and `writes` how often the znode was written (0 if it is gone):
@@ -92,8 +92,8 @@ def adopt(claims: Mapping[str, Claim], last: Document | None = None, writes: int
     claim only in one transaction with a check of the document that allowed it: after the claims are read none can
     appear that rests on the lost document.
     """
-    last = last or Document()
-    return Document(
+    last = last or AssignmentDocument()
+    return AssignmentDocument(
         generation=max([writes, last.generation, *(claim.generation for claim in claims.values())]),
         revision=max([writes, last.revision, *(claim.revision for claim in claims.values())]),
         owners={member: claim.held for member, claim in claims.items() if claim.held},

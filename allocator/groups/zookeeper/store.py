@@ -11,13 +11,13 @@ from functools import partial
 from typing import TypeVar
 
 from allocator.groups.zookeeper.znodes import (
-    Budget,
+    AssignmentDocument,
     Claim,
     Counts,
-    Document,
+    InflateBudget,
+    InvalidZnode,
     MemberInfo,
     Paths,
-    Rubbish,
     quick,
     shard_names,
     split,
@@ -69,7 +69,7 @@ class Store:
         member: str,
         watch: Watch | None = None,
         *,
-        budget: Budget | None = None,
+        budget: InflateBudget | None = None,
         deleted: Watch | None = None,
     ) -> Claim | None:
         """A member's claim; None when there is none. Raises Rubbish.
@@ -90,7 +90,7 @@ class Store:
 
     async def document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
-    ) -> tuple[Document | None, int]:
+    ) -> tuple[AssignmentDocument | None, int]:
         """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish.
 
         `only`: as far as it is about that member. `counts`: how many partitions topics have, as far as it is known.
@@ -108,19 +108,19 @@ class Store:
                 if names is not None:
                     pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
                     data = b"".join(piece for piece, _ in pieces)
-                return await _decoded(data, partial(Document.decode, path, data, only, counts)), stat.version
+                return await _decoded(data, partial(AssignmentDocument.decode, path, data, only, counts)), stat.version
             except NoZnode:
                 # the next document has been written meanwhile, and the shards of this one deleted
                 if (await self.zk.get(path))[1].version == stat.version:
-                    missing = Rubbish(path, "shards that it names are missing")
+                    missing = InvalidZnode(path, "shards that it names are missing")
                     missing.version = stat.version
                     raise missing from None
-            except Rubbish as error:
+            except InvalidZnode as error:
                 # whoever replaces it must replace this, and not a good one that somebody has written since
                 error.version = stat.version
                 raise
 
-    async def write_document(self, document: Document, version: int) -> int:
+    async def write_document(self, document: AssignmentDocument, version: int) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
 
         Raises BadVersion or ZnodeExists when somebody else wrote first.

@@ -5,7 +5,7 @@
     <root>/<group>/assignment      persistent            zlib(JSON): who may hold what; replaced by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
 
-Everything read from here is checked: a znode that holds rubbish gives `Rubbish`, which names it, and never more
+Everything read from here is checked: a znode that holds rubbish gives `InvalidZnode`, which names it, and never more
 than a bounded amount of memory.
 """
 
@@ -26,7 +26,7 @@ from allocator.groups.patterns import topic_pattern
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import check_path
 
-__all__ = ["Budget", "Claim", "Document", "MemberInfo", "Paths", "Rubbish", "Waiting", "quick"]
+__all__ = ["AssignmentDocument", "Claim", "InflateBudget", "InvalidZnode", "MemberInfo", "Paths", "Waiting", "quick"]
 
 Parts = frozenset[TopicPartition]
 Counts = Callable[[str], "int | None"]
@@ -50,7 +50,7 @@ SMALL_PARTITIONS = 20_000
 GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
 
 
-class Rubbish(AllocatorError):
+class InvalidZnode(AllocatorError):
     """A znode holds what no version of this library writes; `version` is that of its data, where it is known."""
 
     version = -1
@@ -161,7 +161,7 @@ class MemberInfo:
     @classmethod
     def decode(cls, path: str, data: bytes) -> MemberInfo:
         if len(data) > MEMBER_BYTES:
-            raise Rubbish(path, f"{len(data)} bytes")
+            raise InvalidZnode(path, f"{len(data)} bytes")
         doc = _object(path, data)
         pattern, rack = doc.get("pattern"), doc.get("rack")
         weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
@@ -169,11 +169,11 @@ class MemberInfo:
             try:
                 topic_pattern(_text(path, "pattern", pattern))
             except (ConfigError, MissingExtra) as error:
-                raise Rubbish(path, str(error)) from error
+                raise InvalidZnode(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
-            raise Rubbish(path, f"weight {shown(weight)}")
+            raise InvalidZnode(path, f"weight {shown(weight)}")
         if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
-            raise Rubbish(path, f"session_timeout_s {shown(session_s)}")
+            raise InvalidZnode(path, f"session_timeout_s {shown(session_s)}")
         return cls(
             name=_text(path, "name", doc.get("name")),
             host=_text(path, "host", doc.get("host")),
@@ -208,9 +208,9 @@ class Claim:
         )
 
     @classmethod
-    def decode(cls, path: str, data: bytes, budget: Budget | None = None) -> Claim:
+    def decode(cls, path: str, data: bytes, budget: InflateBudget | None = None) -> Claim:
         """`budget`: shared with the other claims that are kept with this one."""
-        budget = budget or Budget()
+        budget = budget or InflateBudget()
         budget.give_back(path)
         doc = _inflate(path, data)
         held = _mapping(path, "partitions", doc.get("held"))
@@ -232,7 +232,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Document:
+class AssignmentDocument:
     """Who may hold what. The leader replaces it by compare-and-set; a member obeys the newest that it has read.
 
     Each partition is in `owners` of one member, or in `waiting` of one, or in neither; `promised` says who gets it
@@ -269,10 +269,12 @@ class Document:
         )
 
     @classmethod
-    def decode(cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None) -> Document:
+    def decode(
+        cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None
+    ) -> AssignmentDocument:
         """`only`: what it says of that member and no other, which is all that the member needs: with 100 members and
         10 000 partitions it is read forty times faster so, and each member reads each document. `counts`: as in
-        `Budget`."""
+        `InflateBudget`."""
         doc = _inflate(path, data)
 
         def entries(what: str) -> Iterable[tuple[str, Any]]:
@@ -280,17 +282,17 @@ class Document:
             return found.items() if only is None else [(only, found[only])] if only in found else []
 
         # before any range is expanded
-        held, promised = Budget(counts), Budget(counts)
+        held, promised = InflateBudget(counts), InflateBudget(counts)
         for _, ranges in entries("owners"):
             held.take(path, ranges)
         for member, entry in entries("waiting"):
             if not isinstance(entry, list) or len(entry) != 2:
-                raise Rubbish(path, f"waiting of {shown(member)}")
+                raise InvalidZnode(path, f"waiting of {shown(member)}")
             held.take(path, entry[1])
         for _, ranges in entries("promised"):
             promised.take(path, ranges)
         left_out = {} if only is not None else _mapping(path, "left_out", doc.get("left_out", {}))
-        Budget(counts).take(path, left_out)
+        InflateBudget(counts).take(path, left_out)
         waiting = {}
         for member, entry in entries("waiting"):
             waiting[member] = Waiting(_number(path, "since", entry[0]), from_ranges(path, entry[1]))
@@ -308,7 +310,7 @@ class Document:
             problem=None if problem is None else _text(path, "problem", problem),
         )
 
-    def but(self, **changes: Any) -> Document:
+    def but(self, **changes: Any) -> AssignmentDocument:
         """A copy with those fields replaced."""
         return replace(self, **changes)
 
@@ -331,9 +333,9 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
     names = _texts(path, "shards", _object(path, head).get("shards"))
     for name in names:
         if "/" in name or name in (".", "..") or not name:
-            raise Rubbish(path, f"shard name {shown(name)}")
+            raise InvalidZnode(path, f"shard name {shown(name)}")
     if len(names) * SHARD_BYTES > INFLATED_BYTES:
-        raise Rubbish(path, f"{len(names)} shards")
+        raise InvalidZnode(path, f"{len(names)} shards")
     return names
 
 
@@ -355,7 +357,7 @@ def _ranges(ids: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-class Budget:
+class InflateBudget:
     """How many partitions may still be read from znodes of one group that are kept together.
 
     A few bytes stand for a million partitions, and each may be held by one member only: what names more than `most` in
@@ -372,7 +374,7 @@ class Budget:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_claims(cls) -> Budget:
+    def of_claims(cls) -> InflateBudget:
         """Claims are read at different moments: a partition that moves may be in two of them."""
         return cls(most=2 * MAX_PARTITIONS)
 
@@ -384,7 +386,7 @@ class Budget:
                 for run in text.split(","):
                     found = RUN.match(run)
                     if found is None or (found[2] and int(found[2]) < int(found[1])):
-                        raise Rubbish(path, f"partitions {shown(run)} of topic {shown(topic)}")
+                        raise InvalidZnode(path, f"partitions {shown(run)} of topic {shown(topic)}")
                     if found[2]:
                         number += int(found[2]) - int(found[1])
             with self._lock:
@@ -393,10 +395,10 @@ class Budget:
                 self._total += number
                 total = self._total
             if total > self._most:
-                raise Rubbish(path, f"more than {self._most} partitions in all")
+                raise InvalidZnode(path, f"more than {self._most} partitions in all")
             known = None if self._counts is None else self._counts(topic)
             if known is not None and of_topic > 2 * known + SMALL_PARTITIONS:
-                raise Rubbish(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
+                raise InvalidZnode(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
 
     def give_back(self, path: str) -> None:
         """The znode at `path` is read again, or gone."""
@@ -413,7 +415,7 @@ RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers 
 
 
 def from_ranges(path: str, ranges: Mapping[str, str]) -> Parts:
-    """The inverse of `to_ranges`, for what a `Budget` has let pass."""
+    """The inverse of `to_ranges`, for what a `InflateBudget` has let pass."""
     found: list[TopicPartition] = []
     for topic, text in ranges.items():
         numbers: list[int] = []
@@ -450,26 +452,26 @@ def _inflate(path: str, data: bytes) -> dict[str, Any]:
     try:
         raw = inflater.decompress(data, INFLATED_BYTES)
     except zlib.error as error:
-        raise Rubbish(path, str(error)) from error
+        raise InvalidZnode(path, str(error)) from error
     if not inflater.eof:
-        raise Rubbish(path, "it is cut short or inflates beyond measure")
+        raise InvalidZnode(path, "it is cut short or inflates beyond measure")
     return _object(path, raw)
 
 
 def _object(path: str, data: bytes) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
-        raise Rubbish(path, "more lists and objects than any group needs")
+        raise InvalidZnode(path, "more lists and objects than any group needs")
     if data.count(b'"') > 2 * MAX_STRINGS:
-        raise Rubbish(path, "more texts than any group needs")
+        raise InvalidZnode(path, "more texts than any group needs")
     numbers = _Numbers()
     try:
         doc = json.loads(data, parse_int=numbers.whole, parse_float=numbers.fraction)
     except (ValueError, RecursionError) as error:
-        raise Rubbish(path, shown(error)) from error
+        raise InvalidZnode(path, shown(error)) from error
     if not isinstance(doc, dict):
-        raise Rubbish(path, f"a JSON object is expected, not {type(doc).__name__}")
+        raise InvalidZnode(path, f"a JSON object is expected, not {type(doc).__name__}")
     if doc.get("format") != FORMAT:
-        raise Rubbish(path, f"format {shown(doc.get('format'))}; this version reads format {FORMAT}")
+        raise InvalidZnode(path, f"format {shown(doc.get('format'))}; this version reads format {FORMAT}")
     return doc
 
 
@@ -495,23 +497,23 @@ class _Numbers:
 
 def _text(path: str, what: str, value: object) -> str:
     if not isinstance(value, str):
-        raise Rubbish(path, f"{what} is {type(value).__name__}, not text")
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not text")
     return value
 
 
 def _texts(path: str, what: str, value: object) -> list[str]:
     if not isinstance(value, list):
-        raise Rubbish(path, f"{what} is {type(value).__name__}, not a list")
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not a list")
     return [_text(path, what, item) for item in value]
 
 
 def _number(path: str, what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
-        raise Rubbish(path, f"{what} is {shown(value)}, not a count")
+        raise InvalidZnode(path, f"{what} is {shown(value)}, not a count")
     return value
 
 
 def _mapping(path: str, what: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Rubbish(path, f"{what} is {type(value).__name__}, not an object")
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not an object")
     return value

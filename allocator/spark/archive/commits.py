@@ -38,7 +38,7 @@ __all__ = [
     "ArchiveBusy",
     "ArchiveCorrupt",
     "ArchiveMismatch",
-    "Commits",
+    "CommitLog",
     "DataFile",
     "Manifest",
     "Transform",
@@ -148,7 +148,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-class Commits:
+class CommitLog:
     """The commits under one directory. Reading changes nothing; writing is for who holds `locked`."""
 
     def __init__(self, directory: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import Commits, Manifest
+from allocator.spark.archive.commits import CommitLog, Manifest
 from allocator.spark.rows import COLUMNS, HEADERS, schema_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Archive:
         elif topic not in found:
             raise ConfigError(f"{root} holds no archive of {topic!r}; it holds {', '.join(found) or 'none'}")
         self.directory, self.topic = root, topic
-        self._commits = Commits(root / f"topic={topic}")
+        self._commits = CommitLog(root / f"topic={topic}")
         self.manifests = self._commits.live()
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from allocator.errors import ConfigError
 from allocator.spark.archive.commits import (
     ArchiveCorrupt,
     ArchiveMismatch,
-    Commits,
+    CommitLog,
     DataFile,
     Manifest,
     Transform,
@@ -76,7 +76,7 @@ def archive(
     root = _root(directory)
     if offsets_per_commit < 1:
         raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
-    commits = Commits(root / f"topic={topic.name}")
+    commits = CommitLog(root / f"topic={topic.name}")
     check_writable(commits.manifests)
     report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
     extent, alive = topic.extent(), commits.live()
@@ -226,7 +226,7 @@ def compact(
     """
     began = time.monotonic()
     found = Archive(directory, topic)
-    commits = Commits(found.directory / f"topic={found.topic}")
+    commits = CommitLog(found.directory / f"topic={found.topic}")
     report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
     if dry_run:
         for group in _groups(found.manifests, file_size):
@@ -270,7 +270,7 @@ def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _compacted(spark: SparkSession, found: Archive, commits: Commits, group: list[Manifest], number: int) -> Manifest:
+def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int) -> Manifest:
     from pyspark.sql import functions as F
 
     part = Archive(found.directory, found.topic)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from tornado.template import Template
 
-__all__ = ["KINDS", "Difference", "Partition", "Report", "Side"]
+__all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
 
 # in the order in which they are told
 KINDS: Mapping[str, str] = {
@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionDifference:
     """What one side has of one partition. `checksum` is of all its records, in whatever order."""
 
     topic: str
@@ -44,7 +44,7 @@ class Side:
     def __init__(self, name: str, rows: list[Any]) -> None:
         self.name = name
         self.partitions = tuple(
-            Partition(
+            PartitionDifference(
                 row.t,
                 row.p,
                 row.records,
@@ -170,7 +170,7 @@ class Report:
 
     def to_html(self) -> str:
         """One page that needs nothing else: the verdict, both sides with their checksums, counts and samples."""
-        rows: dict[tuple[str, int], list[Optional[Partition]]] = {}
+        rows: dict[tuple[str, int], list[Optional[PartitionDifference]]] = {}
         for place, side in enumerate((self.left, self.right)):
             for found in side.partitions:
                 rows.setdefault((found.topic, found.partition), [None, None])[place] = found

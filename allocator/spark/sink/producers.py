@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.spark.errors import WriteFailed
-from allocator.spark.link import Link
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Sending(Protocol):
 @contextlib.contextmanager
 def producer(options: Options) -> Iterator[Sending]:
     """A producer for the brokers, with idempotence where they have it (0.11)."""
-    with Link(options) as link:
+    with ClusterLink(options) as link:
         version = link.run(_version(link))
     rdkafka: Any = None
     if version >= (0, 10) and options.security.keys() <= RDKAFKA.keys():
@@ -62,7 +62,7 @@ def producer(options: Options) -> Iterator[Sending]:
         sending.close()
 
 
-async def _version(link: Link) -> tuple[int, ...]:
+async def _version(link: ClusterLink) -> tuple[int, ...]:
     return (await link.client()).broker_version
 
 

@@ -23,7 +23,7 @@ from typing import Any, Optional, TypeVar
 
 from allocator.client.client import KafkaClient
 from allocator.consumer.measures import lag
-from allocator.consumer.membership_config import Joining
+from allocator.consumer.membership_config import MembershipConfig
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.groups.membership import Membership
 from allocator.groups.names import default_client_id
@@ -32,10 +32,10 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.options import Options
 from allocator.spark.source.plan import begin_again
 from allocator.subscription.loss import stamped
-from allocator.tasks import happens
+from allocator.tasks import wait_for_event
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Member"]
+__all__ = ["StreamMember"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ Begin = dict[TopicPartition, Optional[int]]
 LOOK_S = 1.0
 
 
-class Member:
+class StreamMember:
     """The query's place in its group. Call it from Spark's thread; `close` it there."""
 
     def __init__(self, options: Options) -> None:
@@ -147,7 +147,7 @@ class _Inside:
             deadline = loop.time() + 2 * self._options.session_timeout_s
             while not wanted <= self._held and loop.time() < deadline:
                 self._news.clear()
-                await happens(self._news, deadline - loop.time())
+                await wait_for_event(self._news, deadline - loop.time())
                 self._raise_if_ended(membership)
         await self._may_act(membership)
         ours = wanted & self._held
@@ -212,7 +212,7 @@ class _Inside:
             client = KafkaClient(options.brokers, client_id="allocator-spark-member", security=options.security)
             await client.connect(options.timeout_s)
             self._client = client
-            joining = Joining(
+            joining = MembershipConfig(
                 membership="zookeeper",
                 group=self._group,
                 client_id=options.client_id or default_client_id("spark"),
@@ -262,7 +262,7 @@ class _Inside:
                     "this query's; look at ZooKeeper, and start the query again"
                 )
             self._news.clear()
-            await happens(self._news, LOOK_S)
+            await wait_for_event(self._news, LOOK_S)
             self._raise_if_ended(membership)
 
     def _offsets(self) -> GroupOffsets:

@@ -17,7 +17,7 @@ from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
-from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Place, Range
+from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
 from allocator.subscription.loss import topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -100,7 +100,7 @@ async def ends(client: KafkaClient, options: Options, tps: Collection[TopicParti
     return {tp: there.offset if there is not None else 0 for tp, there in found.items()}
 
 
-async def resolve(client: KafkaClient, options: Options, place: Place, known: Bounds, name: str) -> Offsets:
+async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, known: Bounds, name: str) -> Offsets:
     """The offset of `place` in each partition of `known`, as it is asked for: it may lie outside the log.
 
     `name` of the option, for errors: a time after every record is the partition's end for END_NAME. `known` is brought
@@ -192,7 +192,7 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
 async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | None = None) -> list[Range]:
     """The ranges that a batch reads, one a partition; `narrow` takes away what filters leave out."""
     tps = await find_partitions(client, options)
-    start_place, end_place = options.start or Place(EARLIEST), options.end or Place(LATEST)
+    start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
         _must_exist(place, tps, name)
     if narrow is not None:
@@ -215,7 +215,7 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | Non
     return [found for found in ranges if found.end > found.start]
 
 
-def _must_exist(place: Place, tps: Collection[TopicPartition], name: str) -> None:
+def _must_exist(place: StartOrEnd, tps: Collection[TopicPartition], name: str) -> None:
     strangers = place.named - set(tps)
     if strangers:
         raise ConfigError(f"{name} speaks of {some(strangers)}, which does not exist; leave it out")

@@ -20,7 +20,7 @@ from allocator.errors import (
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.spark.errors import DataLoss, NothingRead
-from allocator.spark.link import Link
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 from allocator.spark.ranges import Range
 from allocator.spark.rows import to_spark
@@ -46,7 +46,7 @@ def read_range(options: Options, wanted: Range, schema: pa.Schema) -> Iterator[p
     does not reach (only a warning without `fail_on_data_loss`), `NothingRead` naming the partition when nothing came
     for `timeout_s`, and whatever befalls the partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
-    with Link(options) as link:
+    with ClusterLink(options) as link:
         task = _Task(options, wanted)
         try:
             link.run(task.start(link))
@@ -70,7 +70,7 @@ class _Task:
         self._client: KafkaClient | None = None
         self._fetcher: Fetcher | None = None
 
-    async def start(self, link: Link) -> None:
+    async def start(self, link: ClusterLink) -> None:
         options = self._options
         try:
             self._client = client = await link.client()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from allocator.spark.errors import in_one_line
-from allocator.spark.link import Link
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range, split
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
@@ -114,7 +114,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
         async def plan() -> list[Range]:
             return await plan_batch(await link.client(), options, self.narrow)
 
-        with Link(options) as link:
+        with ClusterLink(options) as link:
             ranges = link.run(plan())
         return [Piece(found) for found in split(ranges, options.min_partitions, options.max_records_per_partition)]
 

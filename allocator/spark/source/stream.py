@@ -13,11 +13,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from allocator.client.client import KafkaClient
 from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
-from allocator.spark.link import Link
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import EARLIEST, LATEST, Place, Positions, Range, share_out, split
+from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, share_out, split
 from allocator.spark.source.group import commit, refuse_members
-from allocator.spark.source.member import Member
+from allocator.spark.source.member import StreamMember
 from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
 from allocator.spark.source.reading import read_range
 from allocator.spark.source.source import Piece
@@ -53,17 +53,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
-        self._link: Link | None = None
+        self._link: ClusterLink | None = None
         # as far as batches were planned, for a pyspark that does not say where the next one starts
-        self._reached: Positions | None = None
+        self._reached: StreamOffsets | None = None
         # nothing before it was read by a batch
-        self._initial_positions: Positions | None = None
+        self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
         self._latest: Offsets = {}
         # Trigger.AvailableNow: what was there when the query began
         self._target: Offsets | None = None
         self._group_checked = False
-        self._member = None if options.membership == "none" else Member(options)
+        self._member = None if options.membership == "none" else StreamMember(options)
 
     def __getstate__(self) -> dict[str, Any]:
         # tasks get a copy; it has no connection, and no memory
@@ -83,29 +83,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        before = self._reached if start is None else Positions.of_json(start)
+        before = self._reached if start is None else StreamOffsets.of_json(start)
         most = self.options.max_offsets_per_trigger
         if limit is not None:
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        after = self._run(self._next(before or Positions({}, {}), most))
+        after = self._run(self._next(before or StreamOffsets({}, {}), most))
         if start is not None and after is before:
             return start
         return self._noted(after)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return Positions(self._latest, {}).to_json() if self._latest else None
+        return StreamOffsets(self._latest, {}).to_json() if self._latest else None
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._run(self._ends_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        options, upto = self.options, Positions.of_json(end)
+        options, upto = self.options, StreamOffsets.of_json(end)
         self._noted(upto)
-        ranges = self._run(self._ranges(Positions.of_json(start), upto))
+        ranges = self._run(self._ranges(StreamOffsets.of_json(start), upto))
         return [Piece(found) for found in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        done = Positions.of_json(end)
+        done = StreamOffsets.of_json(end)
         if self._reached is None:
             self._noted(done)
         if self.options.commit == "after_batch" and self._member is None:
@@ -129,10 +129,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     @in_one_line()
     def _run(self, work: Any) -> Any:
         if self._link is None:
-            self._link = Link(self.options)
+            self._link = ClusterLink(self.options)
         return self._link.run(work)
 
-    def _noted(self, positions: Positions) -> dict[str, Any]:
+    def _noted(self, positions: StreamOffsets) -> dict[str, Any]:
         self._reached = positions
         return positions.to_json()
 
@@ -144,23 +144,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._group_checked = True
         return client
 
-    async def _initial(self) -> Positions:
+    async def _initial(self) -> StreamOffsets:
         if self._member is not None:
-            return Positions({}, {})  # what it is given has its beginning with it
+            return StreamOffsets({}, {})  # what it is given has its beginning with it
         client, options = await self._client(), self.options
         known = await bounds(client, options, await find_partitions(client, options))
-        offsets = await resolve(client, options, options.start or Place(LATEST), known, "starting_offsets")
+        offsets = await resolve(client, options, options.start or StartOrEnd(LATEST), known, "starting_offsets")
         # where a group stands that reads what is not committed yet, a transaction may be open
         upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
         known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
         ids = topic_ids(client, {tp.topic for tp in known})
-        return Positions(clip(options, offsets, known, "starting_offsets"), {}, ids)
+        return StreamOffsets(clip(options, offsets, known, "starting_offsets"), {}, ids)
 
     async def _ends_now(self) -> Offsets:
         client = await self._client()
         return await ends(client, self.options, await self._partitions(client, {}))
 
-    async def _next(self, before: Positions, most: int | None) -> Positions:
+    async def _next(self, before: StreamOffsets, most: int | None) -> StreamOffsets:
         """The end of the next batch; `before` itself if there is nothing new."""
         client, options = await self._client(), self.options
         if self._member is not None:
@@ -174,7 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             # deleted since the metadata was read, which it has been again by now
             return await self._after(client, before, most)
 
-    async def _after(self, client: KafkaClient, before: Positions, most: int | None) -> Positions:
+    async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
         options = self.options
         start = dict(before.next)
         tps = await self._partitions(client, start)
@@ -196,11 +196,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             upto = {**share_out(start, upto, most), **anew}
         # a topic that is gone keeps its place: should it come back, with fewer records, that is data loss, not news
         after = {**{tp: at for tp, at in before.next.items() if tp.topic not in again}, **upto}
-        return before if after == before.next and not again else Positions(after, begin, ids)
+        return before if after == before.next and not again else StreamOffsets(after, begin, ids)
 
     async def _next_of_ours(
-        self, client: KafkaClient, member: Member, before: Positions, most: int | None
-    ) -> Positions:
+        self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
+    ) -> StreamOffsets:
         """The same, of the partitions that the group gives to this query."""
         options, ours = self.options, member.border(before.next, before.ids)
         # what the membership was told of may be news to this client
@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         former = [tp for tp, at in ours.items() if tp.topic in again and at == before.next.get(tp)]
         new = [tp for tp, at in ours.items() if at is None]
         known = await bounds(client, options, new)
-        first = await resolve(client, options, options.start or Place(EARLIEST), known, "starting_offsets")
+        first = await resolve(client, options, options.start or StartOrEnd(EARLIEST), known, "starting_offsets")
         earliest = {tp: at for tp, (at, _) in (await bounds(client, options, former)).items()}
         start = {**{tp: first[tp] if at is None else at for tp, at in ours.items()}, **earliest}
         if self._target is not None:
@@ -222,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if most is not None:
             upto = share_out(start, upto, most)
         begin = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
-        return before if upto == dict(before.next) and not begin else Positions(upto, begin, ids)
+        return before if upto == dict(before.next) and not begin else StreamOffsets(upto, begin, ids)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Those to read now. Raises CheckpointMismatch, or DataLoss for what is gone."""
@@ -248,14 +248,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             raise self._gone(gone)
         return tps
 
-    async def _ends(self, client: KafkaClient, before: Positions, tps: Collection[TopicPartition]) -> Offsets:
+    async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
         """Of these partitions, now. Where there is news, the topics' ids are asked after it: they are not older."""
         self._latest = upto = await ends(client, self.options, tps)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
         return upto
 
-    def _created_again(self, before: Positions, ids: Mapping[str, str]) -> set[str]:
+    def _created_again(self, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
         """Topics that are other ones than those that `before` speaks of. Raises DataLoss."""
         again = sorted(topic for topic, known in before.ids.items() if ids.get(topic, known) != known)
         if again and self.options.fail_on_data_loss:
@@ -298,7 +298,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             )
         log.warning("%s (%d partitions in all); they are read from their first record", what, len(short))
 
-    async def _ranges(self, start: Positions, end: Positions) -> list[Range]:
+    async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         begin = {**start.next, **end.begin}
         if self._member is not None:
             planned = [tp for tp, last in end.next.items() if tp in begin and last > begin[tp]]
@@ -318,13 +318,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             log.info("%s begin at their first record", some(first))
         return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
 
-    async def _commit(self, done: Positions) -> None:
+    async def _commit(self, done: StreamOffsets) -> None:
         news = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}
         if news and await commit(await self._client(), self.options, news, done.ids):
             self._committed.update(news)
 
 
-def _range(tp: TopicPartition, start: int, end: Positions) -> Range:
+def _range(tp: TopicPartition, start: int, end: StreamOffsets) -> Range:
     return Range(tp.topic, tp.partition, start, end.next[tp], end.ids.get(tp.topic))
 
 

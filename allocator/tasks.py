@@ -70,7 +70,7 @@ class BackgroundTasks:
 
 
 class TaskGroup(BackgroundTasks):
-    """Tasks beside one main task: `await Scope().run(main())`. For one run.
+    """Tasks beside one main task: `await TaskGroup().run(main())`. For one run.
 
     Guarantee: when `run` returns or raises, all tasks have ended. The first failure of any of them, main or not,
     cancels the others and is raised by `run`, whatever main waits for at that time; further failures are logged. When
@@ -91,7 +91,7 @@ class TaskGroup(BackgroundTasks):
         if self._first is not None:
             for coroutine in (main, *beside.values()):
                 coroutine.close()
-            raise RuntimeError("Scope.run was called before; make another scope")
+            raise RuntimeError("TaskGroup.run was called before; create another")
         self._first = asyncio.get_running_loop().create_future()
         self._closed = False
         for name, coroutine in beside.items():

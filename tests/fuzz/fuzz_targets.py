@@ -83,7 +83,7 @@ def record_sets() -> Iterator[bytes]:
 
 
 def znodes(data: bytes) -> None:
-    """Content of any znode of a group: only Rubbish, and what is read can be written and read again."""
+    """Content of any znode of a group: only InvalidZnode, and what is read can be written and read again."""
     for kind in (AssignmentDocument, Claim, MemberInfo):
         for raw in (data, zlib.compress(data)):
             try:

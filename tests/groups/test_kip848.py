@@ -1,4 +1,4 @@
-"""KafkaNextMembership against a coordinator whose answers the test writes."""
+"""Kip848Membership against a coordinator whose answers the test writes."""
 
 from __future__ import annotations
 

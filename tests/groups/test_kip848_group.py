@@ -1,4 +1,4 @@
-"""NextGroup against a coordinator whose answers the test writes."""
+"""Kip848Group against a coordinator whose answers the test writes."""
 
 from __future__ import annotations
 

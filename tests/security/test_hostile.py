@@ -193,7 +193,7 @@ def test_a_name_with_a_trick_is_no_members(name: str) -> None:
 
 INFLATE = """
 import resource, sys, zlib
-from allocator.groups.zookeeper.znodes import Claim, Rubbish
+from allocator.groups.zookeeper.znodes import Claim, InvalidZnode
 unit = sys.argv[1].encode()
 data = zlib.compress(b'{"format":1,"x":[' + unit * (int(sys.argv[2]) // len(unit)) + b"0]}", 1)
 assert len(data) < 1 << 20
@@ -201,7 +201,7 @@ del unit
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     Claim.decode("/x", data)
-except Rubbish:
+except InvalidZnode:
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
@@ -222,7 +222,7 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
 BOMBS = """
 import resource, sys, time, zlib
 from allocator.groups.zookeeper import znodes
-from allocator.groups.zookeeper.znodes import Claim, Document, Rubbish
+from allocator.groups.zookeeper.znodes import Claim, AssignmentDocument, InvalidZnode
 from allocator.groups.zookeeper.znodes import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
@@ -232,11 +232,14 @@ def document(owners=b"{}", promised=b"{}", waiting=b"{}"):
 def each(count, value):
     return b"{" + b",".join(b'"%s":%s' % (member.encode(), value) for member in members[:count]) + b"}"
 bombs = {
-    "owners": (Document, document(owners=each(8, everything))),
-    "promised": (Document, document(promised=each(80, everything))),
-    "waiting": (Document, document(waiting=each(80, b"[9,%s]" % everything))),
-    "descending": (Document, document(owners=each(80, b'{"t":"999999-0,0-999998"}'))),
-    "together": (Document, document(each(1, everything), each(1, everything), each(7, b"[9,%s]" % everything))),
+    "owners": (AssignmentDocument, document(owners=each(8, everything))),
+    "promised": (AssignmentDocument, document(promised=each(80, everything))),
+    "waiting": (AssignmentDocument, document(waiting=each(80, b"[9,%s]" % everything))),
+    "descending": (AssignmentDocument, document(owners=each(80, b'{"t":"999999-0,0-999998"}'))),
+    "together": (
+        AssignmentDocument,
+        document(each(1, everything), each(1, everything), each(7, b"[9,%s]" % everything)),
+    ),
     "strings": (Claim, b'{"format":1,"x":[' + b'"ab",' * 12_000_000 + b'"ab"]}'),
     "floats": (Claim, b'{"format":1,"x":[' + b"0.5," * 15_000_000 + b"0.5]}"),
     "digits": (Claim, b'{"format":1,"x":' + b"9" * 20_000_000 + b"}"),
@@ -256,7 +259,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 1024 * 1024,) * 2)
 began = time.process_time()
 try:
     kind.decode("/x", data)
-except Rubbish as error:
+except InvalidZnode as error:
     print(time.process_time() - began, len(str(error)), str(error))
 """
 KINDS_OF_BOMB = [

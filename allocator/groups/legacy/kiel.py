@@ -424,7 +424,7 @@ class Seal:
 
 
 def read_shared(path: str, data: bytes) -> tuple[Parts, Seal | None]:
-    """What is dealt, and the seal if there is one. Raises Rubbish."""
+    """What is dealt, and the seal if there is one. Raises InvalidZnode."""
     try:
         text = data.decode()
         if not text.startswith(SEALED):

@@ -87,7 +87,7 @@ class OldSubscription:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> OldSubscription:
-        """Raises Rubbish."""
+        """Raises InvalidZnode."""
         try:
             content = json.loads(data.decode())
             pattern = content["pattern"]

@@ -56,7 +56,7 @@ class Store:
         return await self.zk.get_children(self.paths.claims, watch)
 
     async def member(self, member: str) -> MemberInfo | None:
-        """What a member says of itself; None when it has gone. Raises Rubbish."""
+        """What a member says of itself; None when it has gone. Raises InvalidZnode."""
         path = self.paths.member(member)
         try:
             data, _ = await self.zk.get(path)
@@ -72,7 +72,7 @@ class Store:
         budget: InflateBudget | None = None,
         deleted: Watch | None = None,
     ) -> Claim | None:
-        """A member's claim; None when there is none. Raises Rubbish.
+        """A member's claim; None when there is none. Raises InvalidZnode.
 
         `budget` is for all claims that are kept together. `deleted` is called before `watch` if the claim, as it was
         read, was deleted without another change.
@@ -91,7 +91,7 @@ class Store:
     async def document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
     ) -> tuple[AssignmentDocument | None, int]:
-        """The assignment and the version of its znode; (None, -1) when there is none. Raises Rubbish.
+        """The assignment and the version of its znode; (None, -1) when there is none. Raises InvalidZnode.
 
         `only`: as far as it is about that member. `counts`: how many partitions topics have, as far as it is known.
         """

@@ -379,7 +379,7 @@ class InflateBudget:
         return cls(most=2 * MAX_PARTITIONS)
 
     def take(self, path: str, ranges: object) -> None:
-        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without making them. Raises Rubbish."""
+        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without making them. Raises InvalidZnode."""
         for topic, text in _mapping(path, "partitions", ranges).items():
             number = _text(path, "partitions", text).count(",") + 1
             if number <= self._most:

@@ -91,7 +91,7 @@ class TaskGroup(BackgroundTasks):
         if self._first is not None:
             for coroutine in (main, *beside.values()):
                 coroutine.close()
-            raise RuntimeError("TaskGroup.run was called before; create another")
+            raise RuntimeError("TaskGroup.run was called before; create another TaskGroup")
         self._first = asyncio.get_running_loop().create_future()
         self._closed = False
         for name, coroutine in beside.items():

@@ -184,7 +184,7 @@ async def test_nothing_starts_without_an_owner() -> None:
     await scope.run(ticks(1))
     with pytest.raises(RuntimeError, match="no owner"):
         scope.start(for_ever())
-    with pytest.raises(RuntimeError, match="another scope"):
+    with pytest.raises(RuntimeError, match="another TaskGroup"):
         await scope.run(ticks(1), child=for_ever())
     tasks = BackgroundTasks(pytest.fail)
     await tasks.close()

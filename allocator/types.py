@@ -36,7 +36,10 @@ __all__ = [
     "TopicPartition",
 ]
 
-Assignment = Mapping[str, frozenset[TopicPartition]]
+Partitions = frozenset[TopicPartition]
+NO_PARTITIONS: Partitions = frozenset()
+
+Assignment = Mapping[str, Partitions]
 """Member id -> the partitions it is given."""
 
 MembershipName = Literal["zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka"]

@@ -14,13 +14,13 @@ from allocator.errors import AllocatorError, GroupClosed
 from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Paths
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Paths
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import KeptOffsets
 from allocator.offsets.messages import Identity
 from allocator.subscription.loss import topic_of
 from allocator.tasks import wait_for_event
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["ConsumerGroup", "GenerationSource", "KafkaGenerations", "ZooKeeperGenerations", "member_of"]
@@ -424,7 +424,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
         await super().leave()
 
     def _read(self, document: AssignmentDocument) -> None:
-        if document.owners.get(self.member_id, NONE) != self.held:
+        if document.owners.get(self.member_id, NO_PARTITIONS) != self.held:
             return  # on the way
         if document.promised.get(self.member_id):
             self._settle_after(self._promise_s)

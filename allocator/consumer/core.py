@@ -20,12 +20,8 @@ from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
-from allocator.groups.fixed import FixedMembership
-from allocator.groups.kafka_classic.membership import KafkaMembership
-from allocator.groups.kip848.membership import Kip848Membership
 from allocator.groups.membership import Membership
 from allocator.groups.patterns import topic_pattern
-from allocator.groups.session import SessionMembership
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
@@ -129,14 +125,13 @@ class ConsumerCore:
 
     def _make_membership(self) -> Membership:
         made = self._joining.make(self.client, self._ownership, self._coordinator, self._load, self._offsets)
-        if self._offsets is not None and isinstance(made, (KafkaMembership, Kip848Membership)):
-            self._offsets.committer = made
+        if self._offsets is not None:
+            self._offsets.committer = made.committer
         return made
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
-        """After a lost ZooKeeper session, join only if `admitted` says so by what it reads in the next one."""
-        if isinstance(self.membership, SessionMembership):
-            self.membership.admitted = admitted
+        """As `Membership.join_again_if`."""
+        self.membership.join_again_if(admitted)
 
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
@@ -278,7 +273,6 @@ class ConsumerCore:
         joining = dataclasses.replace(self._joining, partitions=partitions)
         joining.check()
         if self._started:
-            assert isinstance(self.membership, FixedMembership)
             gained = self.membership.assign(partitions)
             self._joining = joining
             self._note_choice()

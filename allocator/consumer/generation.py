@@ -15,7 +15,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.messages import Committer
 from allocator.subscription.loss import stamped
 from allocator.tasks import TaskGroup
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Generation", "GenerationTracker", "PartitionStart", "PendingGeneration"]
 
@@ -219,16 +219,13 @@ class Generation:
 T = TypeVar("T")
 
 
-Parts = frozenset[TopicPartition]
-
-
 @dataclass(frozen=True)
 class PendingGeneration:
     """A generation that may begin."""
 
     id: int
     member_id: str
-    partitions: Parts
+    partitions: Partitions
     committer: Committer | None = field(default=None, compare=False)
     """Under whose name it commits; None where Kafka knows no members."""
 
@@ -253,15 +250,15 @@ class GenerationTracker:
 
     # -- called by the membership ---------------------------------------------------------------------------------
 
-    async def assigned(self, partitions: Parts) -> None:
+    async def assigned(self, partitions: Partitions) -> None:
         # not waited for: nobody else waits for what is gained
         self.round = None
         self._end(f"it gains {len(partitions)} partitions")
 
-    async def revoked(self, partitions: Parts) -> None:
+    async def revoked(self, partitions: Partitions) -> None:
         await self.ending(f"{len(partitions)} partitions are revoked")
 
-    async def lost(self, partitions: Parts) -> None:
+    async def lost(self, partitions: Partitions) -> None:
         await self.ending(f"{len(partitions)} partitions are lost")
 
     def suspended(self, why: str) -> None:

@@ -21,12 +21,11 @@ from allocator.groups.zookeeper.znodes import (
     InflateBudget,
     InvalidZnode,
     MemberInfo,
-    Parts,
     Paths,
     in_join_order,
     to_ranges,
 )
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 __all__ = [
@@ -92,12 +91,12 @@ class GroupState:
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
     @property
-    def left_out(self) -> Parts:
+    def left_out(self) -> Partitions:
         """Every partition that the allocator function gives to nobody."""
         return frozenset() if self.document is None else self.document.left_out
 
     @cached_property
-    def assigned(self) -> Parts:
+    def assigned(self) -> Partitions:
         """Every partition that the assignment gives to somebody, now or as soon as it is released."""
         if self.document is None:
             return frozenset()

@@ -13,11 +13,10 @@ import re
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.membership import AssignmentListener, PartitionCountSource
+from allocator.groups.membership import AssignmentListener, GroupMembership, PartitionCountSource
 from allocator.groups.patterns import compiled
-from allocator.groups.zookeeper.znodes import NONE, Parts
 from allocator.tasks import TaskGroup, wait_for_event
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = ["FixedMembership"]
 
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 NO_TOPICS: frozenset[str] = frozenset()
 
 
-class FixedMembership:
+class FixedMembership(GroupMembership):
     """A member of nothing that owns what it was told to.
 
     `partitions` are taken as they are; else it takes every partition of `topics`, or of those whose name begins with
@@ -54,14 +53,14 @@ class FixedMembership:
         self._topics, self._pattern = topics, compiled(pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
-        self._held: Parts = NONE
-        self._leaving: Parts = NONE
+        self._held: Partitions = NO_PARTITIONS
+        self._leaving: Partitions = NO_PARTITIONS
         """Not ours any more, but the owner has not let go of them yet."""
         self._active = False
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self._held
 
     def may_act(self) -> bool:
@@ -72,9 +71,9 @@ class FixedMembership:
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces what was chosen, partitions by hand included."""
-        self._choose(frozenset(topics), compiled(pattern), NONE)
+        self._choose(frozenset(topics), compiled(pattern), NO_PARTITIONS)
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> Parts:
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         """Replaces what was chosen by these partitions.
 
         Returns those that are held from this moment on; the owner is not told of them, the caller tells it. The owner
@@ -85,7 +84,7 @@ class FixedMembership:
         self._check(wanted)
         self._choose(NO_TOPICS, None, wanted)
         if not self._active:
-            return NONE
+            return NO_PARTITIONS
         gained = self._wanted() - self._held
         if gained:
             self.generation += 1
@@ -93,7 +92,7 @@ class FixedMembership:
             self._leaving -= gained
         return gained
 
-    def _choose(self, topics: frozenset[str], pattern: re.Pattern[str] | None, partitions: Parts) -> None:
+    def _choose(self, topics: frozenset[str], pattern: re.Pattern[str] | None, partitions: Partitions) -> None:
         self._topics, self._pattern, self._partitions = topics, pattern, partitions
         if self._active:
             gone = self._held - self._wanted()
@@ -139,7 +138,7 @@ class FixedMembership:
             self._owner.failed(error)
         finally:
             remove()
-            held, self._held, self._leaving = self._held | self._leaving, NONE, NONE
+            held, self._held, self._leaving = self._held | self._leaving, NO_PARTITIONS, NO_PARTITIONS
             if held:
                 await self._owner.lost(held)
 
@@ -165,9 +164,9 @@ class FixedMembership:
             self._held |= gained
             await self._owner.assigned(gained)
 
-    def _wanted(self) -> Parts:
+    def _wanted(self) -> Partitions:
         if self._stop.is_set():
-            return NONE
+            return NO_PARTITIONS
         if self._partitions:
             return self._partitions
         found = set()
@@ -185,7 +184,7 @@ class FixedMembership:
         known = self._client.topics() | {p.topic for p in self._held}
         return frozenset(topic for topic in known if self._pattern.match(topic))
 
-    def _check(self, partitions: Parts) -> None:
+    def _check(self, partitions: Partitions) -> None:
         for topic, number in sorted(partitions):
             known = self._client.partitions(topic)
             if known is not None and number not in known:

@@ -10,19 +10,14 @@ from typing import Protocol
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.groups.lease import Lease
-from allocator.groups.membership import AssignmentListener
-from allocator.offsets.messages import Identity
+from allocator.groups.membership import AssignmentListener, GroupMembership
+from allocator.offsets.messages import Committer, Identity
 from allocator.tasks import TaskGroup
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["NONE", "KafkaLease", "KafkaMember", "Parts"]
+__all__ = ["KafkaLease", "KafkaMember"]
 
 log = logging.getLogger(__name__)
-
-Parts = frozenset[TopicPartition]
-
-
-NONE: Parts = frozenset()
 
 
 NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
@@ -51,7 +46,7 @@ class GroupProtocol(Protocol):
     def refused(self, code: int, sent: Identity) -> bool: ...
 
 
-class KafkaMember:
+class KafkaMember(GroupMembership):
     """The part of a `Membership` and of a `Committer` that both protocols share; the others say what they want, and
     what an assignment means."""
 
@@ -71,14 +66,14 @@ class KafkaMember:
         self._group_name = group
         self._owner = owner
         self._connect_timeout_s = connect_timeout_s
-        self._held: Parts = NONE
-        self._draining: Parts = NONE
+        self._held: Partitions = NO_PARTITIONS
+        self._draining: Partitions = NO_PARTITIONS
         self._lease = KafkaLease(group, owner, clock)
         self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self._held
 
     def may_act(self) -> bool:
@@ -175,6 +170,10 @@ class KafkaMember:
     # -- commits --------------------------------------------------------------------------------------------------
 
     @property
+    def committer(self) -> Committer:
+        return self
+
+    @property
     def identity(self) -> Identity | None:
         return self._group.identity
 
@@ -188,7 +187,7 @@ class KafkaMember:
 
     async def lost(self, why: str) -> None:
         self._lease.end()
-        parts, self._held, self._draining = self._held | self._draining, NONE, NONE
+        parts, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
         if parts:
             log.warning("%s: lost %d partitions: %s", self._group_name, len(parts), why)
             await self._owner.lost(parts)
@@ -197,7 +196,7 @@ class KafkaMember:
         self._last_error = error
         self._owner.failed(error)
 
-    async def _give_up(self, partitions: Parts) -> None:
+    async def _give_up(self, partitions: Partitions) -> None:
         if not partitions:
             return
         self._held -= partitions

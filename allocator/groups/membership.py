@@ -1,44 +1,50 @@
 """The interface between a group protocol and the consumer.
 
-A consumer holds a `Membership`. The membership calls an `AssignmentListener` when partitions come and go, and asks a
-`PartitionCountSource` how many partitions topics have.
+A consumer holds a `Membership`, which says which partitions this member owns. The membership calls an
+`AssignmentListener` when it gains or loses partitions, and asks a `PartitionCountSource` how many partitions topics
+have. Nothing above this module has to know which protocol the group speaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from allocator.groups.zookeeper.znodes import Parts
-from allocator.types import TopicPartition
+from allocator.errors import IllegalState
+from allocator.offsets.messages import Committer
+from allocator.types import Partitions, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["AssignmentListener", "Membership", "PartitionCountSource"]
+__all__ = ["AssignmentListener", "GroupMembership", "Membership", "PartitionCountSource"]
 
 
 class AssignmentListener(Protocol):
-    """Whoever processes the partitions; the membership calls it, one call at a time except `revoked`."""
+    """Processes the partitions of a member. The membership calls it, one call at a time except `revoked`."""
 
-    async def assigned(self, partitions: Parts) -> None:
-        """These are ours from now on: begin with them."""
+    async def assigned(self, partitions: Partitions) -> None:
+        """This member owns these partitions from now on: start them."""
 
-    async def revoked(self, partitions: Parts) -> None:
-        """Stop these, drain, commit; they are released when this returns. Cancelled if the session is lost."""
+    async def revoked(self, partitions: Partitions) -> None:
+        """Stop these partitions, drain and commit them. The membership releases them when this returns.
 
-    async def lost(self, partitions: Parts) -> None:
-        """These may be somebody else's already: stop, and commit nothing."""
+        Cancelled if the session is lost.
+        """
+
+    async def lost(self, partitions: Partitions) -> None:
+        """Another member may own these partitions already: stop them, and commit nothing."""
 
     def suspended(self, why: str) -> None:
-        """Nothing may be delivered or committed until `resumed` (ownership stands)."""
+        """Deliver and commit nothing until `resumed`. The member still owns its partitions."""
 
     def resumed(self) -> None:
         """The lease is valid again."""
 
     def failed(self, error: BaseException) -> None:
-        """The membership met something that the user has to know; called from outside any request of theirs."""
+        """Pass this error to the user. It happened outside any call of the user's."""
 
 
 class PartitionCountSource(Protocol):
-    """What the leader needs to know of the Kafka cluster. `KafkaClient` is one."""
+    """What a membership needs to know of the Kafka cluster. `KafkaClient` is one."""
 
     def follow(self, topics: Iterable[str]) -> None: ...
 
@@ -56,35 +62,65 @@ class PartitionCountSource(Protocol):
 
 
 class Membership(Protocol):
-    """Who is alive and who owns what."""
+    """One member of a group: which partitions it owns, and whether it may still act on them."""
 
     @property
     def ended(self) -> BaseException | None:
-        """What ended it for good, other than `leave`."""
+        """The error that ended the membership for good; None while it lasts, and after `leave`."""
 
     @property
     def member_id(self) -> str:
-        """As the group knows this member; empty before it joined."""
+        """The member's id in the group; empty before it joined."""
 
     @property
     def generation(self) -> int:
         """Number of the assignment that this member follows."""
 
+    @property
+    def held(self) -> Partitions:
+        """The partitions that this member owns now."""
+
+    @property
+    def committer(self) -> Committer | None:
+        """The identity that commits carry; None where Kafka does not know the members of the group."""
+
     async def join(self) -> None:
-        """Becomes a member; returns once the group knows of it, not once it owns something."""
+        """Becomes a member. Returns once the group knows the member, perhaps before it owns a partition."""
 
     async def leave(self) -> None:
-        """Releases everything (drained and committed) and leaves. Safe to call twice."""
+        """Drains, commits and releases everything, then leaves. Safe to call twice."""
 
     def may_act(self) -> bool:
-        """Whether records may be delivered and commits sent at this instant."""
+        """Whether the member may deliver records and send commits at this instant."""
 
     def polled(self) -> None:
-        """The user asks for records. With a `max_poll_interval_s`, who does not do so in time leaves until he does."""
+        """The user asks for records. Without such a call for `max_poll_interval_s` the member leaves until the next."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
 
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        """Replaces the subscription by these partitions; returns those that the member owns from this moment on.
+
+        Raises IllegalState where a group assigns the partitions, ConfigError for a partition that does not exist.
+        """
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        """After a lost ZooKeeper session, join only when `admitted`, asked in the new session, returns True.
+
+        Without effect on a membership that has no ZooKeeper session.
+        """
+
+
+class GroupMembership:
+    """The parts of `Membership` that are the same for every group protocol but one."""
+
     @property
-    def held(self) -> Parts:
-        """The partitions that this member owns now."""
+    def committer(self) -> Committer | None:
+        return None
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        raise IllegalState('the group assigns the partitions; use membership="fixed" to assign them by hand')
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        pass

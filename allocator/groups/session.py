@@ -18,10 +18,10 @@ from typing import Any
 
 from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.groups.lease import LeaseRenewer, MembershipLost
-from allocator.groups.membership import AssignmentListener
-from allocator.groups.zookeeper.znodes import NONE, Parts
+from allocator.groups.membership import AssignmentListener, GroupMembership
 from allocator.measures import Measures
 from allocator.tasks import TaskGroup, first_of, wait_for_event, within
+from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 
 __all__ = ["PollTimer", "SessionMembership", "Watchdog"]
@@ -38,7 +38,7 @@ class _Silence(Exception):
     """The user shows no sign of life. Never leaves this room."""
 
 
-class SessionMembership:
+class SessionMembership(GroupMembership):
     """What members of every layout share; a layout says how to register, what to follow, and what to delete.
 
     `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
@@ -66,8 +66,8 @@ class SessionMembership:
         self._base = base
         self._owner = owner
         self._settings = settings
-        self._held: Parts = NONE
-        self._draining: Parts = NONE
+        self._held: Partitions = NO_PARTITIONS
+        self._draining: Partitions = NO_PARTITIONS
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
@@ -103,7 +103,7 @@ class SessionMembership:
         return self.member_id
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self._held
 
     def may_act(self) -> bool:
@@ -112,6 +112,9 @@ class SessionMembership:
     def polled(self) -> None:
         """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
         self._polls.polled()
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        self.admitted = admitted
 
     async def join(self) -> None:
         """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
@@ -243,7 +246,7 @@ class SessionMembership:
 
     async def _end_session(self) -> None:
         self._keeper.end()
-        lost, self._held, self._draining = self._held | self._draining, NONE, NONE
+        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
         if lost:
             await self._owner.lost(lost)
         if self._zk.state is SessionState.CONNECTED:
@@ -284,13 +287,13 @@ class SessionMembership:
 
     # -- giving up partitions ------------------------------------------------------------------------------------
 
-    def _release(self, partitions: Parts, scope: TaskGroup) -> None:
+    def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
         if partitions:
             self._held -= partitions
             self._draining |= partitions
             scope.start(self._drain(partitions), "drain")
 
-    async def _drain(self, partitions: Parts) -> None:
+    async def _drain(self, partitions: Partitions) -> None:
         log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
         try:
             await self._owner.revoked(partitions)
@@ -301,7 +304,7 @@ class SessionMembership:
         self._draining -= partitions
         self._changed.set()
 
-    async def _drained(self, partitions: Parts) -> None:
+    async def _drained(self, partitions: Partitions) -> None:
         """The user has let go of them; they still count as ours until this returns."""
 
 

@@ -147,7 +147,7 @@ class Recorder:
         self.prepared = self.wants
         await self._note("prepare")
 
-    async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
+    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         await self._note(f"assign {protocol}")
         return {member.member_id: b"given " + member.metadata for member in members}
 

@@ -26,9 +26,7 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from members import History
 
-from allocator.types import TopicPartition
-
-Parts = frozenset[TopicPartition]
+from allocator.types import Partitions, TopicPartition
 
 KAFKA_PYTHON = {
     "range": RangePartitionAssignor,
@@ -44,7 +42,7 @@ class _Member:
 
     def __init__(self, name: str, history: History | None) -> None:
         self.name = name
-        self.held: Parts = frozenset()
+        self.held: Partitions = frozenset()
         self._history = history if history is not None else History()
 
     def _note(self, what: str, partitions: Iterable[Any]) -> None:

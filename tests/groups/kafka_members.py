@@ -16,9 +16,7 @@ from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, Node, wait_until_async
-from allocator.types import TopicPartition
-
-Parts = frozenset[TopicPartition]
+from allocator.types import Partitions, TopicPartition
 
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
 
@@ -61,7 +59,7 @@ class Ours:
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self.owner.owned
 
     @property
@@ -84,7 +82,7 @@ class Ours:
         await self.client.close()
 
 
-def partitions(counts: Mapping[str, int]) -> Parts:
+def partitions(counts: Mapping[str, int]) -> Partitions:
     return frozenset(TopicPartition(topic, n) for topic, count in counts.items() for n in range(count))
 
 

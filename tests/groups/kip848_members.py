@@ -12,9 +12,7 @@ from allocator.client.client import KafkaClient
 from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
 from allocator.groups.kip848.settings import Kip848GroupSettings
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.types import TopicPartition
-
-Parts = frozenset[TopicPartition]
+from allocator.types import Partitions
 
 # brokers on which a dead member is missed within seconds
 QUICK = {
@@ -54,7 +52,7 @@ class Next:
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self.owner.owned
 
     async def __aenter__(self) -> Next:

@@ -11,7 +11,7 @@ from allocator.assignors import resolve
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 if TYPE_CHECKING:
     from simulation import Simulation
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["TIMEOUT_S", "Worker"]
 
 TIMEOUT_S = 4.0  # of its session
-Parts = frozenset[TopicPartition]
 
 
 class Worker:
@@ -86,7 +85,7 @@ class Worker:
 
     # -- what the membership calls -------------------------------------------------------------------------------
 
-    async def assigned(self, partitions: Parts) -> None:
+    async def assigned(self, partitions: Partitions) -> None:
         for partition in partitions:
             self.positions[partition] = self.world.read_committed(partition)
             self._tenure += 1
@@ -95,7 +94,7 @@ class Worker:
                 self.world.check_alone(self, partition, "begins")
         self.active |= partitions
 
-    async def revoked(self, partitions: Parts) -> None:
+    async def revoked(self, partitions: Partitions) -> None:
         self.stopping |= partitions
         await asyncio.sleep(self.world.random.choice([0.0, 0.01, 0.2, 1.5]))
         under_way = [commit for commit in map(self._commit, sorted(partitions)) if commit is not None]
@@ -103,10 +102,10 @@ class Worker:
             await asyncio.wait(under_way)
         self._end(partitions)
 
-    async def lost(self, partitions: Parts) -> None:
+    async def lost(self, partitions: Partitions) -> None:
         self._end(partitions)
 
-    def _end(self, partitions: Parts) -> None:
+    def _end(self, partitions: Partitions) -> None:
         self.active -= partitions
         self.stopping -= partitions
         for partition in partitions:

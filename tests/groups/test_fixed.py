@@ -8,9 +8,8 @@ import pytest
 
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.groups.fixed import FixedMembership
-from allocator.groups.zookeeper.znodes import Parts
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 
 class Cluster:
@@ -56,15 +55,15 @@ class Recorder:
         self.errors: list[BaseException] = []
         self.breaks = False
 
-    async def assigned(self, partitions: Parts) -> None:
+    async def assigned(self, partitions: Partitions) -> None:
         self.calls.append(("assigned", sorted(partitions)))
         if self.breaks:
             raise ZeroDivisionError
 
-    async def revoked(self, partitions: Parts) -> None:
+    async def revoked(self, partitions: Partitions) -> None:
         self.calls.append(("revoked", sorted(partitions)))
 
-    async def lost(self, partitions: Parts) -> None:
+    async def lost(self, partitions: Partitions) -> None:
         self.calls.append(("lost", sorted(partitions)))
 
     def suspended(self, why: str) -> None: ...

@@ -21,16 +21,15 @@ from members import History
 
 from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 pytestmark = pytest.mark.deadline(60)
 
 HEARTBEAT = 12
-Parts = frozenset[TopicPartition]
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001}
 
 
-def tp(*numbers: int) -> Parts:
+def tp(*numbers: int) -> Partitions:
     return frozenset(TopicPartition("t", n) for n in numbers)
 
 
@@ -44,7 +43,7 @@ class JavaLed(GroupBroker):
         super().__init__()
         self.topics = {"t": [1] * 6}
         self.java = tp(0, 1)
-        self.given: dict[str, Parts] = {}
+        self.given: dict[str, Partitions] = {}
         self.waiting: dict[str, bytes] = {}
         self.joined: set[str] = set()
         self.due = False

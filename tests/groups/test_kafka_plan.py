@@ -20,13 +20,12 @@ from allocator.groups.kafka_classic.consumer_protocol import (
 from allocator.groups.kafka_classic.messages import JoinedMember
 from allocator.groups.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, is_cooperative, offers
 from allocator.groups.kafka_classic.plan import decide as decide_on
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
-Parts = frozenset[TopicPartition]
 COUNTS = {"t": 4, "u": 3}
 
 
-def tp(*numbers: int, topic: str = "t") -> Parts:
+def tp(*numbers: int, topic: str = "t") -> Partitions:
     return frozenset(TopicPartition(topic, n) for n in numbers)
 
 
@@ -35,13 +34,15 @@ def member(name: str, assignor: str, me: OwnMetadata, instance: str | None = Non
     return JoinedMember(name, instance, metadata)
 
 
-def decide(assignor: Assignor, members: Sequence[JoinedMember], before: Mapping[str, Parts] | None = None) -> Decision:
+def decide(
+    assignor: Assignor, members: Sequence[JoinedMember], before: Mapping[str, Partitions] | None = None
+) -> Decision:
     joined = GroupMembers(assignor.name, members)
     exist = {topic: count for topic, count in COUNTS.items() if topic in joined.topics}
     return decide_on(assignor, joined, GroupView(joined.members, exist, joined.owned), before or {})
 
 
-def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Parts]:
+def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Partitions]:
     return {name: MemberAssignment.decode(data).partitions for name, data in decision_given.items()}
 
 
@@ -53,7 +54,7 @@ class Seen:
     def __init__(self) -> None:
         self.views: list[GroupView] = []
 
-    def __call__(self, view: GroupView) -> dict[str, Parts]:
+    def __call__(self, view: GroupView) -> dict[str, Partitions]:
         self.views.append(view)
         topics = view.members[0].topics & view.partitions.keys()
         return {view.members[0].id: frozenset(TopicPartition(t, n) for t in topics for n in range(view.partitions[t]))}
@@ -167,7 +168,7 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
     assert mine["b"] <= tp(1, 2)
 
 
-def eager(name: str, parts: Parts, generation: int) -> JoinedMember:
+def eager(name: str, parts: Partitions, generation: int) -> JoinedMember:
     return member(name, "sticky", OwnMetadata(frozenset({"t", "u"}), before=parts, before_generation=generation))
 
 
@@ -223,7 +224,7 @@ def test_eager_members_get_everything_at_once() -> None:
     assert given_of(decide(resolve("range"), members).given) == {"a": tp(0, 1), "b": tp(2, 3)}
 
 
-def broken(view: GroupView) -> dict[str, Parts]:
+def broken(view: GroupView) -> dict[str, Partitions]:
     raise ValueError("no")
 
 
@@ -249,7 +250,7 @@ claims = st.lists(
 
 @given(claims, st.sampled_from(["cooperative-sticky", "naive"]))
 def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
-    claimed: list[tuple[Parts, int]], assignor: str
+    claimed: list[tuple[Partitions, int]], assignor: str
 ) -> None:
     members = {f"m{n}": OwnMetadata(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from allocator.groups.zookeeper.plan import adopt, advance
-from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Waiting
-from allocator.types import TopicPartition
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
+from allocator.types import NO_PARTITIONS, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(4)]
 A, B = "a", "b"
@@ -78,7 +78,12 @@ class Group(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         self.born += 1
-        self.members[f"m{self.born}"] = {"read": None, "held": NONE, "draining": NONE, "claim": Claim(0)}
+        self.members[f"m{self.born}"] = {
+            "read": None,
+            "held": NO_PARTITIONS,
+            "draining": NO_PARTITIONS,
+            "claim": Claim(0),
+        }
 
     @precondition(lambda self: self.members)
     @rule(data=st.data())
@@ -100,7 +105,7 @@ class Group(RuleBasedStateMachine):
         if member["read"] is None:
             return
         document, version = member["read"]
-        mine = document.owners.get(name, NONE)
+        mine = document.owners.get(name, NO_PARTITIONS)
         revoked = member["held"] - mine
         member["held"] -= revoked
         member["draining"] |= revoked
@@ -115,7 +120,7 @@ class Group(RuleBasedStateMachine):
     @precondition(lambda self: self.members)
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        self.members[data.draw(st.sampled_from(sorted(self.members)))]["draining"] = NONE
+        self.members[data.draw(st.sampled_from(sorted(self.members)))]["draining"] = NO_PARTITIONS
 
     @precondition(lambda self: self.members)
     @rule()

@@ -6,7 +6,8 @@ import random
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.groups.zookeeper.plan import advance
-from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Parts
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim
+from allocator.types import NO_PARTITIONS, Partitions
 
 TOPICS = {"s": 5, "t": 8, "u": 11}
 
@@ -19,7 +20,7 @@ def revoked(seed: int, *, with_promises: bool) -> int:
         event = chance.random()
         if event < 0.5 and claims:
             member = chance.choice(sorted(claims))  # reads, drains and claims at once
-            claims[member] = Claim(document.revision, document.owners.get(member, NONE))
+            claims[member] = Claim(document.revision, document.owners.get(member, NO_PARTITIONS))
             document = advance(document, "leader", claims, claims) or document
             continue
         if event < 0.65 and len(claims) > 1:
@@ -31,15 +32,15 @@ def revoked(seed: int, *, with_promises: bool) -> int:
         after = advance(document, "leader", claims, claims, compute(resolve("sticky"), view), strategy="sticky")
         assert after is not None
         for member in claims.keys() & document.owners.keys():
-            total += len(document.owners[member] - after.owners.get(member, NONE))
+            total += len(document.owners[member] - after.owners.get(member, NO_PARTITIONS))
         document = after
     return total
 
 
 def view_of(document: AssignmentDocument, members: list[str], *, with_promises: bool) -> GroupView:
-    owned: dict[str, Parts] = {member: document.owners.get(member, NONE) for member in members}
+    owned: dict[str, Partitions] = {member: document.owners.get(member, NO_PARTITIONS) for member in members}
     if with_promises:
-        owned = {member: parts | document.promised.get(member, NONE) for member, parts in owned.items()}
+        owned = {member: parts | document.promised.get(member, NO_PARTITIONS) for member, parts in owned.items()}
     return GroupView(tuple(Member(m, m, frozenset(TOPICS)) for m in members), TOPICS, owned)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Parts, Waiting
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 from allocator.web.history import History, News, Point, Series
 
 P = [TopicPartition("t", number) for number in range(6)]
@@ -17,11 +17,11 @@ NAMES = {A: "alpha", B: "beta", C: "gamma"}
 
 def state(
     generation: int,
-    owners: Mapping[str, Parts],
+    owners: Mapping[str, Partitions],
     *,
-    promised: Mapping[str, Parts] | None = None,
-    waiting: Mapping[str, Parts] | None = None,
-    held: Mapping[str, Parts] | None = None,
+    promised: Mapping[str, Partitions] | None = None,
+    waiting: Mapping[str, Partitions] | None = None,
+    held: Mapping[str, Partitions] | None = None,
     members: tuple[str, ...] | None = None,
     strategy: str = "sticky",
 ) -> GroupState:
@@ -40,7 +40,7 @@ def state(
     return GroupState("g", infos, claims, document)
 
 
-def of(*numbers: int) -> Parts:
+def of(*numbers: int) -> Partitions:
     return frozenset(P[number] for number in numbers)
 
 

@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Parts, Paths, Waiting
-from allocator.types import TopicPartition
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
+from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-Held = Mapping[str, Parts]
+Held = Mapping[str, Partitions]
 
 
 def member_id(number: int) -> str:
@@ -22,7 +22,7 @@ def parts(**topics: int) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for topic, count in topics.items() for number in range(count)]
 
 
-def dealt(partitions: list[TopicPartition], members: list[str], seed: int = 0) -> dict[str, Parts]:
+def dealt(partitions: list[TopicPartition], members: list[str], seed: int = 0) -> dict[str, Partitions]:
     """In runs of uneven length, as a sticky function leaves them after some coming and going."""
     chance = random.Random(seed)
     shares: dict[str, list[TopicPartition]] = {member: [] for member in members}

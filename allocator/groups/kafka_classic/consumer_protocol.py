@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from allocator.errors import AllocatorError
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = [
     "NEWEST",
@@ -36,9 +36,6 @@ __all__ = [
 PROTOCOL_TYPE = "consumer"
 NEWEST = 3
 
-Parts = frozenset[TopicPartition]
-NONE: Parts = frozenset()
-
 
 class Malformed(AllocatorError):
     """Another member sent what is no consumer protocol."""
@@ -52,7 +49,7 @@ class Subscription:
     user_data: bytes | None = None
     """For the assignor it is sent under. Java writes none as None, kafka-python and aiokafka as b""; sarama's sticky
     leaders fail on b""."""
-    owned: Parts = NONE
+    owned: Partitions = NO_PARTITIONS
     """From v1 on. What the member holds as it joins: nothing under eager assignors."""
     generation: int = -1
     """From v2 on. The generation in which it was given `owned`; -1 when unknown."""
@@ -85,7 +82,7 @@ class Subscription:
         version = of.version()
         topics = tuple(of.name() for _ in range(of.count(2)))
         user_data = None if of.at_end else of.blob()
-        owned = of.partitions() if version >= 1 and not of.at_end else NONE
+        owned = of.partitions() if version >= 1 and not of.at_end else NO_PARTITIONS
         generation = of.int32() if version >= 2 and not of.at_end else -1
         rack = of.text() if version >= 3 and not of.at_end else None
         return cls(topics, user_data, owned, generation, rack, min(version, NEWEST))
@@ -95,7 +92,7 @@ class Subscription:
 class MemberAssignment:
     """What the leader gives a member."""
 
-    partitions: Parts
+    partitions: Partitions
     user_data: bytes | None = None
     """Members of sarama say it again when they join next: b"" would then stop their sticky leader."""
     version: int = 0
@@ -114,7 +111,7 @@ class MemberAssignment:
     def decode(cls, data: bytes) -> MemberAssignment:
         """No bytes at all are no partitions: a leader may leave a member out. Raises `Malformed`."""
         if not data:
-            return cls(NONE)
+            return cls(NO_PARTITIONS)
         of = _Reader(data, "an assignment")
         version = of.version()
         partitions = of.partitions()
@@ -125,7 +122,7 @@ class MemberAssignment:
 class StickyUserData:
     """What a member of an eager sticky group held before it gave everything up to join (KIP-54, KIP-341)."""
 
-    partitions: Parts
+    partitions: Partitions
     generation: int = -1
 
     def encode(self) -> bytes:
@@ -257,7 +254,7 @@ class _Reader:
         size = self.int32()
         return None if size == -1 else self.take(size)
 
-    def partitions(self) -> Parts:
+    def partitions(self) -> Partitions:
         found: set[TopicPartition] = set()
         for _ in range(self.count(6)):
             topic = self.name()

@@ -273,7 +273,7 @@ class GroupCoordinator:
         if joined.leads and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
             assignments = await unless(
-                self._participant.assign(joined.protocol, joined.members), self._lost, self._stop
+                self._participant.compute_assignment(joined.protocol, joined.members), self._lost, self._stop
             )
         started = self._clock()
         response = await self._slow.sync(self._me, joined.protocol, assignments, self._lost, self._stop)

@@ -35,12 +35,13 @@ from allocator.groups.kafka_classic.plan import (
     offers,
 )
 from allocator.groups.kafka_classic.settings import KafkaGroupSettings
-from allocator.groups.kafka_member import NONE, KafkaMember, Parts
+from allocator.groups.kafka_member import KafkaMember
 from allocator.groups.membership import AssignmentListener
 from allocator.groups.patterns import compiled
 from allocator.groups.view import GroupViewBuilder, Load, tell_left_out
 from allocator.offsets.coordinator import Coordinator
 from allocator.tasks import wait_for_event
+from allocator.types import NO_PARTITIONS, Partitions
 
 __all__ = ["KafkaMembership", "KafkaSettings"]
 
@@ -101,12 +102,12 @@ class KafkaMembership(KafkaMember):
         self._topics = settings.topics
         self._pattern = compiled(settings.pattern)
         self._wanted: frozenset[str] = settings.topics
-        self._before: tuple[Parts, int] = (NONE, -1)
+        self._before: tuple[Partitions, int] = (NO_PARTITIONS, -1)
         self._counts: Mapping[str, int] | None = None
         self._sizes = PartitionCounts(client.partitions, clock)
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
-        self._target: Mapping[str, Parts] = {}
-        self._left_out: Parts = NONE
+        self._target: Mapping[str, Partitions] = {}
+        self._left_out: Partitions = NO_PARTITIONS
         self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
 
     # -- the surface ----------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class KafkaMembership(KafkaMember):
     # -- called by the coordinator --------------------------------------------------------------------------------
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
-        held = self._held | self._draining if self._cooperative else NONE
+        held = self._held | self._draining if self._cooperative else NO_PARTITIONS
         (before, before_generation), identity = self._before, self._group.identity
         me = OwnMetadata(
             topics=self._wanted,
@@ -158,10 +159,10 @@ class KafkaMembership(KafkaMember):
         self._wanted = self._resolved()
         self._counts = None
         self._follow()
-        keep = frozenset(p for p in self._held if p.topic in self._wanted) if self._cooperative else NONE
+        keep = frozenset(p for p in self._held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
         await self._give_up(self._held - keep)
 
-    async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
+    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
         self._follow(joined.topics)
         try:
@@ -209,7 +210,7 @@ class KafkaMembership(KafkaMember):
 
     async def lost(self, why: str) -> None:
         self._counts = None
-        self._before = (NONE, -1)  # whoever has them now is the one to keep them
+        self._before = (NO_PARTITIONS, -1)  # whoever has them now is the one to keep them
         await super().lost(why)
 
     async def leaving(self) -> None:
@@ -221,12 +222,12 @@ class KafkaMembership(KafkaMember):
 
     # -------------------------------------------------------------------------------------------------------------
 
-    def _read(self, assignment: bytes) -> Parts:
+    def _read(self, assignment: bytes) -> Partitions:
         try:
             given = MemberAssignment.decode(assignment).partitions
         except Malformed as error:
             self._owner.failed(error)
-            return NONE
+            return NO_PARTITIONS
         foreign = sorted({p.topic for p in given} - self._wanted)
         if foreign:
             log.error("%s: the leader gave us topics that we did not ask for: %s", self._group_name, foreign)

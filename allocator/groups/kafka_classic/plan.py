@@ -28,7 +28,7 @@ from allocator.groups.kafka_classic.consumer_protocol import (
     generation_from,
 )
 from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = [
     "DOUBT_S",
@@ -42,11 +42,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
-Parts = frozenset[TopicPartition]
-
-
-NONE: Parts = frozenset()
 
 
 EAGER = frozenset({"range", "roundrobin", "sticky"})
@@ -65,10 +60,10 @@ class OwnMetadata:
     """What a member says of itself."""
 
     topics: frozenset[str]
-    held: Parts = NONE
+    held: Partitions = NO_PARTITIONS
     generation: int = -1
     """The generation that the member joined last while it held `held`."""
-    before: Parts = NONE
+    before: Partitions = NO_PARTITIONS
     """What it was given last, and may have released to join."""
     before_generation: int = -1
     name: str = ""
@@ -89,7 +84,7 @@ def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
         sticky = name == "sticky" and me.before
         user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
         version = 0 if me.rack is None else NEWEST
-        return Subscription(topics, user_data, NONE, -1, me.rack, version)
+        return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
     # Java leaders from 2.8 to 3.3 read no generation but this one, and give away at once what is claimed under an older
     user_data = generation_data(me.generation) if name in COMMON else _described(me)
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
@@ -103,7 +98,7 @@ def _described(me: OwnMetadata) -> bytes:
 class Decision:
     """What the leader hands out."""
 
-    target: Mapping[str, Parts]
+    target: Mapping[str, Partitions]
     """What the function wants; in the end."""
     given: Mapping[str, bytes]
     """By member id: what each is given now."""
@@ -125,37 +120,37 @@ class GroupMembers:
         self.claims = {member: _claims(protocol, each) for member, each in said.items()}
 
     @property
-    def owned(self) -> dict[str, Parts]:
+    def owned(self) -> dict[str, Partitions]:
         """Each partition with the member that was given it last; with none if two of one generation claim it."""
         return _owned(self.claims)
 
-    def former(self, owned: Mapping[str, Parts]) -> dict[TopicPartition, str]:
+    def former(self, owned: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
         """Each partition with the member that claims it since the newest generation, of those that do not own it."""
         best: dict[TopicPartition, tuple[int, str]] = {}
         for member, (parts, generation) in sorted(self.claims.items()):
-            for partition in parts - owned.get(member, NONE):
+            for partition in parts - owned.get(member, NO_PARTITIONS):
                 if partition not in best or generation > best[partition][0]:
                     best[partition] = (generation, member)
         return {partition: member for partition, (_, member) in best.items()}
 
 
-def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Parts]) -> Decision:
+def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Partitions]) -> Decision:
     """One assignment. `before` is the last target that this leader knows, for when the function fails."""
     problem = None
-    target: Mapping[str, Parts]
+    target: Mapping[str, Partitions]
     try:
         target = compute(assignor, view)
     except AllocatorError as error:
         problem = error
         held = view.owned if any(view.owned.values()) else before
-        target = {member.id: held.get(member.id, NONE) for member in joined.members}
+        target = {member.id: held.get(member.id, NO_PARTITIONS) for member in joined.members}
     if joined.protocol == "sticky" and problem is None:
         topics = {member.id: member.topics for member in joined.members}
         target = give_back(target, view.owned, joined.former(view.owned), topics)
     now = target
     if joined.protocol not in EAGER:
         now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
-    given = {member: MemberAssignment(now.get(member, NONE)).encode() for member in joined.ids}
+    given = {member: MemberAssignment(now.get(member, NO_PARTITIONS)).encode() for member in joined.ids}
     return Decision(target, given, problem)
 
 
@@ -177,21 +172,21 @@ def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
     return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
 
 
-def _claims(protocol: str, said: Subscription) -> tuple[Parts, int]:
+def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
     """What a member says that it holds, and since when. Under `sticky` it is what the member would like to keep."""
     if protocol == "sticky" and said.user_data:
         try:
             data = StickyUserData.decode(said.user_data)
         except Malformed as error:
             log.warning("%s; it counts as a member without partitions", error)
-            return NONE, -1
+            return NO_PARTITIONS, -1
         return data.partitions, data.generation
     if protocol in COMMON and said.generation < 0:
         return said.owned, generation_from(said.user_data)
     return said.owned, said.generation
 
 
-def _owned(claims: Mapping[str, tuple[Parts, int]]) -> dict[str, Parts]:
+def _owned(claims: Mapping[str, tuple[Partitions, int]]) -> dict[str, Partitions]:
     best: dict[TopicPartition, tuple[int, str | None]] = {}
     for member, (parts, generation) in claims.items():
         for partition in parts:

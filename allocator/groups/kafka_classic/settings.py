@@ -66,8 +66,8 @@ class Participant(Protocol):
     async def prepare(self) -> None:
         """Before JoinGroup: give up what may not be held while joining. Cancelled if the membership is lost."""
 
-    async def assign(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        """This member leads: what each member is given."""
+    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
+        """This member leads: returns what it assigns to each member."""
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         """A new generation stands and this is our part in it. Cancelled if the membership is lost."""

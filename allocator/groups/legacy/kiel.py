@@ -31,10 +31,10 @@ from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
-from allocator.groups.membership import AssignmentListener, Membership, PartitionCountSource
-from allocator.groups.zookeeper.znodes import NONE, InvalidZnode, Parts, Paths
+from allocator.groups.membership import AssignmentListener, GroupMembership, Membership, PartitionCountSource
+from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.measures import Measures
-from allocator.types import OffsetStorage, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 from allocator.zookeeper.client import (
     BadVersion,
     ConnectionLost,
@@ -83,7 +83,7 @@ class KielSettings(OwnersSettings):
     settle_s: float = 3.0
 
 
-class KielMembership:
+class KielMembership(GroupMembership):
     """One member of one group, of kiel's layout as long as that lasts, then of the new one.
 
     `function` is what kiel's members call (`partition_allocator`). `next_member` makes the membership under the root
@@ -123,7 +123,7 @@ class KielMembership:
         return self._current.ended
 
     @property
-    def held(self) -> Parts:
+    def held(self) -> Partitions:
         return self._current.held
 
     def may_act(self) -> bool:
@@ -217,7 +217,7 @@ class _KielMember(OwnersMembership):
     def _claim_data(self) -> bytes:
         return self.member_id.encode()
 
-    async def _mine(self) -> Parts:
+    async def _mine(self) -> Partitions:
         members, ours = await self._members.get(), set(await self._ours.get())
         self._must_stand(members)
         try:
@@ -229,7 +229,7 @@ class _KielMember(OwnersMembership):
             log.info("%s: the group was given to %s; %s lets go", self._group, seal.root, self.member_id)
             self._renewing = True
             self._changed.set()
-            return NONE
+            return NO_PARTITIONS
         missing = self._existing() - dealt
         if missing and seal is None:
             log.info("%s: %d partitions more are dealt", self._group, len(missing))
@@ -249,7 +249,7 @@ class _KielMember(OwnersMembership):
         self._since = {p: self._since.get(p, now) for p in mine}
         return mine
 
-    def _dealt_to_us(self, members: list[str], partitions: list[str]) -> Parts:
+    def _dealt_to_us(self, members: list[str], partitions: list[str]) -> Partitions:
         of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
         found: set[TopicPartition] = set()
         for topic in filter(self._wants, of_topics):
@@ -415,7 +415,7 @@ class HandoverPhase(enum.Enum):
 class Seal:
     phase: HandoverPhase
     root: str
-    partitions: Parts
+    partitions: Partitions
     """What the group dealt when it was sealed."""
 
     def encode(self) -> bytes:
@@ -423,7 +423,7 @@ class Seal:
         return (SEALED + json.dumps(content)).encode()
 
 
-def read_shared(path: str, data: bytes) -> tuple[Parts, Seal | None]:
+def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
     """What is dealt, and the seal if there is one. Raises InvalidZnode."""
     try:
         text = data.decode()
@@ -436,7 +436,7 @@ def read_shared(path: str, data: bytes) -> tuple[Parts, Seal | None]:
     return found.partitions, found
 
 
-async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Parts) -> None:
+async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Partitions) -> None:
     """Has them dealt too; changes nothing when they are, or when the group is sealed."""
     async with _locked(zk, paths.lock):
         data, stat = await zk.get(paths.partitions)
@@ -447,7 +447,7 @@ async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Parts) -> 
                 await zk.set(paths.partitions, json.dumps(_names(dealt | partitions)).encode(), stat.version)
 
 
-async def look(zk: ZooKeeper, paths: KielPaths) -> tuple[tuple[str, ...], tuple[str, ...], Parts, Seal | None]:
+async def look(zk: ZooKeeper, paths: KielPaths) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
     """Members of ours, members of kiel's, what is dealt, and the seal. Raises AdoptionRefused without such a group."""
     try:
         data, _ = await zk.get(paths.partitions)
@@ -532,7 +532,7 @@ def _names(partitions: Iterable[TopicPartition]) -> list[str]:
     return sorted(f"{p.topic}:{p.partition}" for p in partitions)
 
 
-def _parts(names: list[str]) -> Parts:
+def _parts(names: list[str]) -> Partitions:
     if not isinstance(names, list):
         raise TypeError("it is no list")
     found = set()

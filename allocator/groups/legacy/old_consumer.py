@@ -34,9 +34,9 @@ from allocator.foreign import shown
 from allocator.groups.lease import MembershipLost
 from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
-from allocator.groups.zookeeper.znodes import NONE, InvalidZnode, Parts, Paths
+from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.measures import Measures
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.zookeeper.client import NoZnode, Op, Watched, ZooKeeper
 
 __all__ = ["ConsumersMembership", "OldSubscription", "PykafkaMembership"]
@@ -177,14 +177,14 @@ class _OldConsumer(OwnersMembership):
         topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
         return TopicPartition(topic, int(number)) if number.isdigit() else None
 
-    async def _mine(self) -> Parts:
+    async def _mine(self) -> Partitions:
         names = await self._names.get()
         self._must_stand(names)
         if frozenset(self._chosen()) != self._registered:
             log.info("%s: %s registers anew: its topics changed", self._group, self.member_id)
             self._renewing = True
             self._changed.set()
-            return NONE
+            return NO_PARTITIONS
         await self._listen(names)
         if not self._mine_said.keys() <= self._said.keys():
             raise MembershipLost("its znode was deleted")
@@ -249,7 +249,7 @@ class ConsumersMembership(_OldConsumer):
     def _claim_data(self) -> bytes:
         return f"{self.member_id}-0".encode()
 
-    async def _mine(self) -> Parts:
+    async def _mine(self) -> Partitions:
         before = self.generation
         mine = await super()._mine()
         if self.generation != before:
@@ -273,7 +273,7 @@ class ConsumersMembership(_OldConsumer):
         )
         return run_of(numbers, len(threads), threads.index(f"{self.member_id}-0"))
 
-    async def _drained(self, partitions: Parts) -> None:
+    async def _drained(self, partitions: Partitions) -> None:
         await super()._drained(partitions)
         if self._clock() - self._last_change > NUDGE_S and not (self._leaving or self._renewing):
             # those who waited have given up by now, and look again when a member comes or goes

@@ -24,10 +24,9 @@ from allocator.groups.lease import MembershipLost
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.patterns import compiled
 from allocator.groups.session import SessionMembership
-from allocator.groups.zookeeper.znodes import Parts
 from allocator.measures import Measures
 from allocator.tasks import TaskGroup, wait_for_event
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
 
 __all__ = ["OwnersMembership", "OwnersSettings"]
@@ -82,7 +81,7 @@ class OwnersMembership(SessionMembership):
 
     # -- what a layout says --------------------------------------------------------------------------------------
 
-    async def _mine(self) -> Parts:
+    async def _mine(self) -> Partitions:
         """What is to be ours by the newest view of the group; sets `_changed` when that may be another."""
         raise NotImplementedError
 
@@ -153,7 +152,7 @@ class OwnersMembership(SessionMembership):
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
-    async def _gain(self, wanted: Parts) -> float | None:
+    async def _gain(self, wanted: Partitions) -> float | None:
         """Claims what may be claimed, and begins with it; returns when to look again, None if a watch tells."""
         if self._doubtful:
             await self._recover()
@@ -176,7 +175,7 @@ class OwnersMembership(SessionMembership):
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    async def _claim(self, partitions: Parts) -> Parts:
+    async def _claim(self, partitions: Partitions) -> Partitions:
         """Those whose znode is ours now."""
         gained = partitions & self._claimed.keys()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
@@ -198,7 +197,7 @@ class OwnersMembership(SessionMembership):
             gained |= paths.keys()
         return gained
 
-    async def _taken(self, partitions: Parts) -> Parts:
+    async def _taken(self, partitions: Partitions) -> Partitions:
         """Those that have a claim."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
@@ -223,7 +222,7 @@ class OwnersMembership(SessionMembership):
                     self._claimed[partition] = paths
                 del self._doubtful[partition]
 
-    async def _await_claims(self, partitions: Parts) -> float | None:
+    async def _await_claims(self, partitions: Partitions) -> float | None:
         """Has the others' claims watched; returns when to look again, None if the watch tells."""
         claims: set[TopicPartition | None] = set()
         for directory in set().union(*map(self._directories, partitions)):
@@ -236,7 +235,7 @@ class OwnersMembership(SessionMembership):
     def _soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
 
-    async def _drained(self, partitions: Parts) -> None:
+    async def _drained(self, partitions: Partitions) -> None:
         if self._leaving:
             return  # our session is about to end, which deletes them all; ZooKeeper may be silent
         await self._unclaim(partitions)
@@ -280,7 +279,7 @@ class OwnersMembership(SessionMembership):
     def _wants(self, topic: str) -> bool:
         return topic in self._wanted_topics or (self._pattern is not None and bool(self._pattern.match(topic)))
 
-    def _existing(self) -> Parts:
+    def _existing(self) -> Partitions:
         """All partitions of what we read, as far as Kafka says."""
         topics = self._wanted_topics if self._pattern is None else filter(self._wants, self._topics.topics())
         return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())

@@ -24,10 +24,10 @@ from allocator.groups.zookeeper.znodes import (
     InflateBudget,
     InvalidZnode,
     MemberInfo,
-    Parts,
     in_join_order,
 )
 from allocator.tasks import TaskGroup
+from allocator.types import Partitions
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
 
 __all__ = ["Leader", "LeaderSettings"]
@@ -48,10 +48,10 @@ class LeaderSettings:
 class Computed:
     """One assignment that a function gave, and what it was computed from."""
 
-    target: Mapping[str, Parts]
+    target: Mapping[str, Partitions]
     strategy: str
     refused: Mapping[str, str]
-    left_out: Parts
+    left_out: Partitions
 
 
 class Leader:

@@ -33,18 +33,10 @@ from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import (
-    NONE,
-    AssignmentDocument,
-    Claim,
-    InvalidZnode,
-    MemberInfo,
-    Parts,
-    Paths,
-    in_join_order,
-)
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
 from allocator.measures import Measures
 from allocator.tasks import TaskGroup
+from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import (
     BadVersion,
     ConnectionLost,
@@ -155,7 +147,7 @@ class ZooKeeperMembership(SessionMembership):
     async def _delete_ours(self, released: bool) -> None:
         if released and self._claim.held:
             # without this, observers cannot tell a member that left from one that crashed
-            empty = Claim(self._claim.revision, NONE, self._claim.generation)
+            empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.set(self._paths.claim(self.member_id), empty.encode())
         await super()._delete_ours(released)
@@ -266,7 +258,7 @@ class ZooKeeperMembership(SessionMembership):
             return  # what we hold is ours by our claim; the leader will write a readable assignment
         self.generation = max(self.generation, document.generation)
         self._tell_refusal(document.refused.get(self.member_id))
-        mine = document.owners.get(self.member_id, NONE)
+        mine = document.owners.get(self.member_id, NO_PARTITIONS)
         self._release(self._held - mine, scope)
         gained = mine - self._held - self._draining
         if gained:
@@ -274,7 +266,7 @@ class ZooKeeperMembership(SessionMembership):
         elif self._must_write(document):
             await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
-    async def _gain(self, gained: Parts, document: AssignmentDocument, version: int) -> None:
+    async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int) -> None:
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
             # the check makes sure that a newer assignment, which we have not read, gave none of them away

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from allocator.groups.zookeeper.znodes import NONE, AssignmentDocument, Claim, Parts, Waiting
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
+from allocator.types import NO_PARTITIONS, Partitions
 
 __all__ = ["adopt", "advance"]
 
@@ -20,11 +21,11 @@ def advance(
     leader: str,
     alive: Collection[str],
     claims: Mapping[str, Claim],
-    target: Mapping[str, Parts] | None = None,
+    target: Mapping[str, Partitions] | None = None,
     *,
     strategy: str = "",
     refused: Mapping[str, str] | None = None,
-    left_out: Parts = NONE,
+    left_out: Partitions = NO_PARTITIONS,
 ) -> AssignmentDocument | None:
     """The next document, or None when nothing changes.
 
@@ -44,14 +45,14 @@ def advance(
     else:
         promised = {}
         for member, parts in owners.items():
-            revoked = parts - target.get(member, NONE)
+            revoked = parts - target.get(member, NO_PARTITIONS)
             if revoked:
                 owners[member] = parts - revoked
-                already = waiting[member].partitions if member in waiting else NONE
+                already = waiting[member].partitions if member in waiting else NO_PARTITIONS
                 waiting[member] = Waiting(revision, already | revoked)
         for member, parts in target.items():
             if member in alive:
-                promised[member] = parts - owners.get(member, NONE)
+                promised[member] = parts - owners.get(member, NO_PARTITIONS)
 
     busy: set[object] = set()
     for parts in owners.values():
@@ -61,7 +62,7 @@ def advance(
     for member, parts in promised.items():
         free = parts - busy
         if free:
-            owners[member] = owners.get(member, NONE) | free
+            owners[member] = owners.get(member, NO_PARTITIONS) | free
             promised[member] = parts - free
             busy |= free
 

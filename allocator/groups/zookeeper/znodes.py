@@ -23,15 +23,13 @@ from typing import Any
 from allocator.errors import AllocatorError, ConfigError, GroupNameError, MissingExtra
 from allocator.foreign import plain, shown
 from allocator.groups.patterns import topic_pattern
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.zookeeper.client import check_path
 
 __all__ = ["AssignmentDocument", "Claim", "InflateBudget", "InvalidZnode", "MemberInfo", "Paths", "Waiting", "quick"]
 
-Parts = frozenset[TopicPartition]
 Counts = Callable[[str], "int | None"]
 """How many partitions a topic has, None where that is not known."""
-NONE: Parts = frozenset()
 
 FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
@@ -193,7 +191,7 @@ class Claim:
 
     revision: int
     """Revision of the newest document that the member has acted on."""
-    held: Parts = NONE
+    held: Partitions = NO_PARTITIONS
     generation: int = 0
     """Generation of that document."""
 
@@ -228,7 +226,7 @@ class Waiting:
 
     since: int
     """Only a claim of this revision or a later one shows it."""
-    partitions: Parts
+    partitions: Partitions
 
 
 @dataclass(frozen=True)
@@ -243,11 +241,11 @@ class AssignmentDocument:
     revision: int = 0
     leader: str = ""
     strategy: str = ""
-    owners: Mapping[str, Parts] = field(default_factory=dict)
-    promised: Mapping[str, Parts] = field(default_factory=dict)
+    owners: Mapping[str, Partitions] = field(default_factory=dict)
+    promised: Mapping[str, Partitions] = field(default_factory=dict)
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    left_out: Parts = NONE
+    left_out: Partitions = NO_PARTITIONS
     """Partitions that the allocator function gives to nobody. Not read by members, who need their own share alone."""
     problem: str | None = None
 
@@ -414,7 +412,7 @@ class InflateBudget:
 RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers below MAX_PARTITIONS
 
 
-def from_ranges(path: str, ranges: Mapping[str, str]) -> Parts:
+def from_ranges(path: str, ranges: Mapping[str, str]) -> Partitions:
     """The inverse of `to_ranges`, for what a `InflateBudget` has let pass."""
     found: list[TopicPartition] = []
     for topic, text in ranges.items():

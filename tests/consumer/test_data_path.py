@@ -1,0 +1,218 @@
+"""A record's way through the code, as docs/architecture.md lists it: one record is traced and the two are compared.
+
+A stop is an object of this project that takes the record over: its bytes, its decoded form, or the offset after it.
+What an object does by calling itself is part of the same stop. A call that only computes is no stop: a property, a
+constructor, a function of a module, a method of the record's own forms, and the queries in `QUERIES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from fake_broker import MODERN, FakeBroker
+from fetch_encode import R, batch
+from kafka.protocol.consumer import FetchResponse, OffsetCommitResponse, OffsetFetchResponse
+
+import allocator
+from allocator import Consumer, TopicPartition
+from allocator.client.fetch_messages import FetchAnswer, FetchedPartition
+from allocator.client.offset_commit import OffsetCommit
+from allocator.client.response_reader import AnswerReader
+from allocator.fetch.batch import Batch
+from allocator.fetch.buffer import Chunk
+from allocator.fetch.decode import RecordSet
+from allocator.offsets.group_offsets import Call
+from allocator.types import Record
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+OURS = str(Path(allocator.__file__).parent)
+MOST_STOPS = 24
+
+P = TopicPartition("orders", 0)
+MARK = b"a record on its way"
+OFFSET = 1_234_567
+NEXT = OFFSET + 1
+NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
+END = NEXT + 10  # as the broker says
+
+# the forms in which a record travels; their own methods compute
+FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, Call)
+# the compiled one shows no calls, so neither does the one in Python
+DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
+# they keep nothing of the record
+QUERIES = {
+    "BrokerFetchers.leader_epoch",
+    "Fetcher.leader_epoch",
+    "FetchSession.answered",
+    "FetchSession.parts",
+    "OffsetTracker.uncommitted",
+    "PartitionBuffer.leader_epoch",
+    "PartitionBuffer.precedes",
+}
+
+
+class Orders(FakeBroker):
+    """Has one record; keeps the offsets that are committed."""
+
+    def __init__(self) -> None:
+        handlers = {1: self._fetch, 8: self._commit, 9: self._committed}
+        super().__init__(handlers, versions={**MODERN, 1: (0, 11)})
+        self.topics = {P.topic: [1]}  # its leader
+        self.committed: list[int] = []
+        self._records = batch([R(0, MARK)], OFFSET)
+        self.over = asyncio.Event()
+
+    async def _fetch(self, _: Any) -> Any:
+        records, self._records = self._records, b""
+        if not records:
+            await self.over.wait()
+        kind = FetchResponse.FetchableTopicResponse
+        data = kind.PartitionData(
+            partition_index=P.partition, error_code=0, high_watermark=END, last_stable_offset=END,
+            log_start_offset=0, aborted_transactions=[], preferred_read_replica=-1, records=records,
+        )  # fmt: skip
+        topic = kind(topic=P.topic, partitions=[data])
+        return FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[topic], version=11)
+
+    def _commit(self, request: Any) -> Any:
+        self.committed += [part.committed_offset for topic in request.topics for part in topic.partitions]
+        topic = OffsetCommitResponse.OffsetCommitResponseTopic
+        part = topic.OffsetCommitResponsePartition(partition_index=P.partition, error_code=0)
+        topics = [topic(name=P.topic, partitions=[part])]
+        return OffsetCommitResponse(throttle_time_ms=0, topics=topics, version=request.API_VERSION)
+
+    def _committed(self, request: Any) -> Any:
+        topic = OffsetFetchResponse.OffsetFetchResponseTopic
+        part = topic.OffsetFetchResponsePartition(
+            partition_index=P.partition, committed_offset=OFFSET, committed_leader_epoch=-1, metadata="", error_code=0
+        )
+        topics = [topic(name=P.topic, partitions=[part])]
+        return OffsetFetchResponse(throttle_time_ms=0, error_code=0, topics=topics, version=request.API_VERSION)
+
+
+class Trace:
+    """Which objects the record comes to, in order, until the offset after it leaves in a commit."""
+
+    def __init__(self) -> None:
+        self.stops: list[str] = []
+        self._entered: set[FrameType] = set()  # kept, so that no other frame is taken for one of them
+        self._delivered = False
+        self._over = False
+
+    def __enter__(self) -> Trace:
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        if self._over or not is_ours(frame):
+            return
+        if event == "call":
+            code = frame.f_code
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if any(self._carries(frame.f_locals.get(name)) for name in names if name != "self"):
+                self._came_to(frame)
+                self._over = self._delivered and code.co_name == "write"
+        elif event == "return" and self._carries(value):
+            # before that, the offset is only where the next fetch begins
+            self._delivered = self._delivered or isinstance(value, Batch)
+            self._came_to(frame)
+            if frame.f_back is not None and is_ours(frame.f_back):
+                self._came_to(frame.f_back)
+
+    def _carries(self, value: Any) -> bool:
+        return carries_record(value) or (self._delivered and carries_offset(value))
+
+    def _came_to(self, frame: FrameType) -> None:
+        """The stop is the call by which the object was entered, from another one."""
+        owner = frame.f_locals.get("self")
+        if owner is None or is_computing(frame.f_code, owner):
+            return
+        caller = frame.f_back
+        while caller is not None:
+            if is_ours(caller):
+                if caller.f_locals.get("self") is not owner:
+                    break
+                frame = caller
+            caller = caller.f_back
+        if frame not in self._entered:
+            self._entered.add(frame)
+            self.stops.append(name_of(frame.f_code, owner))
+
+
+def is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(OURS) and not name.endswith(DECODER)
+
+
+def carries_record(value: Any) -> bool:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return MARK in bytes(value)
+    if isinstance(value, FetchAnswer):
+        return any(part.records for part in value.parts)
+    if isinstance(value, FetchedPartition):
+        return bool(value.records)
+    if isinstance(value, (tuple, list)):
+        return any(map(carries_record, value))
+    return isinstance(value, (RecordSet, Chunk, Batch, Record))
+
+
+def carries_offset(value: Any) -> bool:
+    if isinstance(value, (bytes, bytearray)):
+        return NEXT_ON_THE_WIRE in value
+    if isinstance(value, OffsetCommit):
+        return carries_offset(value.offsets)
+    if isinstance(value, Call):
+        return carries_offset(value.left)
+    if isinstance(value, Mapping):
+        return any(map(carries_offset, value.values()))
+    if isinstance(value, (tuple, list)):  # an OffsetAndMetadata too
+        return any(map(carries_offset, value))
+    return isinstance(value, int) and value == NEXT
+
+
+def is_computing(code: CodeType, owner: object) -> bool:
+    name = code.co_name
+    if isinstance(owner, (*FORMS, AnswerReader)) or name.startswith(("__", "<")):
+        return True
+    return isinstance(defined_in(owner, name)[1], property) or name_of(code, owner) in QUERIES
+
+
+def defined_in(owner: object, name: str) -> tuple[type, Any]:
+    return next(((kind, vars(kind)[name]) for kind in type(owner).__mro__ if name in vars(kind)), (type(owner), None))
+
+
+def name_of(code: CodeType, owner: object) -> str:
+    """As the page has it."""
+    return f"{defined_in(owner, code.co_name)[0].__name__}.{code.co_name}"
+
+
+def listed() -> list[str]:
+    section = PAGE.read_text().split("## The data path", 1)[1].split("\n## ", 1)[0]
+    return re.findall(r"^\d+\. `([\w.]+)`", section, re.MULTILINE)
+
+
+async def test_the_way_of_a_record_is_the_one_in_the_documentation() -> None:
+    async with Orders() as broker:
+        consumer = Consumer(
+            P.topic, brokers=broker.address, group="g", membership="fixed", auto_commit_interval_s=None, max_wait_s=0.1
+        )
+        with Trace() as trace:
+            async with consumer:
+                record = await consumer.getone(5)
+                assert record is not None
+                assert (record.offset, record.value) == (OFFSET, MARK)
+                await consumer.commit()
+                broker.over.set()
+        assert broker.committed == [NEXT]
+    assert trace.stops == listed()
+    assert len(trace.stops) <= MOST_STOPS

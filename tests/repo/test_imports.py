@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from repository import module_name, sources
+from repository import ROOT, module_name, sources
 
 # `_records` is compiled: the records of all rooms, and the decoder of `fetch`
 SHARED = {
@@ -173,3 +174,14 @@ def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
         print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers"} & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_table_of_rooms_in_the_documents_is_the_one_above() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page.partition("## The rooms")[2], re.MULTILINE)
+    assert [room for room, _ in rows] == [*ORDER, "testing"]
+    for height, (room, imports) in enumerate(rows):
+        named = set(re.findall(r"`(\w+)`", imports))
+        if imports.startswith("all above"):
+            named = set(ORDER[:height]) - named if " but " in imports else set(ORDER[:height]) | named
+        assert named == MAY_IMPORT[room], room

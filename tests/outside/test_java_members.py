@@ -51,6 +51,7 @@ def test_nothing_is_lost_and_nobody_owns_together(
     play(scene, *(sides if first == "java" else reversed(sides)), producer=version)
 
 
+@long
 def test_a_java_leader_without_generations_of_its_own_in_the_metadata(scene_on: Callable[[str], Scene]) -> None:
     """The Java client of 2.8 reads each member's generation from the user data of `cooperative-sticky`."""
     scene = scene_on("3.9.1")

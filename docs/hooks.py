@@ -1,4 +1,4 @@
-"""What `mkdocs build` is told besides mkdocs.yml: navigation by what is there, and reference pages out of the code."""
+"""Additions to mkdocs.yml: the navigation includes every page, and the settings page has its tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import click
-import griffe
 
 REST = "*"
 
@@ -24,11 +21,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replaces `<!-- commands -->` and `<!-- settings -->` by what the code says."""
-    for mark, made in (("<!-- commands -->", commands), ("<!-- settings -->", settings)):
-        if mark in markdown:
-            markdown = markdown.replace(mark, "\n\n".join(made()))
-    return markdown
+    """Replaces `<!-- settings -->` by the tables of settings."""
+    mark = "<!-- settings -->"
+    return markdown.replace(mark, "\n\n".join(settings())) if mark in markdown else markdown
 
 
 def _names(nav: Any) -> Iterator[str]:
@@ -45,28 +40,6 @@ def _filled(nav: Any, rest: list[str]) -> Any:
     if isinstance(nav, list):
         return [each for entry in nav for each in (rest if entry == REST else [_filled(entry, rest)])]
     return nav
-
-
-# -- the command line ----------------------------------------------------------------------------------------------
-
-
-def commands() -> Iterator[str]:
-    """Each command's own help."""
-    from allocator.cli import main
-
-    yield from _command(main, "allocator", None)
-
-
-def _command(command: click.Command, path: str, above: click.Context | None) -> Iterator[str]:
-    context = click.Context(
-        command, info_name=path.split()[-1], parent=above, terminal_width=100, max_content_width=100
-    )
-    yield f"## {path}\n\n```text\n{command.get_help(context)}\n```"
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            if inner is not None and not inner.hidden:
-                yield from _command(inner, f"{path} {name}", context)
 
 
 # -- the daemon's settings -----------------------------------------------------------------------------------------
@@ -100,51 +73,6 @@ def comments(section: type[Any]) -> dict[str, str]:
             found[field[1]] = " ".join(lines)
         lines = []
     return found
-
-
-# -- docstrings ----------------------------------------------------------------------------------------------------
-
-_NAMES = r"(\w+(?:(?:, | or )\w+)*)"
-_FIRST = re.compile(_NAMES + r" {2,}(\S.*)")
-_NEXT = re.compile(_NAMES + r" +(\S.*)")  # a long name may leave room for one space only
-
-
-class Parameters(griffe.Extension):
-    """Lines of a name, two spaces or more, and what it means become a table."""
-
-    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None:
-            obj.docstring.value = tabled(obj.docstring.value)
-
-
-def tabled(text: str) -> str:
-    """`text` with every run of two or more such lines, and what they are continued by, as a Markdown table."""
-    made: list[str] = []
-    rows: list[tuple[str, str]] = []
-    for line in [*inspect.cleandoc(text).splitlines(), ""]:
-        item = (_NEXT if rows else _FIRST).fullmatch(line)
-        if item:
-            rows.append((item[1], item[2]))
-        elif rows and re.match(r" {8,}\S", line):
-            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
-        else:
-            made += _table(rows)
-            rows = []
-            made.append(line)
-    return "\n".join(made)
-
-
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    if len(rows) < 2:
-        return [f"{name}  {meaning}" for name, meaning in rows]
-    names = [", ".join(f"`{name}`" for name in re.split(r", | or ", names)) for names, _ in rows]
-    return [
-        "",
-        "| argument | |",
-        "|---|---|",
-        *(f"| {n} | {_cell(meaning)} |" for n, (_, meaning) in zip(names, rows)),
-        "",
-    ]
 
 
 def _cell(text: str) -> str:

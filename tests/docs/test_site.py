@@ -67,31 +67,12 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hooks() -> Any:
-    pytest.importorskip("griffe", reason="pip install 'zk-partition-allocator[docs]'")
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_arguments_in_a_docstring_become_a_table(hooks: Any) -> None:
-    items = ["brokers, zookeeper  where | they are,", "                    and more", "a_longer_name_of_it the end"]
-    made = hooks.tabled("\n".join(["What it is.", "", *items, "", "Done."]))
-    assert [line for line in made.splitlines() if line] == [
-        "What it is.",
-        "| argument | |",
-        "|---|---|",
-        r"| `brokers`, `zookeeper` | where \| they are, and more |",
-        "| `a_longer_name_of_it` | the end |",
-        "Done.",
-    ]
-
-
-def test_prose_is_left_as_it_is(hooks: Any) -> None:
-    text = "One line.\n\nAnother  with two spaces.\n\n    code  here\n"
-    assert "|" not in hooks.tabled(text)
 
 
 def test_pages_that_nothing_names_come_where_the_star_is(hooks: Any) -> None:

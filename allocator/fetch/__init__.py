@@ -1,10 +1,11 @@
-"""Records of the assigned partitions, fetched ahead and decoded when looked at.
+"""Fetches the records of the assigned partitions ahead, and decodes them when they are used.
 
-In: the fetchable partitions and their positions (`subscription`), leaders and connections (`wire`). Out: `Batch`es,
-the high watermarks, and the positions that resets found. May touch the brokers by Fetch and ListOffsets; never
-commits, never decides who owns what.
+In: the fetchable partitions and their positions (`subscription`), leaders and connections (`client`). Out: `Batch`es,
+high watermarks, and the positions that resets found. Sends Fetch, ListOffsets and OffsetForLeaderEpoch requests; never
+commits, never assigns partitions.
 
-`accelerated` says whether the compiled decoder is there; the plain one gives the same records, 15 to 70 times slower.
+`accelerated` says whether the compiled decoder is used; the one in Python gives the same records, 15 to 70 times
+slower.
 """
 
 from __future__ import annotations

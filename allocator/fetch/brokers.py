@@ -1,13 +1,14 @@
-"""One broker that is fetched from: whose turn it is there, and what is under way."""
+"""The fetch loop: which partition is requested from which broker, when, for how many bytes, and what comes of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Union, cast
 
+from allocator.client.errors import FetchReaction, error_of, reaction_to
 from allocator.client.fetch_messages import (
     BOUNDED,
     FetchAnswer,
@@ -17,130 +18,49 @@ from allocator.client.fetch_messages import (
     Wanted,
     compose,
 )
-from allocator.errors import AllocatorError, BrokerError, Closed
-from allocator.fetch.buffer import ByteBudget, Chunk, PartitionBuffer
-from allocator.fetch.position_requests import ResetRequests, ValidationRequests
-from allocator.fetch.responses import Answers
+from allocator.errors import AllocatorError, BrokerError, Closed, CorruptRecordError, RecordTooLarge
+from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
+from allocator.fetch.decode import RecordSet, scan
+from allocator.fetch.position_requests import Lookups, ResetRequests, ValidationRequests
 from allocator.subscription import LogTruncation, SubscriptionState
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.client.client import KafkaClient
 
-__all__ = ["Ask", "BrokerFetcher", "BrokerFetchers", "Lookups", "Sink"]
+__all__ = ["BrokerFetchers", "Sink"]
 
 log = logging.getLogger(__name__)
 
 SESSIONLESS: Final = 0
-
-
-class Ask(NamedTuple):
-    """What every request to every broker says alike."""
-
-    min_bytes: int
-    committed_only: bool
-    rack: str
-
-
-class BrokerFetcher:
-    """The fetchable partitions of one broker, the one to ask for first at the front, and its fetch session.
-
-    It leads them, or is the replica that their leader named. The main request is part of the session; the urgent one
-    stands alone, on a connection of its own, for it comes and goes while the broker holds the main one back.
-    """
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.feeds: dict[TopicPartition, PartitionBuffer] = {}
-        self.main: asyncio.Task[None] | None = None
-        self.urgent: asyncio.Task[None] | None = None
-        # since when it is under way, and until when the broker may hold it back
-        self.main_since = self.main_until = 0.0
-        # its last answer was full, so some partitions of it may have records that found no room
-        self.full = False
-        self.session = FetchSession()
-
-    def to_the_end(self, tps: Iterable[TopicPartition]) -> None:
-        """They had their turn."""
-        for tp in tps:
-            feed = self.feeds.pop(tp, None)
-            if feed is not None:
-                self.feeds[tp] = feed
-
-    async def ask(
-        self,
-        client: KafkaClient,
-        wanted: Mapping[TopicPartition, Wanted],
-        what: Ask,
-        *,
-        urgent: bool,
-        max_bytes: int,
-        wait_s: float,
-    ) -> tuple[FetchSession, FetchAnswer]:
-        """The broker's answer, and the session that reads it. Raises `BrokerError`, `Closed`.
-
-        When the broker refuses the session, it is asked once more, in a new one.
-        """
-        version = client.api_version(FetchRequest)
-        session = FetchSession() if urgent else self.session
-        # ("urgent", node) is a connection of its own to that node
-        where = cast(int, ("urgent", self.node_id)) if urgent else self.node_id
-        for attempt in (1, 2):
-            turn = session.turn(wanted, SESSIONLESS if urgent or version is None else version)
-            request = compose(
-                turn.asked,
-                turn.forgotten,
-                session=turn.session,
-                max_version=turn.max_version,
-                max_wait_s=wait_s,
-                min_bytes=what.min_bytes,
-                max_bytes=max_bytes,
-                committed_only=what.committed_only,
-                rack=what.rack,
-            )
-            try:
-                with client.measures.span("fetch", broker=self.node_id, partitions=len(wanted)):
-                    answer: FetchAnswer = await client.send(where, request, client.request_timeout_s + wait_s)
-            except BrokerError:
-                session.lost()
-                raise
-            if session.answered(answer) or attempt == 2:
-                return session, answer
-        raise AssertionError("two attempts, and each ends above")
-
-
-# -- leaders ----------
-# Which partition is asked of which broker, when, and for how many bytes.
-
-
-# While a fetch waits at a broker for new records, partitions that come in between (assigned, resumed, drained) are
-# asked for on a second connection. Longer: fewer requests; shorter: the next newcomer waits less.
+# A second ("urgent") request fetches partitions that become fetchable while the main request waits at the broker.
+# longer: fewer requests; shorter: the next such partition waits less
 URGENT_WAIT_S: Final = 0.05
-
-
-# If there was no room for all in the last answer, the next one comes at once, and whoever was served meanwhile must not
-# be served again before it. Longer: who came last waits longer where that was wrong; shorter: slow brokers are unfair.
+# After a full response the next main request returns at once. Partitions that were served meanwhile must not be served
+# again before it. longer: a partition waits longer if that was wrong; shorter: slow brokers are unfair
 FULL_WAIT_S: Final = 0.1
-
-
+# the longest pause before a partition is fetched again after an error that may pass
+BACKOFF_MAX_S: Final = 1.0
 POSITION_TIMEOUT_S: Final = 10.0
-
-
-# the lease of a replica ends without a word, so while there is one it is looked for this often
+# the lease of a replica ends without an event, so it is checked this often
 LEASE_LOOK_S: Final = 5.0
-
-
-# headers and checksums of so many bytes, then others run
+# after checking the headers and checksums of so many bytes, let other tasks run
 BREATH_BYTES: Final = 1 << 20
-
+# pause before fetching again after an error that an operator has to fix
+HOPELESS_S = 2.0
+# how long a preferred replica is read before the leader is asked again (KIP-392)
+REPLICA_LEASE_S = 300.0
+# how long the leader is read after its replica failed: it names a dead replica until that broker's session expires,
+# and sends no records to a client that it redirects
+REPLICA_SHUNNED_S = 20.0
 
 Chore = Union[ResetRequests, ValidationRequests]
 
 
 class Sink(Protocol):
-    """Who takes what comes."""
+    """What the loop reports, and to which object: the `Fetcher`."""
 
-    def arrived(self, feed: PartitionBuffer) -> None: ...
+    def arrived(self, buffer: PartitionBuffer) -> None: ...
 
     def tell(self, error: AllocatorError) -> None: ...
 
@@ -153,11 +73,48 @@ class Sink(Protocol):
     def cut(self, what: LogTruncation) -> None: ...
 
 
-class BrokerFetchers:
-    """Keeps a fetch under way at each leader as long as there is something to ask and room for the answer.
+class BrokerFetcher:
+    """The fetchable partitions of one broker, the next one to request first, and its fetch session.
 
-    Guarantee: a partition is in one request at most, and the `budget` is kept. One task decides (`_plan`, which waits
-    for nothing); `close` ends it and the tasks of the requests, and waits for them all.
+    The broker leads them, or is the replica that their leader named. The main request uses the session. The urgent
+    request has a connection of its own, because it starts and ends while the broker holds the main request back.
+    """
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.buffers: dict[TopicPartition, PartitionBuffer] = {}
+        self.main: asyncio.Task[None] | None = None
+        self.urgent: asyncio.Task[None] | None = None
+        # when the main request was sent, and until when the broker may hold it back
+        self.main_since = self.main_until = 0.0
+        # the last response was full, so partitions without records in it may have some
+        self.full = False
+        self.session = FetchSession()
+
+    def to_the_end(self, tps: Iterable[TopicPartition]) -> None:
+        """Request these after all others."""
+        for tp in tps:
+            buffer = self.buffers.pop(tp, None)
+            if buffer is not None:
+                self.buffers[tp] = buffer
+
+
+class _Fetch(NamedTuple):
+    """One request to one broker."""
+
+    broker: BrokerFetcher
+    urgent: bool
+    # the buffer, offset and bytes of each partition
+    asked: dict[TopicPartition, tuple[PartitionBuffer, int, int]]
+    max_bytes: int
+    wait_s: float
+
+
+class BrokerFetchers:
+    """Keeps a request under way at each broker while there is a partition to fetch and room for the response.
+
+    Guarantee: a partition is in at most one request, and the `budget` is kept. One task decides (`_plan`, which never
+    waits); `close` cancels it and the tasks of the requests, and waits for them all.
     """
 
     def __init__(
@@ -178,16 +135,12 @@ class BrokerFetchers:
         self._state = state
         self._sink = sink
         self._max_wait_s = max_wait_s
-        self._what = Ask(min_bytes, isolation_level == "read_committed", rack)
+        self._min_bytes = min_bytes
+        self._committed_only = isolation_level == "read_committed"
+        self._rack = rack
+        self._check_crcs = check_crcs
+        self._backoff = (retry_backoff_s, BACKOFF_MAX_S)
         self.budget = budget
-        self._answers = Answers(
-            self,
-            state,
-            sink,
-            check_crcs=check_crcs,
-            max_bytes=budget.max_bytes,
-            backoff=(retry_backoff_s, BACKOFF_MAX_S),
-        )
         chores: dict[str, Any] = {
             "backoff_s": retry_backoff_s,
             "timeout_s": POSITION_TIMEOUT_S,
@@ -196,21 +149,21 @@ class BrokerFetchers:
         }
         self._resets = ResetRequests(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
         self._validations = ValidationRequests(client, state, cut=sink.cut, **chores)
-        # when to look what is due; None: nothing is awaited
+        # when to check for due requests; None: no partition awaits one
         self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
-        self._feeds: dict[TopicPartition, PartitionBuffer] = {}
-        self._leaders: dict[int, BrokerFetcher] = {}
-        self._leader_of: dict[TopicPartition, int] = {}
-        # partition -> the epoch under which nothing of it is wanted any more
+        self._buffers: dict[TopicPartition, PartitionBuffer] = {}
+        self._brokers: dict[int, BrokerFetcher] = {}
+        self._broker_of: dict[TopicPartition, int] = {}
+        # partition -> the epoch under which no more of it is wanted
         self._discarded: dict[TopicPartition, int] = {}
-        # topic -> ids that it had before: a broker that lags behind may still announce one
+        # topic -> its earlier ids: a broker with old metadata may still announce one
         self._former: dict[str, set[Any]] = {}
         self._seen_version = -1
         self._new_metadata = True
-        # brokers whose connection for fetches was opened while positions were looked for
+        # brokers to which a fetch connection was opened while positions were looked up
         self._prepared: set[int] = set()
-        # something was not asked for want of room
+        # a request was put off for lack of room
         self._pressed = False
         self._lease_look_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -224,7 +177,7 @@ class BrokerFetchers:
             self._spawn(self._run())
 
     async def close(self) -> None:
-        """End all tasks and wait for them."""
+        """Cancel all tasks and wait for them."""
         if self._forget_listener is not None:
             self._forget_listener()
             self._forget_listener = None
@@ -232,74 +185,60 @@ class BrokerFetchers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._feeds.clear()
-        self._leaders.clear()
+        self._buffers.clear()
+        self._brokers.clear()
         self.budget.held = self.budget.reserved = 0
 
-    def halt(self, feed: PartitionBuffer) -> None:
-        """Fetch no more of `feed`, and forget what is queued."""
-        self._drop(feed)
-        feed.halted = True
+    # -- called by the fetcher
 
-    def halt_partition(self, tp: TopicPartition) -> None:
-        feed = self._feeds.get(tp)
-        if feed is not None:
-            self.halt(feed)
+    def halt(self, tp: TopicPartition) -> None:
+        """Fetch no more of a partition until it is sought, and forget what is queued."""
+        buffer = self._buffers.get(tp)
+        if buffer is not None:
+            buffer.clear()
+            buffer.halted = True
 
     def halted(self) -> list[TopicPartition]:
-        """Partitions of which nothing more is fetched, and nothing is left to hand out."""
-        return [tp for tp, feed in self._feeds.items() if feed.halted and not feed.queue and self.is_current(feed)]
+        """Partitions that are not fetched any more and have nothing left to deliver."""
+        return [tp for tp, each in self._buffers.items() if each.halted and not each.queue and self.is_current(each)]
 
     def wake(self) -> None:
-        """Decide anew soon."""
+        """Plan again soon."""
         if self._event is not None:
             self._event.set()
 
+    def room_changed(self) -> None:
+        """Records were delivered: plan again if that lets a request go out."""
+        if self._pressed:
+            self.wake()
+
     def metadata_changed(self) -> None:
-        """Caller: the client. Leaders may have moved."""
+        """Leaders may have moved. Caller: the client."""
         self._new_metadata = True
         self._seen_version = -1
         self.wake()
 
-    def is_current(self, feed: PartitionBuffer) -> bool:
-        """Whether nothing made `feed` void."""
-        return self._feeds.get(feed.tp) is feed and self._state.epoch(feed.tp) == feed.epoch
-
-    def push(self, feed: PartitionBuffer, chunk: Chunk) -> None:
-        """An answer for `feed` has come."""
-        feed.push(chunk)
-        self.budget.held += chunk.size
-
-    def pop(self, feed: PartitionBuffer) -> None:
-        """The first thing of `feed` is handed out."""
-        before = feed.held
-        feed.pop()
-        self.budget.held -= before - feed.held
-        if self._pressed:
-            self.wake()
+    def is_current(self, buffer: PartitionBuffer) -> bool:
+        """Whether no seek, reset or reassignment has replaced `buffer`."""
+        return self._buffers.get(buffer.tp) is buffer and self._state.epoch(buffer.tp) == buffer.epoch
 
     def discard(self, tp: TopicPartition) -> None:
-        """Forget what is held of it; nothing more of it under this epoch."""
+        """Forget what is held of a partition, and fetch no more of it under this epoch."""
         epoch = self._state.epoch(tp)
         if epoch is not None:
             self._discarded[tp] = epoch
-        feed = self._feeds.pop(tp, None)
-        if feed is not None:
-            self._drop(feed)
+        buffer = self._buffers.pop(tp, None)
+        if buffer is not None:
+            buffer.clear()
         self._seen_version = -1
         self.wake()
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
-        """Of the last offset before `offset`, as it was read; -1 if unknown."""
-        feed = self._feeds.get(tp)
-        return -1 if feed is None else feed.leader_epoch(offset)
+        """The epoch of the last record before `offset`; -1 if unknown."""
+        buffer = self._buffers.get(tp)
+        return -1 if buffer is None else buffer.leader_epoch(offset)
 
-    def want_metadata(self, topic: str) -> None:
-        """The leaders of `topic` may be others now."""
-        self._lookups.doubted.add(topic)
-        self.wake()
-
-    # -- deciding
+    # -- planning
 
     async def _run(self) -> None:
         assert self._event is not None
@@ -317,7 +256,7 @@ class BrokerFetchers:
                     timer.cancel()
 
     def _plan(self) -> float | None:
-        """Send what can be sent. Returns when to look again even if nothing happens; None: no need."""
+        """Send the requests that can be sent. Returns when to plan again even without an event; None: never."""
         now = time.monotonic()
         times: list[float] = []
         if self._lease_look_at is not None and now >= self._lease_look_at:
@@ -333,35 +272,49 @@ class BrokerFetchers:
                     self._spawn(self._do(chore, due))
                 at = self._due_at[chore] = chore.next_time()
             if at is not None:
-                times.append(at + 0.001)  # allowed strictly after it
+                times.append(at + 0.001)  # it is allowed only after that time, not at it
         topics = self._lookups.due(now, times)
         if topics:
             self._spawn(self._lookups.run(topics))
         self._pressed = False
-        for leader in list(self._leaders.values()):
-            if self._plan_leader(leader, now, times):
+        for broker in list(self._brokers.values()):
+            if self._plan_broker(broker, now, times):
                 # the others come first when there is not room for all
-                self._leaders[leader.node_id] = self._leaders.pop(leader.node_id)
+                self._brokers[broker.node_id] = self._brokers.pop(broker.node_id)
         return min(times, default=None)
 
     def _sync(self, now: float) -> None:
-        """Take over what changed in the state and the metadata."""
-        state, client = self._state, self._client
-        # what was sought as well: the offset may have been committed under an older leader
-        new = [tp for tp in state.assignment if tp not in self._feeds or state.epoch(tp) != self._feeds[tp].epoch]
-        looked_at = list(state.assignment) if self._new_metadata else new
-        self._look_at_topics(looked_at)
-        self._validations.look(looked_at)
+        """Adopt the changes of the subscription state and the metadata."""
+        state = self._state
+        # sought partitions too: the offset may have been committed under an older leader
+        new = [tp for tp in state.assignment if tp not in self._buffers or state.epoch(tp) != self._buffers[tp].epoch]
+        checked = list(state.assignment) if self._new_metadata else new
+        self._check_topic_ids(checked)
+        self._validations.look(checked)
         self._new_metadata = False
         self._seen_version = state.version
-        self._lease_look_at = None
-        for tp, feed in list(self._feeds.items()):
-            if state.epoch(tp) != feed.epoch:
-                del self._feeds[tp]
-                self._drop(feed)
+        for tp, buffer in list(self._buffers.items()):
+            if state.epoch(tp) != buffer.epoch:
+                del self._buffers[tp]
+                buffer.clear()
         self._discarded = {tp: epoch for tp, epoch in self._discarded.items() if state.epoch(tp) == epoch}
+        fetchable = self._fetchable_by_broker(now)
+        for node_id in fetchable.keys() - self._brokers.keys():
+            self._brokers[node_id] = BrokerFetcher(node_id)
+        for node_id, broker in list(self._brokers.items()):
+            mine = fetchable.get(node_id, set())
+            # keep the order: partitions that were served last are at the end
+            kept = {tp: self._buffers[tp] for tp in broker.buffers if tp in mine}
+            broker.buffers = {**kept, **{tp: self._buffers[tp] for tp in mine}}
+            if not mine and broker.main is None and broker.urgent is None:
+                del self._brokers[node_id]
+
+    def _fetchable_by_broker(self, now: float) -> dict[int, set[TopicPartition]]:
+        """Which partitions are fetched from which broker; creates their buffers and divides the budget."""
+        state = self._state
+        self._lease_look_at = None
         self._lookups.lost = set()
-        leader_of: dict[TopicPartition, int] = {}
+        broker_of: dict[TopicPartition, int] = {}
         fetchable: dict[int, set[TopicPartition]] = {}
         count = 0
         for tp, partition in state.assignment.items():
@@ -373,39 +326,31 @@ class BrokerFetchers:
                 self._prepare(tp)
             if partition.position is None or self._discarded.get(tp) == partition.epoch:
                 continue
-            if tp not in self._feeds:
-                self._feeds[tp] = PartitionBuffer(tp, partition.epoch, partition.position)
+            if tp not in self._buffers:
+                self._buffers[tp] = PartitionBuffer(tp, partition.epoch, partition.position, self.budget)
             if not partition.is_fetchable():
                 continue
             count += 1
-            leader = partition.preferred_read_replica()
-            if leader is None:
-                leader = client.leader(tp)
+            broker = partition.preferred_read_replica()
+            if broker is None:
+                broker = self._client.leader(tp)
             else:
                 self._lease_look_at = now + LEASE_LOOK_S
-            if leader is None:
+            if broker is None:
                 self._lookups.lost.add(tp.topic)
-                if tp in self._leader_of:
-                    leader_of[tp] = self._leader_of[tp]  # to notice that the next one is another
+                if tp in self._broker_of:
+                    broker_of[tp] = self._broker_of[tp]  # to notice that the next one is another
                 continue
-            leader_of[tp] = leader
-            fetchable.setdefault(leader, set()).add(tp)
-            if self._leader_of.get(tp, leader) != leader:
-                self._feeds[tp].next_try = 0.0  # what failed there may work here
-        self._leader_of = leader_of
+            broker_of[tp] = broker
+            fetchable.setdefault(broker, set()).add(tp)
+            if self._broker_of.get(tp, broker) != broker:
+                self._buffers[tp].next_try = 0.0  # a fetch that failed at one broker may succeed at another
+        self._broker_of = broker_of
         self.budget.divide(count)
-        for node_id in fetchable.keys() - self._leaders.keys():
-            self._leaders[node_id] = BrokerFetcher(node_id)
-        for node_id, leader_state in list(self._leaders.items()):
-            mine = fetchable.get(node_id, set())
-            # the order is kept: it says who had his turn
-            kept = {tp: self._feeds[tp] for tp in leader_state.feeds if tp in mine}
-            leader_state.feeds = {**kept, **{tp: self._feeds[tp] for tp in mine}}
-            if not mine and leader_state.main is None and leader_state.urgent is None:
-                del self._leaders[node_id]
+        return fetchable
 
-    def _look_at_topics(self, partitions: Iterable[TopicPartition]) -> None:
-        """Finds positions that are offsets of a topic that was deleted and created again meanwhile (from 2.8 on)."""
+    def _check_topic_ids(self, partitions: Iterable[TopicPartition]) -> None:
+        """Report positions whose topic was deleted and created again meanwhile (brokers from 2.8)."""
         for tp in partitions:
             found = self._client.topic_id(tp.topic)
             if found is None or found in self._former.get(tp.topic, ()):
@@ -416,39 +361,26 @@ class BrokerFetchers:
                 self._sink.recreated(tp)
 
     def _prepare(self, tp: TopicPartition) -> None:
-        """The position of `tp` is being looked for: meanwhile the connection to its leader is opened."""
+        """Connect to the leader of `tp` while its position is looked up."""
         leader = self._client.leader(tp)
         if leader is not None and leader not in self._prepared:
             self._prepared.add(leader)
             self._spawn(self._client.prepare(leader, FetchRequest))
 
-    def _drop(self, feed: PartitionBuffer) -> None:
-        self.budget.held -= feed.held
-        feed.queue.clear()
-        feed.held = 0
-
-    def _plan_leader(self, leader: BrokerFetcher, now: float, times: list[float]) -> bool:
-        """Send to one leader what can be sent, if anything. Adds to `times` when a back-off ends."""
-        if leader.main is not None and (leader.urgent is not None or leader.main_until <= now):
+    def _plan_broker(self, broker: BrokerFetcher, now: float, times: list[float]) -> bool:
+        """Send one request to a broker if possible. Adds to `times` when a back-off ends."""
+        if broker.main is not None and (broker.urgent is not None or broker.main_until <= now):
             return False
-        wanting = []
-        for feed in leader.feeds.values():
-            if feed.in_flight or feed.halted:
-                continue
-            if feed.next_try > now:
-                times.append(feed.next_try)
-            elif feed.held >= self.budget.share:
-                self._pressed = True
-            else:
-                wanting.append(feed)
+        wanting = self._wanting(broker, now, times)
         if not wanting:
             return False
-        urgent = leader.main is not None
-        if urgent and leader.full and now < leader.main_since + FULL_WAIT_S:
-            times.append(leader.main_since + FULL_WAIT_S)
+        urgent = broker.main is not None
+        if urgent and broker.full and now < broker.main_since + FULL_WAIT_S:
+            times.append(broker.main_since + FULL_WAIT_S)
             return False
-        # One part is left over: idle long polls must not reserve all there is, or a newcomer would wait for their end.
-        others = self._leaders.values()
+        # One share stays free: idle long polls must not reserve the whole budget, or a new partition would wait for
+        # their end.
+        others = self._brokers.values()
         takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
         room = self.budget.room(len(others), takers, self._reclaim)
         if room is None:
@@ -461,115 +393,116 @@ class BrokerFetchers:
         if bounded:
             reserved = min(room, reserved)
         else:
-            # whoever is asked for had his turn, with records or without: not all of them fit into one request
-            leader.to_the_end([feed.tp for feed, _ in asked])
-        wait = min(URGENT_WAIT_S, leader.main_until - now) if urgent else self._max_wait_s
-        for feed, _ in asked:
-            feed.in_flight = True
+            # with or without records in the response: not all partitions fit into one request
+            broker.to_the_end([buffer.tp for buffer, _ in asked])
+        wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
+        for buffer, _ in asked:
+            buffer.in_flight = True
         self.budget.reserve(reserved)
-        task = self._spawn(self._fetch(leader, urgent, asked, room, reserved, wait))
+        parts = {buffer.tp: (buffer, buffer.fetch_offset, size) for buffer, size in asked}
+        task = self._spawn(self._fetch(_Fetch(broker, urgent, parts, room, wait_s), reserved))
         if urgent:
-            leader.urgent = task
+            broker.urgent = task
         else:
-            leader.main, leader.main_since, leader.main_until = task, now, now + wait
+            broker.main, broker.main_since, broker.main_until = task, now, now + wait_s
         return True
 
+    def _wanting(self, broker: BrokerFetcher, now: float, times: list[float]) -> list[PartitionBuffer]:
+        """The partitions of a broker that may be requested now."""
+        wanting = []
+        for buffer in broker.buffers.values():
+            if buffer.in_flight or buffer.halted:
+                continue
+            if buffer.next_try > now:
+                times.append(buffer.next_try)
+            elif buffer.held >= self.budget.share:
+                self._pressed = True
+            else:
+                wanting.append(buffer)
+        return wanting
+
     def _reclaim(self, wanted: int) -> int:
-        """Give back what is held of partitions that may not be handed out, the largest first; they are read again."""
+        """Free the bytes of partitions that may not be delivered, the largest first; they are fetched again."""
         freed = 0
-        idle = [feed for feed in self._feeds.values() if feed.held and not self._state.is_fetchable(feed.tp)]
-        for feed in sorted(idle, key=lambda feed: feed.held, reverse=True):
+        idle = [buffer for buffer in self._buffers.values() if buffer.held and not self._state.is_fetchable(buffer.tp)]
+        for buffer in sorted(idle, key=lambda buffer: buffer.held, reverse=True):
             if freed >= wanted:
                 break
-            freed += feed.rewind()
-        self.budget.held -= freed
+            freed += buffer.rewind()
         return freed
 
-    # -- doing
+    # -- requests
 
-    async def _fetch(
-        self,
-        leader: BrokerFetcher,
-        urgent: bool,
-        asked: list[tuple[PartitionBuffer, int]],
-        max_bytes: int,
-        reserved: int,
-        wait_s: float,
-    ) -> None:
-        """One request and its answer."""
-        client = self._client
-        sizes = {feed.tp: (feed, feed.fetch_offset, size) for feed, size in asked}
+    async def _fetch(self, fetch: _Fetch, reserved: int) -> None:
+        """Send one request and keep the records of its response."""
+        broker, asked = fetch.broker, fetch.asked
         with_records: list[TopicPartition] = []
         try:
-            wanted = {tp: self._wanted(tp, offset, size) for tp, (_, offset, size) in sizes.items()}
-            shunned = self._what.rack and any(feed.shuns_replicas(time.monotonic()) for feed, _ in asked)
-            session, answer = await leader.ask(
-                client,
-                wanted,
-                self._what._replace(rack="") if shunned else self._what,
-                urgent=urgent,
-                max_bytes=max_bytes,
-                wait_s=wait_s,
-            )
-            if not urgent:
+            session, answer = await self._ask(fetch)
+            if not fetch.urgent:
                 brought = sum(len(part.records) for part in answer.parts)
-                leader.full = brought + self.budget.max_partition_bytes > max_bytes
-            with_records = await self._take(leader, sizes, session, answer)
+                broker.full = brought + self.budget.max_partition_bytes > fetch.max_bytes
+            with_records = await self._take_apart(fetch, session, answer)
         except Closed:
             return
         except BrokerError as error:
-            log.info("fetching from broker %s: %s", leader.node_id, error)
-            self._answers.lost([feed for feed, _ in asked], error, leader.node_id)
+            log.info("fetching from broker %s: %s", broker.node_id, error)
+            self._no_response([buffer for buffer, _, _ in asked.values()], error, broker.node_id)
         finally:
             self.budget.reserve(-reserved)
-            for feed, _ in asked:
-                feed.in_flight = False
-            if urgent:
-                leader.urgent = None
+            for buffer, _, _ in asked.values():
+                buffer.in_flight = False
+            if fetch.urgent:
+                broker.urgent = None
             else:
-                leader.main = None
+                broker.main = None
             self.wake()
         if self._state.version == self._seen_version and not self._pressed:
-            # The next request goes out first: the broker works while whoever hears of this answer decodes. Not when
-            # room is short, for then it may be another leader's turn.
-            self._plan_leader(leader, time.monotonic(), [])
+            # Send the next request before the consumer learns of these records: the broker works while the consumer
+            # decodes. Not when room is short, for then it may be the turn of another broker.
+            self._plan_broker(broker, time.monotonic(), [])
         for tp in with_records:
-            if self.is_current(sizes[tp][0]):
-                self._sink.arrived(sizes[tp][0])
+            if self.is_current(asked[tp][0]):
+                self._sink.arrived(asked[tp][0])
+
+    async def _ask(self, fetch: _Fetch) -> tuple[FetchSession, FetchAnswer]:
+        """The response, and the session that reads it. Raises `BrokerError`, `Closed`.
+
+        When the broker refuses the session, the request is sent once more, in a new one.
+        """
+        client, broker, now = self._client, fetch.broker, time.monotonic()
+        wanted = {tp: self._wanted(tp, offset, size) for tp, (_, offset, size) in fetch.asked.items()}
+        leader_only = any(now < buffer.leader_until for buffer, _, _ in fetch.asked.values())
+        version = client.api_version(FetchRequest)
+        session = FetchSession() if fetch.urgent else broker.session
+        # ("urgent", node) is a second connection to that node
+        node = cast(int, ("urgent", broker.node_id)) if fetch.urgent else broker.node_id
+        for attempt in (1, 2):
+            turn = session.turn(wanted, SESSIONLESS if fetch.urgent or version is None else version)
+            request = compose(
+                turn.asked,
+                turn.forgotten,
+                session=turn.session,
+                max_version=turn.max_version,
+                max_wait_s=fetch.wait_s,
+                min_bytes=self._min_bytes,
+                max_bytes=fetch.max_bytes,
+                committed_only=self._committed_only,
+                rack="" if leader_only else self._rack,
+            )
+            try:
+                with client.measures.span("fetch", broker=broker.node_id, partitions=len(wanted)):
+                    answer: FetchAnswer = await client.send(node, request, client.request_timeout_s + fetch.wait_s)
+            except BrokerError:
+                session.lost()
+                raise
+            if session.answered(answer) or attempt == 2:
+                return session, answer
+        raise AssertionError("two attempts, and each ends above")
 
     def _wanted(self, tp: TopicPartition, offset: int, size: int) -> Wanted:
         epoch = self._client.leader_epoch(tp)
         return Wanted(offset, size, -1 if epoch is None else epoch, self._client.topic_id(tp.topic))
-
-    async def _take(
-        self,
-        leader: BrokerFetcher,
-        sizes: dict[TopicPartition, tuple[PartitionBuffer, int, int]],
-        session: FetchSession,
-        answer: FetchAnswer,
-    ) -> list[TopicPartition]:
-        """Give each feed its part. Returns those that brought records."""
-        if answer.error_code:
-            for tp, (feed, offset, size) in sizes.items():
-                part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
-                self._answers.take(feed, offset, size, part, answer.API_VERSION, leader.node_id)
-            return []
-        with_records = []
-        breath = 0
-        # one by one: what a part brought is in its feed now, and the answer need not hold it any more
-        answer.parts, parts = [], session.parts(answer.parts)
-        for tp, part in parts:
-            if tp not in sizes:
-                continue
-            if part.records:
-                with_records.append(tp)
-                breath += len(part.records)
-                if breath > BREATH_BYTES:
-                    breath = 0
-                    await asyncio.sleep(0)
-            self._answers.take(*sizes[tp], part, answer.API_VERSION, leader.node_id)
-        leader.to_the_end(with_records)
-        return with_records
 
     async def _do(self, chore: Chore, due: set[TopicPartition]) -> None:
         try:
@@ -591,56 +524,143 @@ class BrokerFetchers:
         if not task.cancelled() and task.exception() is not None:
             self._sink.broke(cast(BaseException, task.exception()))
 
+    # -- responses
 
-# -- lookups ----------
-# Reading metadata when leaders are unknown or have refused.
+    async def _take_apart(self, fetch: _Fetch, session: FetchSession, answer: FetchAnswer) -> list[TopicPartition]:
+        """Put the records of each partition into its buffer. Returns the partitions that have some."""
+        version, asked = answer.API_VERSION, fetch.asked
+        if answer.error_code:
+            for tp in asked:
+                part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
+                self._take_partition(fetch, tp, part, version)
+            return []
+        with_records = []
+        breath = 0
+        # the response must not keep records in memory that are in the buffers already
+        answer.parts, parts = [], session.parts(answer.parts)
+        for tp, part in parts:
+            if tp not in asked:
+                continue
+            if part.records:
+                with_records.append(tp)
+                breath += len(part.records)
+                if breath > BREATH_BYTES:
+                    breath = 0
+                    await asyncio.sleep(0)
+            self._take_partition(fetch, tp, part, version)
+        fetch.broker.to_the_end(with_records)
+        return with_records
 
-
-# longer: a topic or leader that comes back is found later; shorter: more requests meanwhile
-BACKOFF_MAX_S: Final = 1.0
-
-
-class Lookups:
-    """Which topics' leaders are to be looked up, and when.
-
-    Guarantee: one request at a time, and a pause after it that doubles as long as something stays unknown.
-    """
-
-    def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
-        self._client = client
-        self._backoff_s = backoff_s
-        self._changed = changed
-        # topics with a partition whose leader is unknown; set by the owner
-        self.lost: set[str] = set()
-        # topics of which some broker said that it does not lead
-        self.doubted: set[str] = set()
-        self._under_way = False
-        self._failures = 0
-        self._not_before = 0.0
-
-    def due(self, now: float, times: list[float]) -> set[str]:
-        """The topics to `run` now; adds to `times` when to ask again."""
-        topics = self.lost | self.doubted
-        if not topics or self._under_way:
-            return set()
-        if now < self._not_before:
-            times.append(self._not_before)
-            return set()
-        self._under_way = True
-        self.doubted = set()
-        return topics
-
-    async def run(self, topics: set[str]) -> None:
-        """Look them up, then call `changed`."""
-        try:
-            await self._client.refresh(topics)
-        except Closed:
+    def _take_partition(self, fetch: _Fetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
+        """React to the part of one partition. `_fetch` reports its records, after it has sent the next request."""
+        buffer, offset, size = fetch.asked[tp]
+        if not self.is_current(buffer) or buffer.fetch_offset != offset or buffer.halted:
+            return  # sought, reset, reassigned, reclaimed or halted since the request
+        state = self._state
+        reaction = reaction_to(part.code)
+        if reaction is FetchReaction.TAKE:
+            buffer.succeeded()
+            state.update_high_watermark(tp, part.high_watermark)
+            state.update_last_stable_offset(tp, part.last_stable_offset)
+            if part.preferred_replica >= 0:
+                expiry = time.monotonic() + REPLICA_LEASE_S
+                if state.update_preferred_read_replica(tp, part.preferred_replica, expiry):
+                    log.info("%s:%d is read from broker %d, which is nearer", *tp, part.preferred_replica)
+            if part.records:
+                self._take_records(buffer, offset, size, part, version)
             return
-        except AllocatorError as error:
-            log.info("metadata of %s: %s", ", ".join(sorted(topics)), error)
-        finally:
-            known = not self.lost and all(self._client.partitions(topic) for topic in topics)
-            self._failures = 0 if known else min(10, self._failures + 1)
-            self._not_before = time.monotonic() + min(BACKOFF_MAX_S, self._backoff_s * (1 << self._failures))
-            self._under_way = False
-            self._changed()
+        if part.code and reaction is not FetchReaction.RESET:
+            log.info("%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value)
+        if self._leave_replica(buffer, fetch.broker.node_id):
+            # the leader may have what a replica lacks or refuses, and its error is the real one
+            self._want_metadata(tp.topic)
+        elif reaction in (FetchReaction.RETRY, FetchReaction.REFRESH, FetchReaction.VALIDATE):
+            buffer.back_off(time.monotonic(), *self._backoff)
+            if reaction is not FetchReaction.RETRY:
+                self._want_metadata(tp.topic)
+            if reaction is FetchReaction.VALIDATE:
+                state.request_position_validation(tp)
+        elif reaction is FetchReaction.RESET:
+            self._halt(buffer, OutOfRange(offset))
+        elif reaction is FetchReaction.RAISE:
+            self._report_once(buffer, error_of(part.code, tp, offset))
+        else:
+            self._halt(buffer, Failure(error_of(part.code, tp, offset)))
+
+    def _take_records(
+        self, buffer: PartitionBuffer, offset: int, size: int, part: FetchedPartition, version: int
+    ) -> None:
+        tp = buffer.tp
+        found = scan(
+            part.records,
+            topic=tp.topic,
+            partition=tp.partition,
+            start=offset,
+            aborted=part.aborted,
+            check_crcs=self._check_crcs,
+        )
+        if found.wanted is not None and found.error is None:
+            self._take_incomplete(buffer, offset, size, found, version)
+            return
+        buffer.need = 0
+        if buffer.precedes(found):
+            self._sink.recreated(tp)
+            return
+        if found.next_offset > offset:
+            buffer.push(Chunk(found, offset, part.high_watermark))
+        if found.error is not None:
+            buffer.halt(Failure(found.error))
+        elif found.next_offset <= offset:
+            why = "the broker sent only records from before this offset"
+            buffer.halt(Failure(CorruptRecordError(tp.topic, tp.partition, offset, why)))
+
+    def _take_incomplete(self, buffer: PartitionBuffer, offset: int, size: int, found: RecordSet, version: int) -> None:
+        """The response holds not even one whole record batch."""
+        tp, wanted = buffer.tp, found.wanted or 0
+        if version >= BOUNDED:
+            # these brokers send the first batch whole whatever the limits, so its length field is wrong
+            why = f"a record batch of {wanted} bytes of which {len(found.data)} came"
+            self._halt(buffer, Failure(CorruptRecordError(tp.topic, tp.partition, offset, why)))
+        elif max(wanted, size + 1) > self.budget.max_bytes:
+            length = f"{wanted} bytes" if wanted else f"more than {size} bytes"
+            why = f"a message of {length}, above max_bytes of {self.budget.max_bytes}; raise that, or seek past it"
+            self._halt(buffer, Failure(RecordTooLarge(tp.topic, tp.partition, offset, why)))
+        else:
+            buffer.need = min(max(wanted, 2 * size), self.budget.max_bytes)
+
+    def _no_response(self, buffers: Iterable[PartitionBuffer], error: BrokerError, node_id: int) -> None:
+        now = time.monotonic()
+        for buffer in buffers:
+            if not self.is_current(buffer):
+                buffer.back_off(now, *self._backoff)
+                continue
+            self._want_metadata(buffer.tp.topic)
+            if self._leave_replica(buffer, node_id):
+                continue
+            buffer.back_off(now, *self._backoff)
+            if not error.retriable:
+                self._report_once(buffer, error)
+
+    def _leave_replica(self, buffer: PartitionBuffer, node_id: int) -> bool:
+        """Return to the leader if broker `node_id` is the preferred replica. Returns whether it was."""
+        if self._state.preferred_read_replica(buffer.tp) != node_id:
+            return False
+        self._state.clear_preferred_read_replica(buffer.tp)
+        buffer.leader_until = time.monotonic() + REPLICA_SHUNNED_S
+        log.info("%s:%d is read from its leader again, not from broker %d", *buffer.tp, node_id)
+        return True
+
+    def _want_metadata(self, topic: str) -> None:
+        """The leaders of `topic` may have moved."""
+        self._lookups.doubted.add(topic)
+        self.wake()
+
+    def _halt(self, buffer: PartitionBuffer, what: OutOfRange | Failure) -> None:
+        buffer.halt(what)
+        self._sink.arrived(buffer)
+
+    def _report_once(self, buffer: PartitionBuffer, error: AllocatorError) -> None:
+        buffer.next_try = time.monotonic() + HOPELESS_S
+        if buffer.reported is not type(error):
+            buffer.reported = type(error)
+            self._sink.tell(error)

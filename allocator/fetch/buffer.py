@@ -1,4 +1,4 @@
-"""What is read ahead of one partition."""
+"""Fetched records that were not delivered yet, partition by partition, within one budget of bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["ByteBudget", "Chunk", "Failure", "OutOfRange", "PartitionBuffer"]
 
-# the front of a record batch, of any format: offset, length, epoch (in v2; a checksum before) and format
+# the start of a record batch of any format: offset, length, leader epoch (v2; a checksum before) and format
 _FRONT: Final = struct.Struct(">qiib")
-
-
 _BEFORE_LENGTH: Final = 12
+# the least worth requesting from a broker before 0.10.1, which bounds each partition and not the whole response
+LEAST_OLD: Final = 1 << 16
+# while a response is taken apart it is in memory twice: as it was received, and in the buffers
+COPIES: Final = 2
 
 
 class Chunk:
-    """The records of one answer. `start` is the offset that was asked for; `size` what it holds in memory."""
+    """The records of one response. `start` is the requested offset; `size` the bytes that it holds in memory."""
 
     __slots__ = ("found", "high_watermark", "size", "start")
 
@@ -34,7 +36,7 @@ class Chunk:
 
 
 class OutOfRange:
-    """The broker has no record at this offset; comes up once all before it was consumed."""
+    """The broker has no record at this offset. Takes effect once all records before it were consumed."""
 
     __slots__ = ("offset",)
 
@@ -43,7 +45,7 @@ class OutOfRange:
 
 
 class Failure:
-    """To be raised when the consumer comes to it."""
+    """An error to raise when the consumer reaches it."""
 
     __slots__ = ("error",)
 
@@ -52,13 +54,14 @@ class Failure:
 
 
 class PartitionBuffer:
-    """One assigned partition under one epoch: the offset to fetch next, and what was fetched but not handed out.
+    """One assigned partition under one epoch: the next offset to fetch, and what was fetched but not delivered.
 
-    Guarantee: things come out in the order of offsets, errors in their place. A seek, reset or reassignment makes a
-    new feed, so an answer that was asked for by an old one finds it replaced and is dropped.
+    Guarantee: records come out in the order of offsets, errors in their place, and `budget` counts the bytes. A seek,
+    reset or reassignment creates a new buffer, so the response to a request of the old one is dropped.
     """
 
     __slots__ = (
+        "_budget",
         "_epochs",
         "epoch",
         "failures",
@@ -66,50 +69,83 @@ class PartitionBuffer:
         "halted",
         "held",
         "in_flight",
-        "near_after",
+        "leader_until",
         "need",
         "next_try",
         "queue",
-        "told",
+        "reported",
         "tp",
     )
 
-    def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata) -> None:
+    def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata, budget: ByteBudget) -> None:
         self.tp = tp
         self.epoch = epoch
         self.fetch_offset = position.offset
-        # (offset, leader epoch) where another epoch than before begins; the first is of what precedes the position
+        self._budget = budget
+        # (offset, leader epoch) where the epoch changes; the first is that of the record before the position
         self._epochs: list[tuple[int, int]] = [(position.offset - 1, position.leader_epoch)]
         self.queue: deque[Union[Chunk, OutOfRange, Failure]] = deque()
         self.held = 0
         self.in_flight = False
-        # something in the queue, or told to the consumer, must be dealt with first
+        # fetch no more: the consumer has to react to an error first
         self.halted = False
         self.failures = 0
         self.next_try = 0.0
-        # until then the leader itself is asked, as the replica that it named has failed
-        self.near_after = 0.0
-        # bytes that the next record needs, where known: before 0.10.1 it cannot be had by asking for fewer
+        # until then the leader is used, because the replica that it named has failed
+        self.leader_until = 0.0
+        # bytes of the next record, where known: brokers before 0.10.1 do not send it to a smaller request
         self.need = 0
-        # the kind of error the consumer knows of already
-        self.told: type[AllocatorError] | None = None
+        # the type of the error that was reported to the consumer last
+        self.reported: type[AllocatorError] | None = None
 
     def push(self, chunk: Chunk) -> None:
-        """Keep an answer and go on after it."""
+        """Keep the records of a response; the next fetch begins after them."""
         self.queue.append(chunk)
-        self.held += chunk.size
+        self._hold(chunk.size)
         self.fetch_offset = chunk.found.next_offset
         self._note_epochs(chunk)
 
+    def pop(self) -> None:
+        first = self.queue.popleft()
+        if isinstance(first, Chunk):
+            self._hold(-first.size)
+
+    def halt(self, what: OutOfRange | Failure) -> None:
+        """Fetch no more; `what` takes effect after what is queued."""
+        self.halted = True
+        self.queue.append(what)
+
+    def clear(self) -> None:
+        """Forget what is queued."""
+        self.queue.clear()
+        self._hold(-self.held)
+
+    def rewind(self) -> int:
+        """Forget what is queued and fetch it again when there is room. Returns the freed bytes."""
+        freed = self.held
+        for item in self.queue:
+            if isinstance(item, Chunk):
+                self.fetch_offset = item.start
+                break
+        self.clear()
+        self.halted = False
+        return freed
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        self._budget.held += size
+
+    # -- leader epochs (KIP-320)
+
     def leader_epoch(self, offset: int) -> int:
-        """The epoch of the last offset before `offset`, -1 if that was not read or its format has none (KIP-320)."""
+        """The epoch of the last record before `offset`; -1 if that was not read or its format has no epoch."""
         if offset > self.fetch_offset:
             return -1
         at = bisect_left(self._epochs, (offset, -2)) - 1
         return self._epochs[at][1] if at >= 0 else -1
 
     def precedes(self, found: RecordSet) -> bool:
-        """Whether `found` is of an older leader than what was read before it, as in no log of one topic."""
+        """Whether `found` has an older epoch than the records before it. That happens in no log of one topic."""
         epoch = found.segments[0].leader_epoch if found.segments else None
         return epoch is not None and 0 <= epoch < self._epochs[-1][1]
 
@@ -118,11 +154,11 @@ class PartitionBuffer:
         if segments:
             last = self._epochs[-1][1]
             if last == segments[0].leader_epoch == segments[-1].leader_epoch and segments[-1].next_offset == end:
-                return  # epochs only grow: all between the two have it as well
+                return  # epochs only grow, so all segments between the two have the same one
             for segment in segments:
                 self._note_epoch(segment.base_offset, segment.leader_epoch)
         if not segments or segments[-1].next_offset < end:
-            # markers and aborted records are not among the segments; the position passes over them all the same
+            # markers and aborted records are not among the segments, but the position passes over them
             self._note_epoch(end - 1, _last_epoch(chunk.found.data))
 
     def _note_epoch(self, offset: int, epoch: int | None) -> None:
@@ -130,42 +166,20 @@ class PartitionBuffer:
         if self._epochs[-1][1] != epoch:
             self._epochs.append((max(offset, self._epochs[-1][0] + 1), epoch))
 
-    def pop(self) -> None:
-        first = self.queue.popleft()
-        if isinstance(first, Chunk):
-            self.held -= first.size
-
-    def halt(self, what: OutOfRange | Failure) -> None:
-        """Fetch nothing more; `what` comes up after what is queued."""
-        self.halted = True
-        self.queue.append(what)
-
-    def rewind(self) -> int:
-        """Forget what is queued and fetch it again when there is room. Returns the bytes that this gives back."""
-        freed, self.held = self.held, 0
-        for item in self.queue:
-            if isinstance(item, Chunk):
-                self.fetch_offset = item.start
-                break
-        self.queue.clear()
-        self.halted = False
-        return freed
+    # -- failures
 
     def back_off(self, now: float, base_s: float, max_s: float) -> None:
-        """Do not fetch for a while, for longer with each failure in a row."""
+        """Do not fetch for a while; the pause doubles with each failure in a row."""
         self.next_try = now + min(max_s, base_s * (1 << min(self.failures, 10)))
         self.failures += 1
 
-    def shuns_replicas(self, now: float) -> bool:
-        return now < self.near_after
-
     def succeeded(self) -> None:
         self.failures = 0
-        self.told = None
+        self.reported = None
 
 
 def _last_epoch(data: bytes) -> int:
-    """Of the last whole record batch in `data`, -1 if it has none."""
+    """The leader epoch of the last whole record batch in `data`; -1 if there is none."""
     pos, epoch = 0, -1
     while pos + _FRONT.size <= len(data):
         _, length, found, magic = _FRONT.unpack_from(data, pos)
@@ -175,23 +189,11 @@ def _last_epoch(data: bytes) -> int:
     return epoch
 
 
-# -- budget ----------
-# How many bytes may be asked for.
-
-
-# the least worth asking an old broker for, which cannot fill an answer from whichever partition has records
-LEAST_OLD: Final = 1 << 16
-
-
-# while an answer is taken apart it is there twice: as it came, and in the feeds
-COPIES: Final = 2
-
-
 class ByteBudget:
-    """What is held (`held`) and what may still come (`reserved`) of `prefetch_bytes`.
+    """How much of `prefetch_bytes` is in the buffers (`held`) and how much may still arrive (`reserved`).
 
-    Guarantee: their sum stays within it, an answer counted as often as it is in memory, but for single record batches
-    that are larger than what was asked for, which nothing else can bring.
+    Guarantee: the sum stays within `prefetch_bytes`, a response counted as often as it is in memory. The exception is
+    a single record batch that is larger than the request: brokers send it whole, so that consumers can go on (KIP-74).
     """
 
     def __init__(self, *, prefetch_bytes: int, max_bytes: int, max_partition_bytes: int) -> None:
@@ -200,23 +202,24 @@ class ByteBudget:
         self.max_partition_bytes = min(max_partition_bytes, prefetch_bytes)
         self.held = 0
         self.reserved = 0
-        # what a partition may hold before it is asked for again; set with the number of partitions
+        # a partition that holds this much is not fetched
         self.share = prefetch_bytes
 
     def divide(self, partitions: int) -> None:
+        """Give each of so many partitions an equal share."""
         self.share = max(1, self.prefetch_bytes // max(1, partitions))
 
     def reserve(self, size: int) -> None:
-        """An answer of `size` bytes may come; the negative of it once it is done with."""
+        """A response of `size` bytes may arrive; call it with `-size` when the request has ended."""
         self.reserved += COPIES * size
 
-    def room(self, leaders: int, takers: int, reclaim: Callable[[int], int]) -> int | None:
-        """Bytes that one answer may have now; None if it is not worth asking.
+    def room(self, brokers: int, takers: int, reclaim: Callable[[int], int]) -> int | None:
+        """The largest response that may be requested now; None if that is too small to be worth a request.
 
-        `leaders` is how many there are, `takers` into how many parts what is free is to be divided. `reclaim` is asked
-        to give back what is missing and returns what it gave.
+        `brokers` is their number; the free bytes are divided by `takers`. `reclaim` is asked to free the bytes that
+        are missing, and returns how many it freed.
         """
-        worth = min(self.max_partition_bytes, max(1, self.prefetch_bytes // (4 * COPIES * max(1, leaders))))
+        worth = min(self.max_partition_bytes, max(1, self.prefetch_bytes // (4 * COPIES * max(1, brokers))))
         free = self.prefetch_bytes - self.held - self.reserved
         if free < COPIES * worth:
             free += reclaim(COPIES * worth - free)
@@ -225,17 +228,16 @@ class ByteBudget:
         return min(self.max_bytes, max(worth, free // (COPIES * max(1, takers))))
 
     def sizes(self, wanting: list[PartitionBuffer], room: int, *, bounded: bool) -> list[tuple[PartitionBuffer, int]]:
-        """How much to ask of each partition; all of them if the broker bounds the answer by itself."""
+        """How many bytes to request of each partition; of all of them if the broker bounds the whole response."""
         if bounded:
-            # always the same: a broker that remembers what it was asked for hears only of what changed
-            return [(feed, self.max_partition_bytes) for feed in wanting]
-        # an old broker sends as much as it is asked for of each, so the parts together must fit
+            # always the same size, so that a fetch session (KIP-227) has no change to send
+            return [(buffer, self.max_partition_bytes) for buffer in wanting]
         each = min(self.max_partition_bytes, room, max(room // len(wanting), LEAST_OLD))
         asked: list[tuple[PartitionBuffer, int]] = []
-        for feed in wanting:
-            size = max(each, feed.need)
+        for buffer in wanting:
+            size = max(each, buffer.need)
             # a record larger than all the room has to come alone
             if size <= room or not asked:
-                asked.append((feed, size))
+                asked.append((buffer, size))
                 room -= size
         return asked

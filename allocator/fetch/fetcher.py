@@ -1,4 +1,4 @@
-"""Records of the assigned partitions, read ahead from all leaders at once."""
+"""Records of the assigned partitions, fetched ahead from all brokers at once."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 
 
 class _Resetting(NamedTuple):
-    """A position that was given up, until the reset has found another one."""
+    """A position that was given up; kept until the reset has found another one."""
 
     position: int
     why: str
     recreated: bool
-    epoch: int | None  # of the state since then
+    epoch: int | None  # of the state, since the position was given up
 
 
 class Fetcher:
-    """Fetches the fetchable partitions of `state` ahead of the consumer and hands out `Batch`es.
+    """Fetches the fetchable partitions of `state` ahead of the consumer and delivers `Batch`es.
 
     Guarantees:
-    - Batches of a partition come in the order of offsets, without gap, from its position on; none is handed out that
-      was asked for before a seek, a reset or a reassignment, or while the partition is paused.
-    - What is held and asked for stays within `prefetch_bytes`. One answer may exceed it: a record batch that is
-      larger than what was asked for comes whole, as the broker sends it so that a consumer can go on (KIP-74).
-    - Partitions do not hold each other up: one that is paused, failing or not consumed keeps only its own share when
+    - Batches of a partition come in the order of offsets, without a gap, from its position on. Records that were
+      requested before a seek, a reset or a reassignment are dropped, and a paused partition delivers nothing.
+    - Fetched and requested bytes stay within `prefetch_bytes`. One response may exceed it: a broker sends a record
+      batch that is larger than the request whole, so that a consumer can go on (KIP-74).
+    - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
       others need the room.
-    - An error of a partition is raised by `next_batch` once, after all that was read before it.
+    - `next_batch` raises an error of a partition once, after all records that were read before it.
 
-    Partitions for which the state asks for a reset get their position here (ListOffsets); those that have neither a
-    position nor a reset are left alone: they are the consumer's to seek. `lost` is called when a position that the
-    log does not have was replaced by another one, before anything is handed out from there.
+    Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
+    neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
+    before a record from there is delivered.
 
-    Start it in the loop it will run in, and close it there, or use `async with`.
+    Start and close it in the event loop that it runs in, or use `async with`.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Fetcher:
         client: KafkaClient,
         state: SubscriptionState,
         *,
-        max_wait_s: float = 0.5,  # more: fewer requests when idle; less: brokers answer an idle partition sooner
-        min_bytes: int = 1,  # more: fewer, larger answers, which come up to max_wait_s later
-        max_bytes: int = 52_428_800,  # of one answer; before 0.10.1 also the largest record that can be read
-        max_partition_bytes: int = 1_048_576,  # of a partition in one answer; more: others come later
-        prefetch_bytes: int = 33_554_432,  # more: longer stalls are bridged; less: less memory
+        max_wait_s: float = 0.5,  # more: fewer requests when idle; less: brokers respond sooner when idle
+        min_bytes: int = 1,  # more: fewer, larger responses, up to max_wait_s later
+        max_bytes: int = 52_428_800,  # of one response; before 0.10.1 also the largest record that can be read
+        max_partition_bytes: int = 1_048_576,  # of a partition in one response; more: others come later
+        prefetch_bytes: int = 33_554_432,  # more: bridges longer stalls; less: less memory
         auto_offset_reset: ResetStrategy = "earliest",
         isolation_level: str = "read_uncommitted",  # or "read_committed"
-        rack: str | None = None,  # of this machine: replicas in the same one are read, if brokers select them (KIP-392)
-        check_crcs: bool = True,  # False saves a little CPU and hands out what disks and networks damaged
+        rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
+        check_crcs: bool = True,  # False: saves a little CPU and delivers damaged records
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
-        retry_backoff_s: float = 0.1,  # more: slower to come back after an error; less: more requests meanwhile
+        retry_backoff_s: float = 0.1,  # more: slower recovery after an error; less: more requests meanwhile
         lost: Callable[[RecordsLost], None] | None = None,
     ) -> None:
         whole = {"max_bytes": max_bytes, "max_partition_bytes": max_partition_bytes, "prefetch_bytes": prefetch_bytes}
@@ -101,7 +101,7 @@ class Fetcher:
         self._budget = ByteBudget(
             prefetch_bytes=prefetch_bytes, max_bytes=max_bytes, max_partition_bytes=max_partition_bytes
         )
-        self._leaders = BrokerFetchers(
+        self._brokers = BrokerFetchers(
             client,
             state,
             self,
@@ -113,7 +113,7 @@ class Fetcher:
             retry_backoff_s=retry_backoff_s,
             rack=rack or "",
         )
-        # partitions with something to hand out, the next one first; those that may not come out wait in _parked
+        # partitions with something to deliver, the next one first; those that are not fetchable wait in _parked
         self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
@@ -121,19 +121,19 @@ class Fetcher:
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
         self.broken: BaseException | None = None
-        """The fault of ours that ended fetching."""
+        """The unexpected error that ended fetching."""
 
     async def start(self) -> None:
-        """Begin to fetch. Raises `Closed` after `close`."""
+        """Start to fetch. Raises `Closed` after `close`."""
         if self._closed:
-            raise Closed("this fetcher is closed; make a new one")
-        self._leaders.start()
+            raise Closed("this fetcher is closed; create a new one")
+        self._brokers.start()
 
     async def close(self) -> None:
-        """End every task and forget what is held; those who wait for a batch get `Closed`. Idempotent."""
+        """End every task and drop fetched records; callers that wait for a batch get `Closed`. Idempotent."""
         self._closed = True
         self._let_go()
-        await self._leaders.close()
+        await self._brokers.close()
         self._ready.clear()
         self._parked.clear()
 
@@ -146,19 +146,19 @@ class Fetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """What is held for `next_batch`, without what is being asked for."""
+        """The bytes that were fetched and not delivered, without requests under way."""
         return self._budget.held
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch of any fetchable partition, each in turn; None when there is none within `timeout_s`.
+        """The next batch of any fetchable partition, each in turn; None if there is none within `timeout_s`.
 
         0 does not wait, None waits for ever. It changes no position: call
         `state.update_position(tp, batch.next_offset)` when taking the batch, or when done with it at the latest.
         Cancelling loses nothing.
 
-        Raises what befell a partition, once; it may be called on, and other partitions go on:
+        Raises the error of a partition once. The next call continues with the other partitions:
         `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`, `CorruptRecordError` and refusals by the broker
-        end the fetching of that partition until it is sought; `TopicAuthorizationFailed` does not. Raises `Closed`.
+        stop that partition until it is sought; `TopicAuthorizationFailed` does not. Raises `Closed`.
         """
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -169,62 +169,61 @@ class Fetcher:
                 return None
 
     async def news(self, timeout_s: float | None = None) -> bool:
-        """Until `take` may have something to return or to raise, or `wake` was called; False when time is up."""
+        """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
         return await self._wait(None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
-        """The epoch of the record before `offset`, which was read; -1 if it was not, or Kafka is older than 0.11.
+        """The epoch of the record before `offset`; -1 if that was not read, or Kafka is older than 0.11.
 
-        To be stored with a position or a commit at `offset`: by it a log that was cut is told from one that grew
-        (KIP-320).
+        Store it with a position or a commit at `offset`: it tells a truncated log from one that grew (KIP-320).
         """
-        return self._leaders.leader_epoch(tp, offset)
+        return self._brokers.leader_epoch(tp, offset)
 
     def wake(self) -> None:
-        """Look at the state anew. Caller: the consumer, after changing assignment, positions or pauses."""
-        self._leaders.wake()
+        """Read the state again. Caller: the consumer, after changing the assignment, positions or pauses."""
+        self._brokers.wake()
         self._let_go()
 
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what is held of them and hand out nothing of them until they are assigned anew or sought.
+        """Drop the fetched records of these, and deliver none until they are assigned again or sought.
 
         Caller: the consumer, when they are revoked or lost.
         """
         for tp in partitions:
             self._ready.pop(tp, None)
             self._parked.pop(tp, None)
-            self._leaders.discard(tp)
+            self._brokers.discard(tp)
 
     def halt(self, tp: TopicPartition) -> None:
-        """Leave a partition alone until it is sought. Caller: the consumer, when it cannot decode a batch."""
+        """Stop a partition until it is sought. Caller: the consumer, when it cannot decode a batch."""
         self._ready.pop(tp, None)
         self._parked.pop(tp, None)
-        self._leaders.halt_partition(tp)
+        self._brokers.halt(tp)
 
     def halted(self) -> list[TopicPartition]:
-        """Partitions that are left alone until they are sought; what was wrong with them was raised."""
-        return self._leaders.halted()
+        """Partitions that are stopped until they are sought; their errors were raised."""
+        return self._brokers.halted()
 
-    # -- what Leaders calls
+    # -- called by the fetch loop
 
-    def arrived(self, feed: PartitionBuffer) -> None:
-        """There is something in `feed`."""
-        self._parked.pop(feed.tp, None)
-        self._ready[feed.tp] = feed
+    def arrived(self, buffer: PartitionBuffer) -> None:
+        """`buffer` has something to deliver."""
+        self._parked.pop(buffer.tp, None)
+        self._ready[buffer.tp] = buffer
         self._let_go()
 
     def tell(self, error: AllocatorError) -> None:
-        """`error` is for whoever asks next."""
+        """The next `take` raises `error`."""
         self._errors.append(error)
         self._let_go()
 
     def broke(self, error: BaseException) -> None:
-        """Fetching ended by a fault of ours: everyone who asks hears of it, rather than waiting for ever."""
+        """An unexpected error ended fetching. Every `take` raises it, so that no caller waits for ever."""
         self.broken = error
         self._let_go()
 
     def recreated(self, tp: TopicPartition) -> None:
-        """The position of `tp` is an offset of a topic that is gone; what was read ahead is dropped."""
+        """The position of `tp` is an offset of a deleted topic: reset it, or report `TopicRecreated`."""
         position = self._state.position(tp)
         if position is None:
             return
@@ -235,17 +234,17 @@ class Fetcher:
             self.tell(TopicRecreated(tp.topic, tp.partition, position.offset))
 
     def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
-        """The reset that the state asked for under `epoch` found `offset`."""
+        """The reset that was requested under `epoch` found `offset`."""
         before = self._resetting.pop(tp, None)
         if before is None or before.epoch != epoch:
-            return  # there was no position before, or it was given up for another reason
+            return  # there was no position before, or another reset came later
         first = 0 if before.recreated else before.position
         last = offset - 1 if offset > first else None
         start = None if last is None else first
         self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
 
     def cut(self, what: LogTruncation) -> None:
-        """The log of a new leader ends before the position; the state goes on as `what` says."""
+        """The log of a new leader ends before the position. `what` says where reading continues."""
         tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
         if what.divergent is not None:
             self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
@@ -253,69 +252,70 @@ class Fetcher:
         log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
         self._resetting[tp] = _Resetting(position, why, False, self._state.epoch(tp))
 
-    # -- inside
+    # -- delivering
 
     def take(self, topic: str | None = None) -> Batch | None:
-        """What `next_batch` returns, or raises, if it need not wait; of one topic only, if it is given."""
+        """As `next_batch`, without waiting; with `topic`, of that topic only."""
         if self._closed:
-            raise Closed("this fetcher is closed; make a new one")
+            raise Closed("this fetcher is closed; create a new one")
         if self._errors:
             raise self._errors.popleft()
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
-            self._leaders.wake()
-            # whoever was paused may be no more
+            self._brokers.wake()
+            # paused partitions may have been resumed
             self._ready.update(self._parked)
             self._parked.clear()
         for _ in range(len(self._ready)):
-            tp, feed = self._ready.popitem(last=False)
-            if not self._leaders.is_current(feed):
+            tp, buffer = self._ready.popitem(last=False)
+            if not self._brokers.is_current(buffer):
                 continue
             if topic is not None and tp.topic != topic:
-                self._ready[tp] = feed
+                self._ready[tp] = buffer
                 continue
             if not self._state.is_fetchable(tp):
-                self._parked[tp] = feed
+                self._parked[tp] = buffer
                 continue
             try:
-                batch = self._next_of(feed)
+                batch = self._next_of(buffer)
             finally:
-                if feed.queue:
-                    self._ready[tp] = feed  # behind the others
+                if buffer.queue:
+                    self._ready[tp] = buffer  # behind the others
             if batch is not None:
                 return batch
         if self.broken is not None:
             raise self.broken
         return None
 
-    def _next_of(self, feed: PartitionBuffer) -> Batch | None:
-        """The next batch of one partition; raises its error when it comes to that."""
-        tp, state = feed.tp, self._state
-        while feed.queue:
-            item = feed.queue[0]
+    def _next_of(self, buffer: PartitionBuffer) -> Batch | None:
+        """The next batch of one partition; raises its error when that comes next."""
+        tp, state = buffer.tp, self._state
+        while buffer.queue:
+            item = buffer.queue[0]
             if isinstance(item, OutOfRange):
                 position = state.position(tp)
                 if position is None or position.offset < item.offset:
-                    # a reset now would jump over records that the consumer holds; it updates the position first
+                    # a reset now would skip records that the consumer holds; it updates the position first
                     return None
-                feed.pop()
-                self._out_of_range(feed, item.offset)
+                buffer.pop()
+                self._out_of_range(tp, item.offset)
                 return None
-            self._leaders.pop(feed)
+            buffer.pop()
+            self._brokers.room_changed()
             if isinstance(item, Failure):
                 raise item.error
             try:
                 batch = self._batch(tp, item)
             except CorruptRecordError:
-                # what follows must not come out as if nothing were missing
-                self._leaders.halt(feed)
+                # records after the damaged ones must not be delivered as if none were missing
+                self._brokers.halt(tp)
                 raise
             if batch is not None:
                 return batch
         return None
 
     def _batch(self, tp: TopicPartition, chunk: Chunk) -> Batch | None:
-        """None if nothing in the chunk is to be seen: then the position passes over it here."""
+        """None if the chunk has no visible record; then the position is moved past it here."""
         state, found = self._state, chunk.found
         batch = Batch(
             tp.topic,
@@ -326,7 +326,7 @@ class Fetcher:
             key_deserializer=self._key_deserializer,
             value_deserializer=self._value_deserializer,
         )
-        # more than one segment has records for certain, as only the first can be cut; else look
+        # only the first segment can be cut to nothing, so two segments always have a record
         if len(found.segments) > 1 or (found.segments and len(batch)):
             return batch
         position = state.position(tp)
@@ -334,8 +334,7 @@ class Fetcher:
             state.update_position(tp, found.next_offset)
         return None
 
-    def _out_of_range(self, feed: PartitionBuffer, offset: int) -> None:
-        tp = feed.tp
+    def _out_of_range(self, tp: TopicPartition, offset: int) -> None:
         if not self._has_reset:
             raise OffsetOutOfRange(
                 tp.topic,
@@ -344,7 +343,7 @@ class Fetcher:
                 "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has",
             )
         self._begin_reset(tp, offset, "the log does not have it")
-        self._leaders.wake()
+        self._brokers.wake()
 
     def _begin_reset(self, tp: TopicPartition, position: int, why: str, *, recreated: bool = False) -> None:
         log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
@@ -357,7 +356,7 @@ class Fetcher:
             self._lost(loss)
 
     async def _wait(self, deadline: float | None) -> bool:
-        """Until something may have come (True) or the deadline passed (False)."""
+        """Wait for an event (True) or until the deadline (False)."""
         loop = asyncio.get_running_loop()
         if deadline is not None and loop.time() >= deadline:
             return False

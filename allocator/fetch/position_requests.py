@@ -1,12 +1,13 @@
-"""Positions for partitions that have none: where a reset strategy points, asked of the leaders."""
+"""The requests beside Fetch: positions for resets, positions to validate, and leaders that are unknown."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from allocator.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.errors import AllocatorError, BrokerError, Closed, LogTruncated
@@ -16,20 +17,26 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.client.client import KafkaClient
 
-__all__ = ["ResetRequests", "ValidationRequests"]
+__all__ = ["Lookups", "ResetRequests", "ValidationRequests"]
 
 log = logging.getLogger(__name__)
 
-# seconds until something that retrying alone does not mend is tried again, as someone may have mended it
+# pause before retrying after an error that an operator has to fix
 HOPELESS_S = 2.0
+# the longest pause between metadata requests. longer: a topic or leader that comes back is found later; shorter: more
+# requests meanwhile
+LOOKUP_BACKOFF_MAX_S: Final = 1.0
+
+Asked = dict[TopicPartition, tuple[OffsetAndMetadata, int]]
+"""The position to validate, and the state's epoch of the partition at that time."""
 
 
 class ResetRequests:
-    """Carries out the resets that the state asks for.
+    """Sends the ListOffsets requests of the resets that the state awaits.
 
-    Guarantee: what a reset finds is adopted only if no seek, other reset or reassignment came meanwhile; partitions
-    that fail do not hold up those of other leaders or topics. Errors that retrying does not mend go to
-    `tell`, once until the topic's next success. `found` gets each partition, its offset, and the epoch of the request.
+    Guarantee: an offset is adopted only if no seek, other reset or reassignment happened since the request; a failing
+    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `tell`, once
+    until the topic's next success. `found` gets each partition, its offset, and the epoch of the request.
     """
 
     def __init__(
@@ -52,20 +59,20 @@ class ResetRequests:
         self._clock = clock
         self._tell = tell
         self._found = found
-        # topics whose error the consumer knows of
+        # topics whose error was reported
         self._told: set[str] = set()
 
     def next_time(self) -> float | None:
         return self._state.next_offset_reset_retry_time()
 
     def due(self) -> set[TopicPartition]:
-        """Partitions to reset now; they are not due again before their attempt ended or timed out."""
+        """Partitions to reset now. They are not due again until the attempt has ended or timed out."""
         due = self._state.partitions_needing_reset()
         self._state.set_reset_pending(due, self._clock() + 2 * self._timeout_s)
         return due
 
     async def run(self, due: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Reset them. Returns those whose leader should be looked up, as none is known."""
+        """Reset these partitions. Returns those whose leader is unknown and should be looked up."""
         by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
         lost = set()
         for tp in due:
@@ -87,14 +94,14 @@ class ResetRequests:
         try:
             found = await self._list(at)
             late = {tp: LATEST for tp, there in found.items() if there is None}
-            if late:  # no record is as young as the time that was asked for
+            if late:  # all records are older than the requested time
                 found.update(await self._list(late))
         except Closed:
             raise
         except AllocatorError as error:
             topics = {tp.topic for tp in at}
             if not error.retriable and len(topics) > 1:
-                # the answer is for all or none, so one topic that may not be read would stop the others
+                # the request succeeds for all topics or none, so one unauthorized topic would stop the others
                 await asyncio.gather(*(self._ask([tp for tp in at if tp.topic == topic]) for topic in topics))
                 return
             log.info("no position for %d partitions of %s yet: %s", len(at), ", ".join(sorted(topics)), error)
@@ -117,22 +124,12 @@ class ResetRequests:
         self._state.reset_failed(tps, self._clock() + (self._backoff_s if delay_s is None else delay_s))
 
 
-# -- validations ----------
-# Positions that are to be compared with the log of another leader (KIP-320), asked of that leader.
-
-
-Asked = dict[TopicPartition, tuple[OffsetAndMetadata, int]]
-
-
-"""The position that is asked about, and the state's epoch of the partition then."""
-
-
 class ValidationRequests:
-    """Carries out the validations that the state asks for.
+    """Sends the OffsetForLeaderEpoch requests of the validations that the state awaits (KIP-320).
 
-    Guarantee: an answer counts only for the position that it was asked for. Where the log was cut, `cut` is told, and
-    reading goes on there, or `tell` gets one `LogTruncated` if no reset strategy allows that. Other errors that
-    retrying does not mend go to `tell` once, until the partition's next success.
+    Guarantee: a response counts only for the position in the request. Where the log was truncated, reading continues
+    at the truncation and `cut` is called, or `tell` gets one `LogTruncated` if there is no reset strategy. Another
+    error that a retry does not fix goes to `tell` once, until the partition's next success.
     """
 
     def __init__(
@@ -153,13 +150,13 @@ class ValidationRequests:
         self._clock = clock
         self._tell = tell
         self._cut = cut
-        # partitions whose error the consumer knows of
+        # partitions whose error was reported
         self._told: set[TopicPartition] = set()
 
     def look(self, partitions: Iterable[TopicPartition]) -> None:
-        """After a metadata update: let positions be compared with the logs of leaders that are newer than they are.
+        """After a metadata update: validate positions whose leader is newer than they are.
 
-        And of older ones, since epochs begin anew with a topic that is created again.
+        Or older, because the epochs of a topic that is created again start at 0.
         """
         if is_supported(self._client):
             for tp in partitions:
@@ -171,13 +168,13 @@ class ValidationRequests:
         return self._state.next_offset_validation_retry_time()
 
     def due(self) -> set[TopicPartition]:
-        """Partitions to validate now; they are not due again before their attempt ended or timed out."""
+        """Partitions to validate now. They are not due again until the attempt has ended or timed out."""
         due = self._state.partitions_needing_validation()
         self._state.set_validation_pending(due, self._clock() + 2 * self._timeout_s)
         return due
 
     async def run(self, due: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Validate them. Returns those whose leader should be looked up."""
+        """Validate these partitions. Returns those whose leader should be looked up."""
         state, client = self._state, self._client
         by_leader: dict[int, Asked] = defaultdict(dict)
         lost = set()
@@ -189,7 +186,7 @@ class ValidationRequests:
                 continue
             leader = client.leader(tp)
             if position.leader_epoch < 0 or not is_supported(client):
-                state.complete_validation(tp)  # nothing to compare, or nobody to ask
+                state.complete_validation(tp)  # nothing to compare, or the brokers are too old
             elif leader is None:
                 lost.add(tp)
             else:
@@ -199,10 +196,8 @@ class ValidationRequests:
             lost |= found
         return lost
 
-    async def _ask(
-        self, leader: int, asked: dict[TopicPartition, tuple[OffsetAndMetadata, int]]
-    ) -> set[TopicPartition]:
-        """One leader. Returns those for which it may be the wrong one."""
+    async def _ask(self, leader: int, asked: Asked) -> set[TopicPartition]:
+        """Ask one leader. Returns the partitions that it may not lead."""
         state = self._state
         try:
             ends = await ends_of_epochs(
@@ -230,7 +225,7 @@ class ValidationRequests:
             cut = state.maybe_complete_validation(tp, position, end.offset, end.epoch, epoch=epoch)
             if cut is None:
                 if state.epoch(tp) == epoch and state.is_offset_validation_needed(tp):
-                    self._failed([tp], 0.0)  # the position moved on meanwhile: ask about where it is now
+                    self._failed([tp], 0.0)  # the position has changed since the request: send it again
                 continue
             there = None if cut.divergent is None else cut.divergent.offset
             if cut.resolved:
@@ -241,3 +236,49 @@ class ValidationRequests:
 
     def _failed(self, tps: Iterable[TopicPartition], delay_s: float | None = None) -> None:
         self._state.validation_failed(tps, self._clock() + (self._backoff_s if delay_s is None else delay_s))
+
+
+class Lookups:
+    """Metadata requests for topics whose leaders are unknown or have refused a fetch.
+
+    Guarantee: one request at a time, and a pause after it that doubles while a leader or topic stays unknown.
+    """
+
+    def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._backoff_s = backoff_s
+        self._changed = changed
+        # topics with a partition whose leader is unknown; set by the fetch loop
+        self.lost: set[str] = set()
+        # topics of which a broker said that it does not lead a partition
+        self.doubted: set[str] = set()
+        self._under_way = False
+        self._failures = 0
+        self._not_before = 0.0
+
+    def due(self, now: float, times: list[float]) -> set[str]:
+        """The topics to `run` now; adds to `times` when to call this again."""
+        topics = self.lost | self.doubted
+        if not topics or self._under_way:
+            return set()
+        if now < self._not_before:
+            times.append(self._not_before)
+            return set()
+        self._under_way = True
+        self.doubted = set()
+        return topics
+
+    async def run(self, topics: set[str]) -> None:
+        """Request the metadata of these topics, then call `changed`."""
+        try:
+            await self._client.refresh(topics)
+        except Closed:
+            return
+        except AllocatorError as error:
+            log.info("metadata of %s: %s", ", ".join(sorted(topics)), error)
+        finally:
+            known = not self.lost and all(self._client.partitions(topic) for topic in topics)
+            self._failures = 0 if known else min(10, self._failures + 1)
+            self._not_before = time.monotonic() + min(LOOKUP_BACKOFF_MAX_S, self._backoff_s * (1 << self._failures))
+            self._under_way = False
+            self._changed()

@@ -312,7 +312,7 @@ def test_unknown_codes_are_retried_only_if_known_as_retriable() -> None:
 
 
 async def test_a_refused_topic_is_told_once_and_heals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.responses.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.fetch.brokers.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29, 29, 29]

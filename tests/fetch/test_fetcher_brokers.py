@@ -215,7 +215,7 @@ async def test_records_that_were_deleted_are_jumped_over(kafka_cluster: Any, top
         part = Delete.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=0, offset=60)
         request = Delete(topics=[Delete.DeleteRecordsTopic(name=topic, partitions=[part])], timeout_ms=10_000)
         await take(fetcher, state)
-        client = fetcher._leaders._client
+        client = fetcher._brokers._client
         leader = client.leader(tp)
         assert leader is not None
         response = await client.send(leader, request)

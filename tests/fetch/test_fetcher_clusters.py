@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 def tell(fetcher: Any) -> list[Seen]:
     """Every fetch from now on."""
-    client = fetcher._leaders._client
+    client = fetcher._brokers._client
     send = client.send
     seen: list[Seen] = []
 

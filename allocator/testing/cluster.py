@@ -27,7 +27,7 @@ __all__ = ["LocalCluster"]
 class LocalCluster(Cluster):
     """Some brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
 
-    kafka: a version of `testing.versions.KAFKA`, or None for ZooKeeper alone. brokers, zookeepers: how
+    kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone. brokers, zookeepers: how
     many; KRaft versions (4.x) do without ZooKeeper, theirs is a separate one for the allocator and may be 0.
     broker_config: settings of server.properties; `{port}`, `{port2}` to `{port4}` (more free ports of that node, for
     listeners with TLS or SASL; `node.more_ports`), `{id}` and `{directory}` in a value are filled in.

@@ -1,10 +1,10 @@
-"""Who gets which partition: pure functions, no I/O.
+"""Assignors: pure functions that assign partitions to members, without I/O.
 
-In: a `GroupView` (members, what they subscribe to, how many partitions each topic has, who holds what now).
+In: a `GroupView` (members, their subscriptions, the number of partitions of each topic, what each member holds now).
 Out: a validated mapping of member id to partitions. Touches nothing; imports no other room.
 
-A file for each function, found by name through `registry`. What they share: `flow` says how many partitions each
-member gets, `holdings` turns a view into numbers and counts into partitions, `space` is the numbers themselves.
+`registry` finds an assignor by name. `basic`, `sticky` and `lag_aware` have the built-in ones; `problem` and `flow`
+compute the even ones: `flow` how many partitions each member gets, `problem` which. `validate` checks every result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from allocator.assignors.basic import naive
 from allocator.assignors.choose import choose
 from allocator.assignors.kiel import naive_allocator
-from allocator.assignors.problem import PartitionSet
 from allocator.assignors.registry import AssignorSpec, known_names, resolve
 from allocator.assignors.sticky import first_step
 from allocator.assignors.types import Assignor, GroupView, Member, SubscriberClass, wants
@@ -23,7 +22,6 @@ __all__ = [
     "AssignorSpec",
     "GroupView",
     "Member",
-    "PartitionSet",
     "SubscriberClass",
     "choose",
     "compute",

@@ -1,4 +1,9 @@
-"""Whole numbers in proportion to weights."""
+"""How many partitions of each kind each member should have: balanced first, then cheap.
+
+Partitions that the same members may take and that cost them the same are one *kind*; within a kind only numbers
+matter. So the problem is a flow from kinds to members with one edge for each pair, however many partitions there are.
+`apportion` computes the ideal counts of members that can be level, `settle` the flow towards them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,15 @@ from typing import NamedTuple
 
 __all__ = ["FlowKind", "apportion", "settle"]
 
+_FAR = 1 << 60  # longer than any path
+
 
 def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int], int]:
-    """Whole numbers in proportion to weights: those that add up to `total` and make the sum of n*n/weight least.
+    """Whole numbers in proportion to weights: they add up to `total`, and the sum of n*n/weight is the least possible.
 
     That is rounding to the nearest (Webster's method): with equal weights the numbers differ by at most one, and a
-    larger total never makes any number smaller. Returns the numbers, the indices among which ties are open, and how
-    many of these are to get one more.
+    larger total never makes any number smaller. Returns the numbers, the indices that tie for the rest, and how many
+    of these get one more.
     """
     if not total or not weights:
         return [0] * len(weights), [], total
@@ -25,7 +32,7 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
         numbers, ties = [each] * len(weights), list(range(len(weights)))
         more = total - each * len(weights)
     else:
-        # rounded at a price that is too low for `total` for certain; the rest is dealt one by one
+        # rounded at a price that is certainly too low for `total`; the rest follows one by one
         price = max(0.0, (total - len(weights)) / sum(weights))
         numbers = [max(0, int(price * weight + 0.5) - 1) for weight in weights]
         hands = [((2 * n + 1) / weight, index) for index, (n, weight) in enumerate(zip(numbers, weights))]
@@ -47,35 +54,24 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
     return numbers, ties, more
 
 
-# -- flow ----------
-# How many partitions of each kind each member should have: balanced first, then cheap.
-#
-# Partitions that the same members may take and that cost them the same are one *kind*; within a kind only numbers
-# matter. So the problem is a flow from kinds to members with one edge for each pair, however many partitions there are.
-
-
-_FAR = 1 << 60
-
-
 class FlowKind(NamedTuple):
     """Partitions that are alike."""
 
     members: Sequence[int]
-    """Who may take them, as indices."""
+    """Indices of the members that may take them."""
     size: int
-    """How many there are."""
     own: Sequence[int]
     """How many of them each of `members` has now; together at most `size`."""
     costs: Sequence[int] | None = None
-    """What one of them costs at each of `members`, whether it has it now or not; None: nothing."""
+    """Cost of one of them at each of `members`, also if the member has it now; None: 0."""
 
 
 def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -> list[list[int]]:
     """How many of each kind each of its members gets, in the shape of `FlowKind.own`.
 
-    Guarantee: of all ways to give everything out, one with the least sum of n*n/weight over the members' totals n:
-    no chain of hand-overs, however long, makes the counts more even. Of those, one of least cost, where a partition
-    costs what its kind says and `move` more if it goes to a member that did not have it.
+    Guarantee: of all complete assignments, one with the least sum of n*n/weight over the members' totals n: no chain
+    of hand-overs, however long, makes the counts more even. Of those, one of least cost, where a partition costs
+    `FlowKind.costs` and `move` more if it goes to a member that did not have it.
 
     Cost: a few passes over the edges (pairs of kind and member) for each distance that partitions must travel and for
     each level of load that subscriptions force apart; memory about 100 bytes an edge.
@@ -86,13 +82,13 @@ def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -
 class _Flow:
     """Successive shortest paths, all paths of one length at a time, inside blocks of members that can be level.
 
-    A block's ideal is what `apportion` says for its total. If flow cannot reach it, what is reachable from the
-    members that stay above it can never be relieved by the others: these two sides are settled apart (the
-    decomposition of separable convex resource allocation, Fujishige 1980, Groenevelt 1991).
+    A block's ideal is `apportion` of its total. If flow cannot reach it, the nodes reachable from the members that
+    stay above it can never be relieved by the others: these two sides are settled apart (the decomposition of
+    separable convex resource allocation, Fujishige 1980, Groenevelt 1991).
 
     Nodes: members, then kinds, then `slots`, which holds the units that tied members may have beyond their ideal.
-    `adjacent` has of a kind the edges to all its takers, of a member those in which it had units at some time: each
-    search walks them all, and most members have partitions of few of the kinds that they may take.
+    `adjacent` has all edges of a kind, and of a member those in which it had units at some time: each search walks
+    them all, and most members have partitions of few of the kinds that they may take.
     An edge's unit costs `base` while the member has no more of the kind than now, `base + move` beyond. `price` are
     the potentials that make every remaining arc's reduced cost non-negative.
     """

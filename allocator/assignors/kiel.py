@@ -31,7 +31,7 @@ def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[s
 
 @dataclass(frozen=True)
 class KielAssignor:
-    """Calls a function of kiel's signature with what kiel would have given it.
+    """Calls a function of kiel's signature with the arguments that kiel would have passed.
 
     Guarantee: both lists are sorted as text. Members are the names that users gave them, as in kiel, or their
     ids when two members share a name. Called once for each set of topics that the same members subscribe to,

@@ -2,237 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import accumulate, compress, takewhile
+from itertools import takewhile
 
-from allocator.assignors.problem import AssignmentProblem, PartitionSet, balanced
-from allocator.assignors.types import GroupView
+from allocator.assignors.problem import AssignmentProblem
+from allocator.assignors.sticky import sticky
+from allocator.assignors.types import BuiltIn, GroupView
+from allocator.types import Assignment, TopicPartition
 
 __all__ = ["lag_aware"]
 
 SLACK = 0.1  # more: fewer moves as lag comes and goes; less: a more even load
-IDLE = 0.1  # what a partition without lag counts, of the mean; 0: idle ones could all end up with one member
-TRIES = 8  # members with least in all that are asked whether they take a partition, before its takers are looked at
-_KEEP = (1.0, 0.95, 0.85, 0.7, 0.5, 0.0)
+IDLE = 0.1  # weight of a partition without lag, in units of the mean; 0: all idle ones could end up with one member
+TRIES = 8  # how many members with the least load may turn out not to subscribe before only subscribers are searched
+KEEP = (1.0, 0.95, 0.85, 0.7, 0.5, 0.0)
 
 
-class _LagAware:
-    """Partitions by what is to be done on them: `GroupView.load`, say bytes or records behind.
+class _LagAware(BuiltIn):
+    """Partitions by the work that waits on them: `GroupView.load`, for example bytes or records behind.
 
-    Guarantee: the busiest member has at most a tenth more than it would have if all partitions were dealt anew, the
-    largest first, each to the member with least so far; with equal subscriptions that deal is at most 4/3 of the
-    best possible (Graham 1969; finding the best itself is NP-hard). As long as that tenth allows, members keep what
-    they have, so that lag that comes and goes moves little. Who has a tenth less than that deal would give it, as a
-    newcomer has, takes single partitions from the busiest that keep as much themselves. No KIP.
+    Guarantee: the busiest member has at most a tenth more than in a fresh assignment of all partitions, the largest
+    first, each to the member with the least so far; with equal subscriptions that one is at most 4/3 of the best
+    possible (Graham 1969; finding the best itself is NP-hard). Within that tenth, members keep what they have, so
+    changing lag moves little. A member with a tenth less than in the fresh assignment, such as a newcomer, takes
+    single partitions from the busiest members that still keep as much themselves. No KIP.
 
     Not guaranteed: even counts (one busy partition may be all that a member has), nor the fewest moves.
 
-    A partition counts its load and a tenth of the mean load, since an idle one is not free; one that `load` does not
-    name counts the mean; what is not above 0 counts as idle. Without `load`, or if all of it is 0, this is `sticky`.
-    Weight and rack are ignored.
+    A partition counts its load and a tenth of the mean load, since an idle one is not free. A partition that `load`
+    does not name counts the mean; a load that is not above 0 counts as idle. Without `load`, or if all of it is 0,
+    this is `sticky`. Weight and rack are ignored.
 
-    Cost: O(partitions x log(partitions)), once for the deal and up to seven times for what may stay.
+    Cost: O(partitions x log(partitions)), once for the fresh assignment and up to seven times for what may stay.
     """
 
     name = "lag-aware"
     wants = frozenset({"load"})
 
-    def __call__(self, view: GroupView) -> Mapping[str, PartitionSet]:
-        holdings = AssignmentProblem(view)
-        work = _work(view, holdings)
+    def __call__(self, view: GroupView) -> Assignment:
+        problem = AssignmentProblem(view)
+        partitions = [partition for each in problem.classes for partition in each.partitions]
+        work = _work(view, sorted(partitions))
         if work is None:
-            return balanced(view)
-        deal = _Deal(holdings, work)
-        limit = (1 + SLACK) * deal.anew()
-        fair = deal.loads
-        # a partition that counts more fits on top of nobody's fair load
+            return sticky(view)
+        plan = _Plan(problem, work)
+        limit = (1 + SLACK) * plan.fresh()
+        fair = plan.loads
+        # a partition with more work fits on top of no member's fair load
         large = limit - min(filter(None, fair), default=0)
-        # keeping less and less leads to the deal itself, which is below the limit
-        for part, above in ((1.0, limit), *((part, large) for part in _KEEP)):
-            busiest = deal.keeping(limit * part, above)
-            if busiest <= limit:
+        # keeping less and less leads to the fresh assignment, which is below the limit
+        for part, above in ((1.0, limit), *((part, large) for part in KEEP)):
+            if plan.keeping(limit * part, above) <= limit:
                 break
-        deal.top_up([(1 - SLACK) * load for load in fair], fair)
-        return deal.shares()
-
-    def __repr__(self) -> str:
-        return self.name
+        plan.top_up([(1 - SLACK) * load for load in fair], fair)
+        return {member.id: frozenset(found) for member, found in zip(problem.members, plan.assigned)}
 
 
-def _work(view: GroupView, holdings: AssignmentProblem) -> list[int] | None:
-    """What each partition counts, by number; None when nothing is known of any.
+def _work(view: GroupView, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int] | None:
+    """The work of each partition; None if no load is known.
 
-    Whole numbers, a millionth of the mean: their sums do not depend on the order in which they are added.
+    In whole millionths of the mean: integer sums do not depend on the order of their terms.
     """
-    if not view.load:
-        return None
-    known = holdings.space.told(view.load)
-    clean = [load if load is None or 0 < load < 1e30 else 1e30 if load > 0 else 0.0 for load in known]
-    given = [load for load in clean if load is not None]
+    known = {partition: view.load.get(partition) for partition in partitions}
+    clean = {
+        partition: load if load is None or 0 < load < 1e30 else 1e30 if load > 0 else 0.0
+        for partition, load in known.items()
+    }
+    given = [load for load in clean.values() if load is not None]
     mean = sum(given) / len(given) if given else 0.0
     if not mean:
         return None
-    return [int(((mean if load is None else load) / mean + IDLE) * 1e6 + 0.5) for load in clean]
+    return {
+        partition: int(((mean if load is None else load) / mean + IDLE) * 1e6 + 0.5)
+        for partition, load in clean.items()
+    }
 
 
-class _Deal:
+class _Plan:
     """Longest processing time first, among the subscribers of each partition.
 
-    A member's state is one number: load, count of partitions and index, from the highest bits to the lowest. So the
-    least of them is whose turn it is, compared in half the time of a tuple, and taking a partition is one addition.
+    `loads` and `assigned` are what each member has after the last call of `fresh` or `keeping`.
     """
 
-    def __init__(self, holdings: AssignmentProblem, work: Sequence[int]) -> None:
-        self._holdings = holdings
-        width = len(holdings.members).bit_length()
-        self._one = 1 << width
-        self._shift = width + len(work).bit_length()
-        self._step = [(each << self._shift) + self._one for each in work]
-        """What each partition adds to the state of who takes it."""
-        # as floats, which sort in half the time; whole numbers of this size are exact
-        self._order = sorted(range(len(work)), key=list(map(float, work)).__getitem__, reverse=True)
-        self._alike = len(holdings.piles) == 1
-        self._pile = [0] * len(work)
-        for place, pile in enumerate(holdings.piles[1:], 1):
-            for number in pile.numbers:
-                self._pile[number] = place
-        self._takes = [bytearray(len(holdings.members)) for _ in holdings.piles]
-        for takes, pile in zip(self._takes, holdings.piles):
-            for member in pile.members:
-                takes[member] = 1
-        self._hands: list[list[int]] = []
-        self.loads: list[int] = []
-        """What each member has after the last deal."""
+    def __init__(self, problem: AssignmentProblem, work: dict[TopicPartition, int]) -> None:
+        self._members = problem.members
+        self._subscribers = [each.members for each in problem.classes]
+        self._class = {
+            partition: number for number, each in enumerate(problem.classes) for partition in each.partitions
+        }
+        self._work = work
+        self._order = sorted(work, key=work.__getitem__, reverse=True)
+        self._held: list[list[TopicPartition]] = [[] for _ in self._members]
+        for partition in work:
+            if partition in problem.holder:
+                self._held[problem.holder[partition]].append(partition)
+        self._clear()
 
-    def anew(self) -> float:
-        """All of it; returns what the busiest member has. Who got which is not kept: it is only to compare with."""
-        states = list(range(len(self._holdings.members)))
-        if self._alike:
-            heap = self._takers(0, states)
-            for step in map(self._step.__getitem__, self._order):
-                heapreplace(heap, heap[0] + step)
-            self._put_back(heap, states)
-        else:
-            self._give([[] for _ in states], states, self._order)
-        return self._weigh(states)
-
-    def keeping(self, limit: float, large: float) -> float:
-        """Each member keeps what fits below the limit, the rest is dealt; first all that count more than `large`.
-
-        Who is above the limit keeps the large ones and gives up the smallest number of others: a large one would lift
-        whoever got it above the limit, and to make room for it there would take more.
-        """
-        step = self._step
-        beyond = int(limit) + 1 << self._shift
-        above = int(large) + 1 << self._shift
-        many = sum(1 for _ in takewhile(lambda number: step[number] >= above, self._order))
-        hands: list[list[int]] = [[] for _ in self._holdings.members]
-        states = list(range(len(hands)))
-        if many:
-            self._keep_large(hands, states, many, beyond)
-        free = bytearray(b"\1") * len(step)
-        for member, held in enumerate(self._holdings.held):
-            hand = [number for number in held if step[number] < above] if many else list(held)
-            state = states[member] + sum(map(step.__getitem__, hand))
-            if state >= beyond:
-                hand.sort(key=step.__getitem__)
-                totals = accumulate(map(step.__getitem__, hand), initial=states[member])
-                reached = list(takewhile(beyond.__gt__, totals))
-                del hand[max(0, len(reached) - 1) :]
-                state = reached[-1] if reached else states[member]
-            for number in hand:
-                free[number] = 0
-            hands[member] += hand
-            states[member] = state
-        rest = self._order[many:]
-        self._give(hands, states, list(compress(rest, map(free.__getitem__, rest))))
-        self._hands = hands
-        return self._weigh(states)
-
-    def _keep_large(self, hands: list[list[int]], states: list[int], many: int, beyond: int) -> None:
-        """The same for the `many` largest alone."""
-        step, large = self._step, self._order[:many]
-        free = set(large)
-        for member, held in enumerate(self._holdings.held):
-            for number in sorted(free.intersection(held), key=lambda number: (-step[number], number)):
-                if states[member] + step[number] < beyond:
-                    states[member] += step[number]
-                    hands[member].append(number)
-                    free.remove(number)
-        self._give(hands, states, [number for number in large if number in free])
-
-    def _give(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
-        """Deals the numbers to what members have already."""
-        if self._alike:
-            self._to_anyone(hands, states, numbers)
-        else:
-            self._to_takers(hands, states, numbers)
-
-    def _weigh(self, states: Sequence[int]) -> float:
-        self.loads = [state >> self._shift for state in states]
+    def fresh(self) -> int:
+        """Assign everything anew; returns the load of the busiest member."""
+        self._clear()
+        self._place(self._order)
         return max(self.loads, default=0)
 
-    def _put_back(self, heap: Sequence[int], states: list[int]) -> None:
-        member_of = self._one - 1
-        for state in heap:
-            states[state & member_of] = state
+    def keeping(self, limit: float, large: float) -> int:
+        """Each member keeps what fits below the limit, then the rest is placed; first all partitions above `large`.
 
-    def _to_anyone(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
-        """Where all take all, whoever has least is asked nothing: half of the time."""
-        step, member_of = self._step, self._one - 1
-        heap = self._takers(0, states)
-        for number in numbers:
-            state = heap[0]
-            hands[state & member_of].append(number)
-            heapreplace(heap, state + step[number])
-        self._put_back(heap, states)
+        A member above the limit keeps its large partitions and gives up the smallest number of others: a large one
+        would lift its new owner above the limit, and the new owner would have to give up more to make room for it.
+        """
+        self._clear()
+        above = sum(1 for _ in takewhile(lambda partition: self._work[partition] > large, self._order))
+        self._keep_and_place(self._order[:above], limit, -1)
+        self._keep_and_place(self._order[above:], limit, 1)
+        return max(self.loads, default=0)
 
-    def _to_takers(self, hands: list[list[int]], states: list[int], numbers: Sequence[int]) -> None:
-        step, member_of, pile_of = self._step, self._one - 1, self._pile
-        # whoever has least of all takes most partitions; where they do not, the takers of the pile are looked at, and
-        # of few piles at once. What a member got by the other way only made its entry in a heap too low
-        everyone = list(states)
-        heapify(everyone)
-        heaps: dict[int, list[int]] = {}
-        if len(self._takes) <= TRIES:
-            heaps = {place: self._takers(place, states) for place in range(len(self._takes))}
-        passed_over: list[int] = []
+    def _keep_and_place(self, partitions: list[TopicPartition], limit: float, sign: int) -> None:
+        """`sign`: 1 to keep the partitions with the least work, -1 those with the most."""
+        chosen, kept = set(partitions), set()
+        for member, held in enumerate(self._held):
+            for partition in sorted(filter(chosen.__contains__, held), key=lambda each: sign * self._work[each]):
+                if self.loads[member] + self._work[partition] <= limit:
+                    self._add(member, partition)
+                    kept.add(partition)
+        self._place([partition for partition in partitions if partition not in kept])
+
+    def _clear(self) -> None:
+        self.assigned: list[list[TopicPartition]] = [[] for _ in self._members]
+        self.loads = [0] * len(self._members)
+
+    def _add(self, member: int, partition: TopicPartition) -> None:
+        self.assigned[member].append(partition)
+        self.loads[member] += self._work[partition]
+
+    def _place(self, partitions: Sequence[TopicPartition]) -> None:
+        """Each to its subscriber with the least load; of equal ones to the one with the fewest partitions.
+
+        The heap of all members finds that subscriber fast unless the members with the least load do not subscribe;
+        then, or if there are few classes, a heap of each class finds it. A member's entry in one heap is out of date
+        after it got a partition through another: too low, so it comes up in time to be corrected.
+        """
+        subscribes = [set(members) for members in self._subscribers]
+        everyone = self._heap(range(len(self._members)))
+        heaps: dict[int, list[tuple[int, int, int]]] = {}
+        if len(subscribes) <= TRIES:
+            heaps = {number: self._heap(members) for number, members in enumerate(self._subscribers)}
         few = bool(heaps)
-        for number in numbers:
-            place = pile_of[number]
-            takes = self._takes[place]
-            heap = heaps[place] if few else everyone
-            state = heap[0]
-            member = state & member_of
-            while state != states[member] or not takes[member]:
-                if state != states[member]:
-                    heapreplace(heap, states[member])
+        loads = self.loads
+        passed_over: list[tuple[int, int, int]] = []
+        for partition in partitions:
+            number = self._class[partition]
+            heap = heaps[number] if few else everyone
+            while True:
+                load, _, member = heap[0]
+                if load != loads[member]:
+                    heapreplace(heap, self._entry(member))
+                elif member in subscribes[number]:
+                    break
                 elif len(passed_over) < TRIES and len(heap) > 1:
                     passed_over.append(heappop(heap))
                 else:
-                    if place not in heaps:
-                        heaps[place] = self._takers(place, states)
-                    heap = heaps[place]
-                state = heap[0]
-                member = state & member_of
-            states[member] = state = state + step[number]
-            hands[member].append(number)
-            heapreplace(heap, state)
+                    if number not in heaps:
+                        heaps[number] = self._heap(self._subscribers[number])
+                    heap = heaps[number]
+            self._add(member, partition)
+            heapreplace(heap, self._entry(member))
             while passed_over:
                 heappush(everyone, passed_over.pop())
 
-    def _takers(self, place: int, states: Sequence[int]) -> list[int]:
-        heap = [states[member] for member in self._holdings.piles[place].members]
+    def _entry(self, member: int) -> tuple[int, int, int]:
+        return self.loads[member], len(self.assigned[member]), member
+
+    def _heap(self, members: Iterable[int]) -> list[tuple[int, int, int]]:
+        heap = [self._entry(member) for member in members]
         heapify(heap)
         return heap
 
     def top_up(self, least: Sequence[float], most: Sequence[float]) -> None:
-        """Brings members that have too little above `least`, though not above `most`, at the cost of the busiest.
+        """Raise members with too little to `least`, but not above `most`, at the cost of the busiest.
 
-        Without it a newcomer would go idle as long as nobody else is far above the mean. Who was filled may have some
-        to give to those that were looked at before, so this goes on until nothing moves: else the next call would
-        move it. It ends, since what all lack together gets less with each partition.
+        Without it a newcomer would stay idle as long as no other member is far above the mean. A member that was
+        filled may have something to spare for members that were filled before, so this repeats until nothing moves:
+        else the next call would move it. It ends, since the sum of what is missing falls with each partition.
         """
         moved = True
         while moved:
@@ -242,33 +193,24 @@ class _Deal:
                     moved = True
 
     def _fill(self, member: int, least: Sequence[float], most: float) -> bool:
-        space, loads, step, shift = self._holdings.space, self.loads, self._step, self._shift
-        topics = self._holdings.members[member].topics
-        donors = [(-load, donor) for donor, load in enumerate(loads) if donor != member and self._hands[donor]]
+        loads, work = self.loads, self._work
+        topics = self._members[member].topics
+        donors = [(-load, donor) for donor, load in enumerate(loads) if donor != member and self.assigned[donor]]
         heapify(donors)
         moved = False
         while donors and loads[member] < least[member]:
             donor = heappop(donors)[1]
-            # whoever gives keeps enough, so that nobody needs anything back
+            # a donor keeps enough, so that it needs nothing back
             room = min(most - loads[member], loads[donor] - least[donor])
-            fitting = [
-                number
-                for number in self._hands[donor]
-                if step[number] >> shift < room and space.topics[space.topic_of[number]] in topics
-            ]
+            fitting = [each for each in self.assigned[donor] if work[each] < room and each.topic in topics]
             if fitting:
-                given = max(fitting, key=lambda number: (step[number], -number))
-                self._hands[donor].remove(given)
-                self._hands[member].append(given)
-                loads[donor] -= step[given] >> shift
-                loads[member] += step[given] >> shift
+                given = min(fitting, key=lambda each: (-work[each], each))
+                self.assigned[donor].remove(given)
+                loads[donor] -= work[given]
+                self._add(member, given)
                 heappush(donors, (-loads[donor], donor))
                 moved = True
         return moved
-
-    def shares(self) -> dict[str, PartitionSet]:
-        members = self._holdings.members
-        return {member.id: self._holdings.share(place, self._hands[place]) for place, member in enumerate(members)}
 
 
 lag_aware = _LagAware()

@@ -1,4 +1,4 @@
-"""From what a user names to an allocator function."""
+"""Find an assignor by name, by text or by entry point, or adapt a callable."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def resolve(spec: AssignorSpec) -> Assignor:
 
 
 def of_kiel(function: Callable[..., Any]) -> Assignor:
-    """What kiel's `partition_allocator` argument means: a callable that takes two arguments is called with two.
+    """An assignor from kiel's argument `partition_allocator`: a callable that takes two arguments is called with two.
 
     So is one whose signature leaves that open, as `lambda *a: ...` does, or hides it. Raises AssignorError.
     """

@@ -1,4 +1,4 @@
-"""What an allocator function sees and what it is."""
+"""The input of an assignor, `GroupView`, and the protocol that it implements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from allocator.types import TopicPartition
 
-__all__ = ["WANTABLE", "Assignor", "GroupView", "Member", "SubscriberClass", "wants"]
+__all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]
 
 WANTABLE = frozenset({"racks", "load"})
-"""What of a `GroupView` costs something to find out: filled for a function that asks for it, else empty."""
+"""Fields of `GroupView` that cost requests to Kafka: filled for an assignor that wants them, else empty."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One living member of the group, as it described itself when it joined."""
+    """One live member of the group, as it described itself when it joined."""
 
     id: str
     """Unique in the group, given by the membership."""
@@ -41,26 +41,26 @@ class SubscriberClass(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupView:
-    """All that an allocator function may base its answer on."""
+    """The only input of an assignor."""
 
     members: tuple[Member, ...]
     """In join order, the oldest first."""
     partitions: Mapping[str, int]
     """Topic -> number of partitions. A topic that does not exist (yet) is absent."""
     owned: Mapping[str, frozenset[TopicPartition]] = field(default_factory=dict)
-    """Member id -> what it holds now; for functions that move as little as possible."""
+    """Member id -> the partitions that it holds now; for assignors that move as few as possible."""
     racks: Mapping[TopicPartition, tuple[str | None, ...]] = field(default_factory=dict)
     """Partition -> the racks of its replicas, the leader's first, None where a broker names none. Where consumers
     cannot read from followers (brokers before 2.4, KIP-392), the leader's alone. Partitions may be absent."""
     load: Mapping[TopicPartition, float] = field(default_factory=dict)
-    """Partition -> how much work it is, in any one unit: bytes or records behind, or bytes a second. Partitions may
+    """Partition -> its amount of work, in any one unit: bytes or records behind, or bytes a second. Partitions may
     be absent."""
 
     def classes(self) -> list[SubscriberClass]:
-        """The subscribed topics that exist, grouped by who subscribes to them.
+        """The subscribed topics that exist, grouped by their subscribers.
 
         Members keep the order of `members`, topics are sorted, and the classes go by their first topic, so
-        that equal views give equal answers. Topics without a subscriber are left out.
+        that equal views give equal results. Topics without a subscriber are left out.
         """
         alike: dict[frozenset[str], list[int]] = {}
         for place, member in enumerate(self.members):
@@ -89,8 +89,8 @@ class Assignor(Protocol):
     subscribes to it; members that get nothing may be absent. It must be a plain function of the view: the
     leader alone calls it, and any member may be the next leader.
 
-    A function that looks at `GroupView.racks` or `GroupView.load` says so in an attribute `wants`, a collection of
-    "racks" and "load"; without it they are empty.
+    A function that reads `GroupView.racks` or `GroupView.load` has an attribute `wants`, a collection of "racks" and
+    "load"; without it they are empty.
     """
 
     @property
@@ -99,6 +99,15 @@ class Assignor(Protocol):
     def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]: ...
 
 
+class BuiltIn:
+    """Base of the assignors of this package, which show their name in the REPL and in logs."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def wants(assignor: Any) -> frozenset[str]:
-    """What of `WANTABLE` an allocator function asks for."""
+    """The fields of `WANTABLE` that an assignor asks for."""
     return frozenset(getattr(assignor, "wants", ()))

@@ -1,4 +1,4 @@
-"""Nothing is published before it went through here."""
+"""The checks that every assignment passes before the group sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from allocator.assignors.kiel import KielAssignor
-from allocator.assignors.problem import PartitionSet
+from allocator.assignors.problem import topic_partitions
 from allocator.assignors.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
@@ -18,11 +18,11 @@ _SHOWN = 5
 
 
 def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPartition]]:
-    """Call an allocator function and validate what it says.
+    """Call an allocator function and validate its result.
 
     A function of kiel's signature may leave partitions out (see `left_out`), as it may in kiel.
 
-    Raises AssignorError when the function itself raises, BadAssignment when its answer is not an assignment;
+    Raises AssignorError if the function itself raises, BadAssignment if its result is not an assignment;
     both name the function.
     """
     try:
@@ -57,78 +57,44 @@ def validate(
     """
     if not isinstance(result, Mapping):
         raise BadAssignment(f"returned {type(result).__name__}, not a mapping of member id to partitions")
-    shares = _good_shares(view, result)
-    if shares is not None:
-        return shares
     subscriptions = {member.id: member.topics for member in view.members}
     wanted = _wanted(view)
-    faults = _Faults()
     holders: dict[TopicPartition, str] = {}
+    given: dict[str, frozenset[TopicPartition]] = {}
+    faults = _Faults()
     for member, partitions in result.items():
         if not isinstance(member, str) or member not in subscriptions:
             faults.add("unknown members", repr(member))
             continue
-        for partition in _partitions(member, partitions, faults):
-            holder = holders.get(partition)
-            if holder is not None:
-                faults.add("partitions given twice", f"{_name(partition)} to {holder!r} and {member!r}")
+        found = _partitions(member, partitions, faults)
+        given[member] = own = frozenset(found)
+        subscribed = {partition.topic for partition in own} <= subscriptions[member]
+        if len(own) == len(found) and own <= wanted and subscribed and holders.keys().isdisjoint(own):
+            holders.update(dict.fromkeys(own, member))
+            continue
+        for partition in found:
+            if partition in holders:
+                both = f"{holders[partition]!r} and {member!r}"
+                faults.add("partitions given twice", f"{_name(partition)} to {both}")
                 continue
             holders[partition] = member
-            if partition in wanted:
-                if partition.topic not in subscriptions[member]:
-                    faults.add(
-                        "partitions given to members that do not subscribe to them",
-                        f"{_name(partition)} to {member!r}",
-                    )
-            else:
-                faults.add("partitions that do not exist or have no subscriber", f"{_name(partition)} to {member!r}")
+            given_to = f"{_name(partition)} to {member!r}"
+            if partition not in wanted:
+                faults.add("partitions that do not exist or have no subscriber", given_to)
+            elif partition.topic not in subscriptions[member]:
+                faults.add("partitions given to members that do not subscribe to them", given_to)
     if complete:
         for partition in sorted(wanted - holders.keys()):
             faults.add("partitions given to nobody", _name(partition))
     faults.raise_if_any()
-    assignment: dict[str, set[TopicPartition]] = {member: set() for member in subscriptions}
-    for partition, member in holders.items():
-        assignment[member].add(partition)
-    return {member: frozenset(partitions) for member, partitions in assignment.items()}
+    return {member: given.get(member, frozenset()) for member in subscriptions}
 
 
 def _wanted(view: GroupView) -> frozenset[TopicPartition]:
-    return frozenset(
-        TopicPartition(topic, partition)
-        for _, topics in view.classes()
-        for topic in topics
-        for partition in range(view.partitions[topic])
-    )
+    return frozenset(partition for _, topics in view.classes() for partition in topic_partitions(view, topics))
 
 
-def _good_shares(view: GroupView, result: Mapping[str, Any]) -> dict[str, frozenset[TopicPartition]] | None:
-    """The same judgement on numbers, for what our own functions return; None when they are not that, or not good."""
-    members = {member.id: member for member in view.members}
-    first = next(iter(result.values()), None)
-    if not isinstance(first, PartitionSet) or not result.keys() <= members.keys():
-        return None
-    space = first.space
-    if space.counts != {topic: view.partitions[topic] for _, topics in view.classes() for topic in topics}:
-        return None
-    given = bytearray(space.size)
-    topics = frozenset(space.topics)
-    for member, share in result.items():
-        if not isinstance(share, PartitionSet) or share.space is not space:
-            return None
-        for number in share.numbers:
-            given[number] = 1
-        if not topics <= members[member].topics:
-            used = set(map(space.topic_of.__getitem__, share.numbers))
-            if not members[member].topics.issuperset(space.topics[index] for index in used):
-                return None
-    # as many as there are, and each of them at least once: each exactly once
-    if sum(map(len, result.values())) != space.size or given.count(1) != space.size:
-        return None
-    nothing: frozenset[TopicPartition] = frozenset()
-    return {member: result[member].partitions() if member in result else nothing for member in members}
-
-
-def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[TopicPartition]:
+def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
     """The well-typed partitions of one member; the others become faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
         faults.add("members with something else than partitions", f"{member!r}: {_shown(partitions)}")
@@ -148,6 +114,8 @@ def _partitions(member: str, partitions: Any, faults: _Faults) -> Iterable[Topic
 
 
 def _as_partition(item: Any) -> TopicPartition | None:
+    if type(item) is TopicPartition and type(item[0]) is str and type(item[1]) is int:
+        return item
     if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str) or isinstance(item[1], bool):
         return None
     try:

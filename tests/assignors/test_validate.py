@@ -53,6 +53,37 @@ def test_each_kind_of_fault_is_named_with_its_count() -> None:
     assert "have no subscriber: unwanted:0 to 'a'" in fault({**GOOD, "a": [*GOOD["a"], ("unwanted", 0)]})
 
 
+@pytest.mark.parametrize("form", [list, frozenset])
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ({"t": 3}, {}, "1 partitions given to nobody: u:0"),
+        ({"t": 3, "u": 1}, {"t": 1}, "1 partitions given twice: t:0 to 'a' and 'b'"),
+        ({"t": 2}, {"u": 1}, "do not subscribe to them: u:0 to 'b'; 1 partitions given to nobody: t:2"),
+        ({"t": 4, "u": 1}, {}, "1 partitions that do not exist or have no subscriber: t:3 to 'a'"),
+        ({"t": 3, "u": 1, "unwanted": 1}, {}, "do not exist or have no subscriber: unwanted:0 to 'a'"),
+    ],
+)
+def test_partitions_in_lists_and_in_sets_are_judged_alike(
+    form: Any, a: dict[str, int], b: dict[str, int], says: str
+) -> None:
+    result = {
+        member: form(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count))
+        for member, counts in (("a", a), ("b", b))
+    }
+    assert says in fault(result)
+
+
+def test_a_partition_that_one_member_lists_twice_is_named() -> None:
+    assert fault({**GOOD, "b": [("t", 1), ("t", 2), ("t", 2)]}) == "1 partitions given twice: t:2 to 'b' and 'b'"
+
+
+def test_an_assignment_of_fewer_partitions_than_there_are_now_is_refused() -> None:
+    grown = GroupView((A, B), {"t": 4, "u": 1})
+    with pytest.raises(BadAssignment, match="1 partitions given to nobody: t:3"):
+        validate(grown, {member: frozenset(TopicPartition(*each) for each in own) for member, own in GOOD.items()})
+
+
 def test_many_offenders_are_counted_and_the_first_shown() -> None:
     view = GroupView((A, B), {"t": 40})
     with pytest.raises(BadAssignment, match=r"^40 partitions given to nobody: t:0, t:1, t:2, t:3, t:4, \.\.\.$"):

@@ -28,7 +28,7 @@ MODULES = (
     "allocator.web.metrics",
 )
 # users are given these and make none: what their constructors take may change
-GIVEN = {"Batch", "Generation", "PartitionSet", "Report"}
+GIVEN = {"Batch", "Generation", "Report"}
 BEGIN, END = "<!-- begin of what the code says -->\n", "<!-- end of what the code says -->\n"
 
 

@@ -22,3 +22,9 @@ def test_a_former_name_gives_the_same_thing_and_warns(former: str, now: str, nam
     assert thing is getattr(importlib.import_module(now), name)
     with pytest.raises(AttributeError):
         module.__path_that_nobody_has__  # noqa: B018
+
+
+def test_share_is_the_frozenset_that_assignors_return() -> None:
+    module = importlib.import_module("allocator.assign")
+    with pytest.warns(DeprecationWarning, match=r"allocator\.assign\.Share is removed in 0\.3$"):
+        assert module.Share is frozenset

@@ -18,10 +18,10 @@ __all__ = [
     "FIND",
     "HEARTBEAT",
     "JOIN",
+    "KIP848_HEARTBEAT",
+    "KIP848_LEAVE",
     "LEAVE",
     "MEMBER_COMMIT",
-    "NEXT_HEARTBEAT",
-    "NEXT_LEAVE",
     "REACTIONS",
     "SYNC",
     "FetchReaction",
@@ -225,7 +225,7 @@ LEAVE = {
 
 
 # members of a group of the next-generation protocol send nothing else (KIP-848)
-NEXT_HEARTBEAT = {
+KIP848_HEARTBEAT = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
@@ -245,7 +245,7 @@ NEXT_HEARTBEAT = {
 }
 
 
-NEXT_LEAVE = {
+KIP848_LEAVE = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,

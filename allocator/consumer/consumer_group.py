@@ -11,7 +11,8 @@ from allocator.client.client import KafkaClient
 from allocator.consumer.generation import Generation, GenerationTracker, PartitionStart, PendingGeneration
 from allocator.consumer.group_config import ConsumerGroupConfig, client_of, group_settings_of
 from allocator.errors import AllocatorError, GroupClosed
-from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
+from allocator.groups.kafka_classic.membership import KafkaMembership
+from allocator.groups.kafka_classic.settings import KafkaSettings
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Paths

@@ -13,10 +13,10 @@ from allocator.consumer.keywords import argument_faults
 from allocator.errors import ConfigError
 from allocator.foreign import shown
 from allocator.groups.fixed import FixedMembership
-from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
-from allocator.groups.kafka_classic.settings import KafkaGroupSettings
-from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
-from allocator.groups.kip848.settings import Kip848GroupSettings
+from allocator.groups.kafka_classic.membership import KafkaMembership
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+from allocator.groups.kip848.membership import Kip848Membership
+from allocator.groups.kip848.settings import Kip848GroupSettings, Kip848Settings
 from allocator.groups.legacy.kiel import KielMembership, KielSettings
 from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.groups.legacy.owners import OwnersSettings
@@ -132,7 +132,7 @@ class MembershipConfig:
         if self.membership == "kafka":
             if self.group_protocol not in PROTOCOLS:
                 faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
-            attempts.append(self._next_settings if self._broker_assigns else self._group_settings)
+            attempts.append(self._kip848_settings if self._broker_assigns else self._group_settings)
         if self.membership == "kiel":
             attempts.append(self._kiel_function)
         if self.membership in OLD_CONSUMERS:
@@ -176,7 +176,7 @@ class MembershipConfig:
                     topics=topics,
                     pattern=self.pattern,
                     connect_timeout_s=self.connect_timeout_s,
-                    group=self._next_settings(),
+                    group=self._kip848_settings(),
                 ),
                 coordinator=coordinator,
             )
@@ -289,7 +289,7 @@ class MembershipConfig:
     def _broker_assigns(self) -> bool:
         return self.membership == "kafka" and self.group_protocol == "consumer"
 
-    def _next_settings(self) -> Kip848GroupSettings:
+    def _kip848_settings(self) -> Kip848GroupSettings:
         if self.assignor is not None and (not isinstance(self.assignor, str) or ":" in self.assignor):
             raise ConfigError(
                 f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: "

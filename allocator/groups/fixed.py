@@ -1,7 +1,8 @@
-"""Partitions that are this process's by decision: those named by hand, or all of the topics it reads.
+"""Partitions without a group: those that the user names, or all partitions of the topics that the user names.
 
-Guarantee: none about other processes. Whoever chooses it says that nobody else reads these partitions, or that it does
-not matter. What is read starts and stops as in any other membership, so a service can be tried without a group.
+Guarantee: none about other processes. With this membership the user says that no other process reads these partitions,
+or that it does not matter. Reading starts and stops as in any other membership, so a service can be tried without a
+group. It is called `fixed`, not static: in Kafka, a static member is a member of a group with an instance id (KIP-345).
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.membership import AssignmentListener, GroupMembership, PartitionCountSource
-from allocator.groups.patterns import compiled
+from allocator.groups.patterns import TopicSelection
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -22,15 +22,13 @@ __all__ = ["FixedMembership"]
 
 log = logging.getLogger(__name__)
 
-NO_TOPICS: frozenset[str] = frozenset()
-
 
 class FixedMembership(GroupMembership):
-    """A member of nothing that owns what it was told to.
+    """A member of no group, which owns the partitions that the user chose.
 
-    `partitions` are taken as they are; else it takes every partition of `topics`, or of those whose name begins with
-    what `pattern` matches, new ones too, at most `topic_poll_s` seconds after they appear. A topic that is unknown
-    for the moment keeps what is held of it: brokers that start say so of topics that exist.
+    These are `partitions`, or else every partition of `topics`, or of the topics whose name begins with a match of
+    `pattern`; new partitions at most `topic_poll_s` seconds after they appear. If a topic is unknown for the moment,
+    the member keeps its partitions: a starting broker may report existing topics as missing.
     """
 
     def __init__(
@@ -46,16 +44,16 @@ class FixedMembership(GroupMembership):
     ) -> None:
         self.member_id = name
         self.generation = 0
-        """Grows with each change of what is held."""
+        """Grows with each change of the held partitions."""
         self.ended: BaseException | None = None
         self._client = client
         self._owner = owner
-        self._topics, self._pattern = topics, compiled(pattern)
+        self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
         self._held: Partitions = NO_PARTITIONS
         self._leaving: Partitions = NO_PARTITIONS
-        """Not ours any more, but the owner has not let go of them yet."""
+        """Not owned any more, but still being drained."""
         self._active = False
         self._task: asyncio.Task[None] | None = None
 
@@ -67,22 +65,22 @@ class FixedMembership(GroupMembership):
         return self._active and self.ended is None
 
     def polled(self) -> None:
-        """Nobody watches whether the user is alive."""
+        """There is no group that a silent user could hold up."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces what was chosen, partitions by hand included."""
-        self._choose(frozenset(topics), compiled(pattern), NO_PARTITIONS)
+        """Replaces the earlier choice, partitions by hand included."""
+        self._choose(TopicSelection(topics, pattern), NO_PARTITIONS)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
-        """Replaces what was chosen by these partitions.
+        """Replaces the earlier choice by these partitions.
 
-        Returns those that are held from this moment on; the owner is not told of them, the caller tells it. The owner
-        may not have let go of some of them yet since the choice before. Raises ConfigError for a partition that its
-        topic has not, and changes nothing.
+        Returns the partitions that the member owns from this moment on. The caller passes them to the listener, which
+        may still be draining some of them since the choice before. Raises ConfigError for a partition that does not
+        exist, and changes nothing.
         """
         wanted = frozenset(partitions)
         self._check(wanted)
-        self._choose(NO_TOPICS, None, wanted)
+        self._choose(TopicSelection(), wanted)
         if not self._active:
             return NO_PARTITIONS
         gained = self._wanted() - self._held
@@ -92,17 +90,17 @@ class FixedMembership(GroupMembership):
             self._leaving -= gained
         return gained
 
-    def _choose(self, topics: frozenset[str], pattern: re.Pattern[str] | None, partitions: Partitions) -> None:
-        self._topics, self._pattern, self._partitions = topics, pattern, partitions
+    def _choose(self, selection: TopicSelection, partitions: Partitions) -> None:
+        self._selection, self._partitions = selection, partitions
         if self._active:
-            gone = self._held - self._wanted()
-            self._held -= gone
-            self._leaving |= gone
+            revoked = self._held - self._wanted()
+            self._held -= revoked
+            self._leaving |= revoked
             self._follow()
             self._changed.set()
 
     async def join(self) -> None:
-        """Begins with what the client's metadata says. Raises ConfigError for a partition that its topic has not."""
+        """Starts the partitions that the client's metadata has. Raises ConfigError for one that does not exist."""
         if self._task is not None:
             raise RuntimeError("join() was called already")
         self._changed, self._stop = asyncio.Event(), asyncio.Event()
@@ -110,7 +108,7 @@ class FixedMembership(GroupMembership):
         self._follow()
         self._active = True
         await self._take()
-        self._changed.set()  # whatever has changed since nobody listened
+        self._changed.set()  # metadata may have changed before `_run` listens
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
 
     async def leave(self) -> None:
@@ -152,15 +150,15 @@ class FixedMembership(GroupMembership):
     async def _take(self) -> None:
         self._leaving |= self._held - self._wanted()
         self._held -= self._leaving
-        gone = self._leaving
-        if gone:
+        revoked = self._leaving
+        if revoked:
             self.generation += 1
-            await self._owner.revoked(gone)
-            self._leaving -= gone
-        gained = self._wanted() - self._held - self._leaving  # what is wanted may have changed meanwhile
+            await self._owner.revoked(revoked)
+            self._leaving -= revoked
+        gained = self._wanted() - self._held - self._leaving  # the choice may have changed in the meantime
         if gained:
             self.generation += 1
-            log.info("%d partitions are read from now on", len(gained))
+            log.info("starts %d partitions", len(gained))
             self._held |= gained
             await self._owner.assigned(gained)
 
@@ -170,19 +168,13 @@ class FixedMembership(GroupMembership):
         if self._partitions:
             return self._partitions
         found = set()
-        for topic in self._chosen():
+        for topic in self._selection.among(self._client.topics() | {p.topic for p in self._held}):
             partitions = self._client.partitions(topic)
             if partitions is None:
                 found |= {p for p in self._held if p.topic == topic}
             else:
                 found |= {TopicPartition(topic, number) for number in partitions}
         return frozenset(found)
-
-    def _chosen(self) -> frozenset[str]:
-        if self._pattern is None:
-            return self._topics
-        known = self._client.topics() | {p.topic for p in self._held}
-        return frozenset(topic for topic in known if self._pattern.match(topic))
 
     def _check(self, partitions: Partitions) -> None:
         for topic, number in sorted(partitions):
@@ -191,14 +183,10 @@ class FixedMembership(GroupMembership):
                 raise ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
 
     def _follow(self) -> None:
-        if self._pattern is not None:
-            self._client.follow_all()
-        else:
-            self._client.follow(self._topics | {p.topic for p in self._partitions})
+        self._selection.follow(self._client, frozenset(p.topic for p in self._partitions))
 
     async def _poll_topics(self) -> None:
-        """What no message announces: new topics and partitions."""
         while not await wait_for_event(self._stop, self._topic_poll_s):
             if not self._partitions:
-                with contextlib.suppress(AllocatorError):  # the next turn asks again
+                with contextlib.suppress(AllocatorError):  # the next turn tries again
                     await self._client.refresh()

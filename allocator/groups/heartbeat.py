@@ -1,4 +1,4 @@
-"""When a member says that it lives, and what follows from silence on either side."""
+"""When a member of a Kafka group sends a heartbeat, and when its user has been silent for too long."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from allocator.errors import BrokerError
 from allocator.tasks import wait_for_event
 
-__all__ = ["Heart", "Heartbeat"]
+__all__ = ["HeartbeatLoop", "HeartbeatTimer"]
 
 
-class Heartbeat:
-    """The times of heartbeats, and of the user's calls. Pure; every method may be given the time.
+class HeartbeatTimer:
+    """The times of heartbeats, and of the user's calls. Does no I/O.
 
     `session_timeout_s`: how long the coordinator keeps a silent member. `interval_s`: between two heartbeats.
-    `max_poll_interval_s`: how long the user may be silent, None for ever.
+    `max_poll_interval_s`: how long the user may be silent; None for any time.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Heartbeat:
         self._due = float("-inf")
 
     def reset_session_timeout(self) -> None:
-        """Caller: a join, a newly found coordinator. Silence counts from now, and the schedule begins anew."""
+        """Starts the session timeout and the interval anew. Caller: a join, a newly found coordinator."""
         self.last_received = self.clock()
         self._due = self.last_received + self.interval_s
 
     def sent_heartbeat(self) -> float:
-        """Returns the time, from which the answer's proof counts."""
+        """Returns the time of sending: a response proves that the session lived then, not when it arrived."""
         self.last_sent = self.clock()
         return self.last_sent
 
     def received_heartbeat(self) -> None:
-        """The last one sent was acknowledged; the next is due an interval after that was sent."""
+        """The last heartbeat was acknowledged; the next one is due an interval after that one was sent."""
         self.last_received = self.clock()
         self._due = max(self.last_received, self.last_sent + self.interval_s)
 
@@ -54,12 +54,12 @@ class Heartbeat:
         self._due = self.clock() + pause_s
 
     def polled(self) -> None:
-        """The user gave a sign of life."""
+        """The user asked for records."""
         self._last_polled = self.clock()
 
     @property
     def ttl(self) -> float:
-        """Seconds until the next one is due, 0 when it is."""
+        """Seconds until the next heartbeat is due, 0 when it is."""
         return max(0.0, self._due - self.clock())
 
     @property
@@ -68,12 +68,12 @@ class Heartbeat:
 
     @property
     def session_expired(self) -> bool:
-        """No acknowledgement for a whole session timeout."""
+        """The coordinator acknowledged nothing for a whole session timeout."""
         return self.clock() - self.last_received > self.session_timeout_s
 
     @property
     def idle_ttl(self) -> float | None:
-        """Seconds until the user has been silent for too long; None if there is no such limit."""
+        """Seconds until the user has been silent for too long; None without such a limit."""
         if self.max_poll_interval_s is None:
             return None
         return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
@@ -83,61 +83,58 @@ class Heartbeat:
         return self.idle_ttl == 0.0
 
 
-class Heart:
-    """Sends heartbeats for as long as they are wanted.
+class HeartbeatLoop:
+    """Sends heartbeats while there is a member to keep alive.
 
-    `wanted` says whether there is a member to keep alive; `beat` sends one and awaits the answer (a `BrokerError` of
-    its means that the coordinator did not acknowledge us); `failed` is told of that error and says for how many
-    seconds to pause; `idle` is called when the user was silent for too long and `silent` when the coordinator was.
-    Call `poke` whenever one of them would answer otherwise.
+    `wanted` returns whether there is one. `send` sends a heartbeat and handles the response; it raises `BrokerError`
+    when the coordinator did not acknowledge the member. `failed` handles that error and returns the seconds to pause.
+    `idle` is called when the user has been silent for too long. Call `poke` when `wanted` or the times change.
     """
 
     def __init__(
         self,
-        timing: Heartbeat,
+        timer: HeartbeatTimer,
         *,
         wanted: Callable[[], bool],
-        beat: Callable[[], Awaitable[None]],
+        send: Callable[[], Awaitable[None]],
         failed: Callable[[BrokerError], float],
         idle: Callable[[], None],
-        silent: Callable[[], None],
     ) -> None:
-        self._timing = timing
+        self._timer = timer
         self._wanted = wanted
-        self._beat = beat
+        self._send = send
         self._failed = failed
         self._idle = idle
-        self._silent = silent
+        self._urgent = False
         self._changed: asyncio.Event | None = None
 
     def poke(self) -> None:
-        """Look again at what is wanted and due."""
+        """Check again whether a heartbeat is wanted and due."""
         if self._changed is not None:
             self._changed.set()
 
+    def send_now(self) -> None:
+        """Send the next heartbeat before it is due; another one if one is under way."""
+        self._urgent = True
+        self.poke()
+
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         self._changed = asyncio.Event()
-        timing = self._timing
+        timer = self._timer
         while True:
             self._changed.clear()
             if not self._wanted():
                 await self._changed.wait()
-                continue
-            if timing.idle_too_long:
+            elif timer.idle_too_long:
                 self._idle()
-                continue
-            if not timing.should_heartbeat:
-                ttl, idle_ttl = timing.ttl, timing.idle_ttl
-                # woken in time for the idle limit, which may come before the next heartbeat
+            elif not self._urgent and not timer.should_heartbeat:
+                ttl, idle_ttl = timer.ttl, timer.idle_ttl
+                # the idle limit may come before the next heartbeat
                 await wait_for_event(self._changed, ttl if idle_ttl is None else min(ttl, idle_ttl))
-                continue
-            if timing.session_expired:
-                self._silent()
-            timing.sent_heartbeat()
-            try:
-                await self._beat()
-            except BrokerError as error:
-                timing.failed_heartbeat(self._failed(error))
             else:
-                timing.received_heartbeat()
+                self._urgent = False
+                try:
+                    await self._send()
+                except BrokerError as error:
+                    timer.failed_heartbeat(self._failed(error))

@@ -1,7 +1,7 @@
-"""What the doctor asks brokers that nobody else in this library does.
+"""A cluster and its groups as the brokers describe them: for the doctor, the page and `group describe`.
 
-Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (0.11 and up), DescribeGroups (0.9 and up),
-ConsumerGroupDescribe for next-generation groups (KIP-848).
+Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
+ConsumerGroupDescribe for KIP-848 groups. Changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from allocator.client.client import KafkaClient
+from allocator.client.configs import BROKER_RESOURCE, describe_configs
 from allocator.client.errors import for_code
 from allocator.errors import BrokerError
 from allocator.groups.describe import Coordinated, GroupState
@@ -28,11 +29,10 @@ from allocator.types import TopicPartition
 
 __all__ = ["BrokerSeen", "DescribedGroup", "DescribedMember", "Replicas", "brokers", "group", "replicas", "settings"]
 
-ASKS_WHAT_IT_KNOWS = (0, 10)  # from here on a broker answers ApiVersions
-NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions want to be told who asks
+HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
+NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
 AT_ONCE = 20  # brokers asked at the same time
-BROKER_S = 5.0  # more: a broker that hangs is waited for longer; less: a busy one is taken for dead
-BROKER_RESOURCE = 4
+BROKER_S = 5.0  # more: a broker that hangs costs more time; less: a busy one counts as dead
 GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
@@ -49,9 +49,9 @@ class BrokerSeen:
     id: int
     address: str
     version: tuple[int, ...] = ()
-    """() where it cannot be asked for."""
+    """() where the broker does not tell it."""
     refused: Optional[str] = None
-    """Why it does not answer."""
+    """Why the broker does not respond."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,18 @@ class DescribedMember:
 
     @property
     def info(self) -> MemberInfo:
-        """What is known of it, as of a member in ZooKeeper."""
+        """In the form of a member in ZooKeeper."""
         return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
 
     @property
     def name(self) -> str:
-        """How people are shown this member."""
+        """The member's name for people."""
         return member_name(self.id, self.info)
 
 
 @dataclass(frozen=True)
 class DescribedGroup:
-    """A group by Kafka's own protocol."""
+    """A group of either of Kafka's protocols."""
 
     state: str
     kind: str
@@ -95,7 +95,7 @@ class DescribedGroup:
         return bool(self.members)
 
     def as_state(self, name: str) -> GroupState:
-        """As of a group in ZooKeeper, as far as the coordinator tells."""
+        """In the form of a group in ZooKeeper, as far as the coordinator tells."""
         return GroupState(
             name,
             {member.id: member.info for member in self.members},
@@ -124,14 +124,14 @@ async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
 
 
 async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
-    """Each broker that the cluster names, asked itself."""
+    """Each broker of the cluster, with what it says of itself."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def ask(node: int, address: str) -> BrokerSeen:
         timeout_s = min(BROKER_S, client.request_timeout_s)
         async with turn:
             try:
-                if client.broker_version < ASKS_WHAT_IT_KNOWS:
+                if client.broker_version < HAS_API_VERSIONS:
                     await client.send(node, MetadataRequest(topics=MetadataRequest.ALL_TOPICS), timeout_s)
                     return BrokerSeen(node, address)
                 answer = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
@@ -145,21 +145,14 @@ async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
 
 
 async def settings(client: KafkaClient, node: int) -> dict[str, str]:
-    """Those that matter here; {} from brokers that do not tell, which 0.11 and up do."""
+    """`WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not tell."""
     if client.api_version(DescribeConfigsRequest) is None:
         return {}
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=WANTED_SETTINGS
-    )
-    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
-    (result,) = (await client.send(node, request)).results
-    if result.error_code:
-        raise for_code(result.error_code, f"settings of broker {node}")
-    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+    return await describe_configs(client, BROKER_RESOURCE, str(node), WANTED_SETTINGS, node=node)
 
 
 async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
-    """None if Kafka has no members of it and never had, or is older than 0.9. Raises BrokerError."""
+    """The group; None if Kafka knows no members of it, now or before, or is older than 0.9. Raises BrokerError."""
     if client.api_version(DescribeGroupsRequest) is None:
         return None
     deadline = time.monotonic() + client.request_timeout_s
@@ -168,9 +161,9 @@ async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
         request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
         (newer,) = (await coordinator.ask(request, deadline)).groups
         if not newer.error_code:
-            of_it = tuple(map(_next_member, newer.members))
+            of_it = tuple(map(_kip848_member, newer.members))
             return DescribedGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
-        # which a classic group is, to this request; 3.7 to 3.9 know it, and refuse it unless they are set to take it
+        # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
@@ -179,14 +172,14 @@ async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
         return None
     if found.error_code:
         raise for_code(found.error_code, f"group {name!r}")
-    members = tuple(_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
+    members = tuple(_classic_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
-        return None  # offsets, and no member by this protocol ever
+        return None  # the group has offsets, and never had a member of this protocol
     return DescribedGroup(found.group_state, "classic", found.protocol_data or "", members)
 
 
-def _next_member(member: Any) -> DescribedMember:
-    """`topics` are those subscribed to by name, and what a regular expression has given it."""
+def _kip848_member(member: Any) -> DescribedMember:
+    """`topics` are those that the member subscribes to by name, or else those of its partitions (by a pattern)."""
     partitions = frozenset(
         TopicPartition(topic.topic_name, number)
         for topic in member.assignment.topic_partitions
@@ -196,7 +189,7 @@ def _next_member(member: Any) -> DescribedMember:
     return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)
 
 
-def _member(member: Any) -> DescribedMember:
+def _classic_member(member: Any) -> DescribedMember:
     topics: frozenset[str] = frozenset()
     partitions: frozenset[TopicPartition] = frozenset()
     try:
@@ -205,5 +198,5 @@ def _member(member: Any) -> DescribedMember:
             topics = frozenset(Subscription.decode(member.member_metadata).topics)
         partitions = MemberAssignment.decode(member.member_assignment).partitions
     except Malformed:
-        pass  # not a consumer's; what can be read of it is
+        pass  # another kind of group; the rest of the member is readable
     return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)

@@ -1,71 +1,50 @@
-"""What a member does whichever of Kafka's two group protocols it speaks: join, hold, release, lose, leave."""
+"""The part of a membership that both of Kafka's group protocols share: join, hold, release, lose, leave."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from allocator.client.client import KafkaClient
-from allocator.errors import BrokerError, BrokersUnavailable
-from allocator.groups.lease import Lease
+from allocator.errors import BrokersUnavailable
+from allocator.groups.kafka_group import KafkaGroup
+from allocator.groups.lease import KafkaLease
 from allocator.groups.membership import AssignmentListener, GroupMembership
+from allocator.groups.patterns import TopicSelection
 from allocator.offsets.messages import Committer, Identity
 from allocator.tasks import TaskGroup
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["KafkaLease", "KafkaMember"]
+__all__ = ["KafkaMember"]
 
 log = logging.getLogger(__name__)
-
 
 NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
 
 
-class GroupProtocol(Protocol):
-    """The protocol beneath. Caller: `KafkaMember`."""
-
-    closing: bool
-
-    @property
-    def coordinator(self) -> int | None: ...
-
-    @property
-    def identity(self) -> Identity | None: ...
-
-    async def run(self, joined: asyncio.Future[None]) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def polled(self) -> None: ...
-
-    @property
-    def failure(self) -> BrokerError | None: ...
-
-    def refused(self, code: int, sent: Identity) -> bool: ...
-
-
 class KafkaMember(GroupMembership):
-    """The part of a `Membership` and of a `Committer` that both protocols share; the others say what they want, and
-    what an assignment means."""
+    """A `Membership` and a `Committer`. The subclass says what to subscribe to and what an assignment means."""
 
-    _group: GroupProtocol
+    _group: KafkaGroup
 
     def __init__(
         self,
         client: KafkaClient,
         group: str,
         owner: AssignmentListener,
+        selection: TopicSelection,
         connect_timeout_s: float | None,
         clock: Callable[[], float],
     ) -> None:
         self.ended: BaseException | None = None
-        """What ended this membership for good, other than `leave`."""
         self._client = client
         self._group_name = group
         self._owner = owner
         self._connect_timeout_s = connect_timeout_s
+        self._selection = selection
+        self._wanted = selection.topics
+        """The topics that the last subscription reported to the coordinator names."""
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
         self._lease = KafkaLease(group, owner, clock)
@@ -77,20 +56,19 @@ class KafkaMember(GroupMembership):
         return self._held
 
     def may_act(self) -> bool:
-        # without an identity the coordinator has refused this member: what it held may have another owner by now
+        # a member without an identity was removed by the coordinator: its partitions may have another owner by now
         return self._group.identity is not None and self._lease.valid
 
     def polled(self) -> None:
-        """The user is alive (only with `max_poll_interval_s`)."""
         self._group.polled()
 
     # -- begin and end --------------------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Becomes a member and waits for its first assignment, or for a rebalance that takes longer.
+        """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
 
-        Raises what prevents it: `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the
-        brokers or the group do not have, or `BrokerError` when the coordinator refuses.
+        Raises `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the brokers or the
+        group do not have, or `BrokerError` when the coordinator refuses.
         """
         if self._task is not None:
             raise RuntimeError("join() was called already")
@@ -109,7 +87,7 @@ class KafkaMember(GroupMembership):
                         f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
                     )
                 log.info(
-                    "%s: no assignment yet; this member gets its part when there is one%s",
+                    "%s: no assignment yet; this member gets partitions when the rebalance ends%s",
                     self._group_name,
                     f" (last: {failure})" if failure is not None else "",
                 )
@@ -120,14 +98,13 @@ class KafkaMember(GroupMembership):
             raise
 
     async def leave(self) -> None:
-        """Releases everything (drained and committed) and leaves. Safe to call twice."""
         if self._task is None:
             return
         self._group.leave()
         try:
             await asyncio.shield(self._task)
         except asyncio.CancelledError:
-            await self._abandon()  # whoever waits for us gave up: go at once, our session's end frees what we hold
+            await self._abandon()  # the caller gave up: stop at once, the end of the session frees the partitions
             raise
         self._task = None
 
@@ -154,14 +131,14 @@ class KafkaMember(GroupMembership):
             remove()
             await self.lost("the membership ended")
 
-    # -- for the protocol to fill in ------------------------------------------------------------------------------
+    # -- implemented by the subclass ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Before the first request."""
+        """Called before the first request."""
         raise NotImplementedError
 
     async def _poll_topics(self) -> None:
-        """Looks for what no message announces, as long as the membership lasts."""
+        """Looks for new topics and partitions until cancelled: no message announces them."""
         raise NotImplementedError
 
     def _metadata_came(self) -> None:
@@ -187,10 +164,10 @@ class KafkaMember(GroupMembership):
 
     async def lost(self, why: str) -> None:
         self._lease.end()
-        parts, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
-        if parts:
-            log.warning("%s: lost %d partitions: %s", self._group_name, len(parts), why)
-            await self._owner.lost(parts)
+        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
+        if lost:
+            log.warning("%s: lost %d partitions: %s", self._group_name, len(lost), why)
+            await self._owner.lost(lost)
 
     def failed(self, error: BaseException) -> None:
         self._last_error = error
@@ -204,78 +181,6 @@ class KafkaMember(GroupMembership):
         try:
             await self._owner.revoked(partitions)
         except Exception:
-            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            # the next owner processes uncommitted records again; holding on to the partitions would stop the group
             log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))
         self._draining -= partitions
-
-
-# -- kafka_lease ----------
-# How long a member of a Kafka group may act, by its own clock.
-
-
-MAX_MARGIN_S = 5.0
-
-
-class KafkaLease:
-    """Right to deliver records and to send commits, while two clocks of the coordinator's cannot have run out.
-
-    The session: the coordinator removes a member that it has not heard of for the session timeout. The rebalance: it
-    also removes one that it does hear of, but that has not joined again within the rebalance timeout. The first
-    counts from the start of the last acknowledged request, the second from the start of the last one to which the
-    coordinator did not answer that a rebalance is going on. A margin is taken off both, for clocks that differ.
-
-    Tells the owner `suspended` when the lease lapses, and `resumed` with the next proof.
-    """
-
-    def __init__(self, group: str, owner: AssignmentListener, clock: Callable[[], float]) -> None:
-        self._group = group
-        self._owner = owner
-        self._session = Lease(clock)
-        self._rebalance = Lease(clock)
-        self._suspended = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def valid(self) -> bool:
-        return not self._suspended and self._session.valid and self._rebalance.valid
-
-    @property
-    def remaining_s(self) -> float:
-        return min(self._session.remaining_s, self._rebalance.remaining_s)
-
-    def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
-        """A request that began at `started` was acknowledged."""
-        self._session.renew(started, session_timeout_s)
-        if not rebalancing:
-            margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
-            self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
-        if self.remaining_s <= 0:
-            return  # the answer took longer than the lease lasts
-        self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(self.remaining_s, self._lapsed)
-        if self._suspended:
-            self._suspended = False
-            self._owner.resumed()
-
-    def end(self) -> None:
-        """The membership is over, or lost."""
-        self._session.end()
-        self._rebalance.end()
-        self._stop_timer()
-
-    def _lapsed(self) -> None:
-        if self.remaining_s > 0 or self._suspended:
-            return
-        self._suspended = True
-        why = (
-            "the coordinator has not answered for most of the session timeout"
-            if self._session.remaining_s <= 0
-            else "this member has not joined the rebalance in time"
-        )
-        log.warning("%s: this member pauses: %s", self._group, why)
-        self._owner.suspended(why)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -1,4 +1,9 @@
-"""How long a member may act, by its own clock."""
+"""How long a member may act on its partitions, by its own clock.
+
+A group takes the partitions of a silent member away after the session timeout. A member that is cut off or paused must
+stop before that, and it can rely on nothing but its own clock. Its lease says until when it may act; each exchange that
+the group acknowledges renews the lease.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +18,17 @@ from allocator.measures import Measures
 from allocator.tasks import wait_for_event
 from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
-__all__ = ["EnsembleLease", "Lease", "LeaseRenewer", "MembershipLost"]
+__all__ = ["EnsembleLease", "KafkaLease", "Lease", "LeaseRenewer", "MembershipLost"]
 
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """Right to deliver records and to send commits: three quarters of a session, from its last proof.
+    """The right to deliver records and to send commits, for three quarters of the session timeout.
 
-    Guarantee: `valid` turns false before whoever counts the session's time can end it, whatever this process does in
-    between: it counts from the *start* of the last exchange that was acknowledged, which is not later than the moment
-    from which the other side counts. The margin is a quarter of the session timeout.
+    Guarantee: `valid` turns False before the group can end the session, whatever this process does in between. The
+    lease counts from the *start* of the last acknowledged exchange, and the group counts from that moment or later.
+    The remaining quarter of the session timeout is the margin for clocks that run at different speeds.
     """
 
     MARGIN = 0.25
@@ -46,89 +51,117 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left, negative when it has lapsed."""
+        """Seconds left, negative when the lease has lapsed."""
         return self.ends - self.clock()
 
 
 class EnsembleLease(Lease):
-    """The lease of a session with a ZooKeeper ensemble, where who acknowledges is not who counts.
+    """The lease of a ZooKeeper session, where one server acknowledges and another one counts.
 
-    The ensemble's leader counts, from what it has heard of the session: that it was made or has found another server,
-    and what servers tell at every half tick of those that were in touch with them. What a server was about to tell
-    is lost when it dies. So an exchange that was just acknowledged extends the lease only as far as the session lasts
-    by what the leader was surely told: the start of an exchange that was acknowledged a quarter of the session
-    timeout before this one (which is at least half a tick, since a timeout is at least two, unless minSessionTimeout
-    is set lower).
+    The leader of the ensemble counts the session timeout. It learns that a session lives when the session is created
+    or moves to another server, and from the other servers, which report at every half tick the sessions that they were
+    in touch with. A report that was due is lost when its server dies. So an acknowledgement does not prove that the
+    leader knows of this exchange; it proves that the leader knows of one that was acknowledged a quarter of the session
+    timeout earlier. (A quarter is at least half a tick, since a timeout is at least two ticks, unless
+    minSessionTimeout is set lower.) The lease counts from the start of that earlier exchange.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         super().__init__(clock)
-        # (start, acknowledgement) of the newest exchange that the leader was surely told of, and of those since
+        # (start, acknowledgement) of the newest exchange that the leader surely knows of, and of all later ones
         self._proofs = deque([(float("-inf"), float("-inf"))])
 
     def prove(self, started: float, session_timeout_s: float, connected: float) -> None:
         """An exchange that began at `started` was acknowledged.
 
-        `connected`: when the server that took it was asked for the connection, which it tells the leader of at once.
+        `connected`: when this process asked its server for the connection, which the server reports at once.
         """
         margin, now = session_timeout_s * self.MARGIN, self.clock()
         self._proofs.append((started, now))
         while self._proofs[1][1] <= now - margin:
             self._proofs.popleft()
-        told = max(self._proofs[0][0], connected)
-        self.renew(min(started, told + margin), session_timeout_s)
+        reported = max(self._proofs[0][0], connected)
+        self.renew(min(started, reported + margin), session_timeout_s)
 
 
-# -- keeper ----------
-# Proving to ourselves, again and again, that the session lives, and stopping when the proof is too old.
+class _Suspension:
+    """Calls `suspended` and `resumed` of a listener, in turn, and a function when the lease lapses."""
+
+    def __init__(self, group: str, listener: AssignmentListener) -> None:
+        self.active = False
+        self._group = group
+        self._listener = listener
+        self._timer: asyncio.TimerHandle | None = None
+
+    def suspend(self, why: str) -> None:
+        if not self.active:
+            self.active = True
+            log.warning("%s: this member pauses: %s", self._group, why)
+            self._listener.suspended(why)
+
+    def resume(self) -> None:
+        if self.active:
+            self.active = False
+            self._listener.resumed()
+
+    def call_after(self, delay_s: float, lapsed: Callable[[], None]) -> None:
+        """Replaces the call that was planned before."""
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, lapsed)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-# of the session timeout. A hair more than the margin: then the proof before the last is old enough to count in full
+# -- ZooKeeper ----------------------------------------------------------------------------------------------------
+
+# of the session timeout, between two proofs. A hair more than the margin: then the proof before the last one is old
+# enough to count in full
 PACE = EnsembleLease.MARGIN + 0.01
 
 
 class MembershipLost(Exception):
-    """The session, or our znodes in it, are gone. Never leaves this room: the member joins again."""
+    """The session, or the member's znode in it, is gone. The membership catches this and joins again."""
 
 
 class LeaseRenewer:
-    """Renews the lease by writing our own member znode about every quarter of the session timeout.
+    """Renews the lease by writing the member's own znode about every quarter of the session timeout.
 
-    A write, because a server that is cut off from its ensemble goes on answering reads for a while, in which the
-    rest of the ensemble may expire the session; only a write proves that a majority still knows us. It also proves
-    that the znode stands.
+    A write, because a server that is cut off from its ensemble goes on serving reads for a while, and the rest of the
+    ensemble may expire the session in that time. Only a write proves that a majority still knows the session. It also
+    proves that the znode still exists.
 
-    Tells the owner `suspended` when the lease lapses or the connection is lost, and `resumed` with the next proof.
+    Calls `suspended` of the listener when the lease lapses or the connection is lost, and `resumed` after the next
+    proof.
     """
 
     def __init__(
-        self, zk: ZooKeeper, group: str, owner: AssignmentListener, clock: Callable[[], float], measures: Measures
+        self, zk: ZooKeeper, group: str, listener: AssignmentListener, clock: Callable[[], float], measures: Measures
     ) -> None:
         self.lease = EnsembleLease(clock)
         self._zk = zk
-        self._group = group
-        self._owner = owner
         self._measures = measures
-        self._suspended = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._suspension = _Suspension(group, listener)
         self._sooner: asyncio.Event
         self._granted: asyncio.Event
 
     @property
     def may_act(self) -> bool:
-        return self.lease.valid and not self._suspended
+        return self.lease.valid and not self._suspension.active
 
     def begin(self) -> None:
-        """A session begins; call it in the loop, before `keep`."""
+        """Starts a session. Call it in the event loop, before `keep`."""
         self._sooner = asyncio.Event()
         self._granted = asyncio.Event()
 
     async def granted(self) -> None:
-        """Until the first proof of this session."""
+        """Waits for the first proof of this session."""
         await self._granted.wait()
 
     async def keep(self, path: str, data: bytes) -> None:
-        """Until cancelled; raises MembershipLost when the znode at `path` is not ours any more."""
+        """Runs until cancelled. Raises MembershipLost when the znode at `path` does not belong to this session."""
         loop = asyncio.get_running_loop()
         newest = -1
         while True:
@@ -140,13 +173,13 @@ class LeaseRenewer:
             except NoZnode:
                 raise MembershipLost("its znode was deleted") from None
             except ConnectionLost:
-                # the state change says what has happened; `sooner` tells of the reconnect
+                # the change of the session state suspends; `prove_now` wakes this loop after the reconnect
                 await wait_for_event(self._sooner, 0.2)
                 continue
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
             if stat.version <= newest:
-                # our claim may be forgotten as well, so nothing that we hold is ours any more
+                # the ensemble may have forgotten our claim as well, so we own nothing any more
                 raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
             newest = stat.version
             self._measures.heartbeat.add(self._measures.clock() - sent)
@@ -156,35 +189,81 @@ class LeaseRenewer:
                 await wait_for_event(self._sooner, pause)
 
     def prove_now(self) -> None:
-        """The connection is back: do not wait for the next turn."""
+        """The connection is back: write the next proof at once."""
         self._sooner.set()
 
     def suspend(self, why: str) -> None:
-        """Nothing may be done until the next proof."""
-        if not self._suspended:
-            self._suspended = True
-            log.warning("%s: this member pauses: %s", self._group, why)
-            self._owner.suspended(why)
+        """Do nothing until the next proof."""
+        self._suspension.suspend(why)
 
     def end(self) -> None:
         """The session is over."""
         self.lease.end()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._suspension.stop()
 
     def _renew(self, started: float) -> None:
         self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
         if not self.lease.valid:
-            return  # the answer took longer than the lease lasts
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self.lease.remaining_s, self._lapsed)
-        if self._suspended and self._zk.state is SessionState.CONNECTED:
-            self._suspended = False
-            self._owner.resumed()
+            return  # the response took longer than the lease lasts
+        self._suspension.call_after(self.lease.remaining_s, self._lapsed)
+        if self._zk.state is SessionState.CONNECTED:
+            self._suspension.resume()
         self._granted.set()
 
     def _lapsed(self) -> None:
         if not self.lease.valid:
-            self.suspend("its lease has lapsed, ZooKeeper took no proof in time")
+            self.suspend("its lease has lapsed, because ZooKeeper did not acknowledge a write in time")
+
+
+# -- Kafka --------------------------------------------------------------------------------------------------------
+
+MAX_MARGIN_S = 5.0
+
+
+class KafkaLease:
+    """The right to deliver records and to send commits, while neither of the coordinator's two timeouts can be over.
+
+    Session timeout: the coordinator removes a member that sends nothing for so long. It counts from the start of the
+    last acknowledged request. Rebalance timeout: the coordinator also removes a member that sends heartbeats but does
+    not join a rebalance for so long. It counts from the start of the last request whose response did not say that a
+    rebalance is going on. Both have a margin for clocks that run at different speeds.
+
+    Calls `suspended` of the listener when the lease lapses, and `resumed` after the next proof.
+    """
+
+    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
+        self._session = Lease(clock)
+        self._rebalance = Lease(clock)
+        self._suspension = _Suspension(group, listener)
+
+    @property
+    def valid(self) -> bool:
+        return not self._suspension.active and self._session.valid and self._rebalance.valid
+
+    @property
+    def remaining_s(self) -> float:
+        return min(self._session.remaining_s, self._rebalance.remaining_s)
+
+    def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
+        """A request that began at `started` was acknowledged."""
+        self._session.renew(started, session_timeout_s)
+        if not rebalancing:
+            margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
+            self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
+        if self.remaining_s > 0:  # else the response took longer than the lease lasts
+            self._suspension.call_after(self.remaining_s, self._lapsed)
+            self._suspension.resume()
+
+    def end(self) -> None:
+        """The membership is over, or lost."""
+        self._session.end()
+        self._rebalance.end()
+        self._suspension.stop()
+
+    def _lapsed(self) -> None:
+        if self.remaining_s <= 0:
+            self._suspension.suspend(
+                "the coordinator has not responded for most of the session timeout"
+                if self._session.remaining_s <= 0
+                else "this member has not joined the rebalance in time"
+            )

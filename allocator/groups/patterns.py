@@ -1,28 +1,57 @@
-"""Expressions that members subscribe with: a member's own is `compiled`, another's is a `topic_pattern`.
+"""The topics that a member subscribes to, by name and by pattern.
 
-Python's own `re` can take years for a short expression, and a leader that another member's expression holds up moves
-nothing. So those that a leader matches are RE2's (https://github.com/google/re2/wiki/Syntax), as a broker's are that
-matches them (KIP-848): they take time linear in the topic's name.
+A member matches its own pattern with Python's `re` (`TopicSelection`). The leader of a ZooKeeper group matches the
+patterns of other members with RE2 (`topic_pattern`; https://github.com/google/re2/wiki/Syntax), as brokers do in
+KIP-848: RE2 takes time linear in the topic's name, but `re` can take years for a short expression, and the group would
+wait for its leader.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from allocator.errors import ConfigError, MissingExtra
+from allocator.groups.membership import PartitionCountSource
 
-__all__ = ["ANY_TOPIC", "TopicPattern", "check_pattern", "compiled", "topic_pattern"]
+__all__ = ["ANY_TOPIC", "TopicPattern", "TopicSelection", "check_pattern", "compiled", "topic_pattern"]
 
 ANY_TOPIC = ".*"
-"""Needs nothing that is not installed."""
-# bounds the compiled expression, and so the milliseconds that one name takes; two thousand plain names fit
+"""Works without google-re2."""
+# of one compiled expression, which bounds the milliseconds that one name takes; two thousand plain names fit
 MEMORY = 256 << 10
 
 
+class TopicSelection:
+    """The topics that a member reads: those named, and those whose name begins with a match of the pattern.
+
+    Raises ConfigError for a pattern that is not a regular expression.
+    """
+
+    def __init__(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
+        self.topics = frozenset(topics)
+        self.pattern = compiled(pattern)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self.topics or (self.pattern is not None and bool(self.pattern.match(topic)))
+
+    def among(self, existing: Iterable[str]) -> frozenset[str]:
+        """The named topics, and those of `existing` that match the pattern."""
+        if self.pattern is None:
+            return self.topics
+        return self.topics.union(filter(self.pattern.match, existing))
+
+    def follow(self, source: PartitionCountSource, also: frozenset[str] = frozenset()) -> None:
+        """Has `source` keep up to date what it knows of these topics."""
+        if self.pattern is not None:
+            source.follow_all()
+        else:
+            source.follow(self.topics | also)
+
+
 class TopicPattern:
-    """Matched at the start of a topic's name, as `re.match` does; what was found is remembered."""
+    """A RE2 expression, matched at the start of a topic's name as `re.match` does. Caches its results."""
 
     def __init__(self, text: str) -> None:
         self._found: dict[str, bool] = {}
@@ -58,12 +87,12 @@ class TopicPattern:
 
 @lru_cache(maxsize=256)
 def topic_pattern(text: str) -> TopicPattern:
-    """The compiled expression. Raises ConfigError for what RE2 does not take, MissingExtra where there is no RE2."""
+    """The compiled expression. Raises ConfigError if RE2 does not accept it, MissingExtra without google-re2."""
     return TopicPattern(text)
 
 
 def compiled(pattern: str | None) -> re.Pattern[str] | None:
-    """What topics' names are to begin with. Raises ConfigError."""
+    """Raises ConfigError for a pattern that is not a regular expression."""
     try:
         return None if pattern is None else re.compile(pattern)
     except re.error as error:
@@ -71,7 +100,8 @@ def compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def check_pattern(pattern: str | None, membership: str) -> None:
-    """Whether one can subscribe with it there. Raises ConfigError, and MissingExtra where that cannot be told."""
+    """Raises ConfigError if a consumer of this membership cannot subscribe with the pattern, MissingExtra if only
+    google-re2 could tell."""
     compiled(pattern)
     if membership == "zookeeper" and pattern is not None:
         topic_pattern(pattern)

@@ -17,6 +17,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.client.client import KafkaClient
+from allocator.client.configs import BROKER_RESOURCE, describe_configs
 from allocator.client.errors import COMMIT, FETCH, MEMBER_COMMIT, GroupReaction, for_code, react
 from allocator.client.offset_commit import OffsetCommit, OffsetCommitAnswer
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, Fenced, NoOffsetsError
@@ -39,8 +40,6 @@ __all__ = ["SHORTEST_DEFAULT_S", "Call", "CommitQueue", "GroupOffsets", "ask_ret
 
 log = logging.getLogger(__name__)
 
-BROKER_RESOURCE: Final = 4
-
 
 SETTING: Final = "offsets.retention.minutes"
 
@@ -51,7 +50,7 @@ SHORTEST_DEFAULT_S: Final = 24 * 3600.0
 """Kafka's default up to 1.1; from 2.0 on it is seven days."""
 
 
-ANSWERS_WITHIN_S: Final = 10.0
+RESPONSE_WITHIN_S: Final = 10.0
 
 
 async def ask_retention(client: KafkaClient, coordinator: Coordinator, group: str) -> float | None:
@@ -59,24 +58,19 @@ async def ask_retention(client: KafkaClient, coordinator: Coordinator, group: st
 
     None: not at this moment. It needs the right to DESCRIBE_CONFIGS of the cluster.
     """
-    node = coordinator.node
     if client.api_version(DescribeConfigsRequest) is None:
         return SHORTEST_DEFAULT_S
+    node = coordinator.node
     if node is None:
         return None
     try:
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=[SETTING]
+        found = await describe_configs(
+            client, BROKER_RESOURCE, str(node), [SETTING], node=node, timeout_s=RESPONSE_WITHIN_S
         )
-        request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
-        (result,) = (await client.send(node, request, ANSWERS_WITHIN_S)).results
-        if result.error_code:
-            raise for_code(result.error_code, f"settings of broker {node}")
-        (found,) = [float(config.value) * 60 for config in result.configs if config.name == SETTING]
-    except (AllocatorError, ValueError, TypeError) as error:
-        log.debug("%s: how long offsets are kept is not to be had: %s", group, error)
+        return float(found[SETTING]) * 60
+    except (AllocatorError, KeyError, ValueError) as error:
+        log.debug("%s: the offset retention cannot be read: %s", group, error)
         return None if getattr(error, "retriable", False) else SHORTEST_DEFAULT_S
-    return found
 
 
 # -- commits ----------

@@ -16,7 +16,7 @@ from group_bench import COMMIT, FETCH, FIND, HEARTBEAT, JOIN, LEAVE, SYNC, Group
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
 from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
-from allocator.groups import group_requests as leave
+from allocator.groups import kafka_group
 from allocator.groups.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
 
@@ -201,7 +201,7 @@ async def test_a_silent_coordinator_ends_it_before_the_session_can() -> None:
         generation = await group.next()
         task = generation.start(forever)
         broker.silent = {HEARTBEAT}
-        assert "has not answered" in str(await generation.wait())
+        assert "has not responded" in str(await generation.wait())
         await asyncio.wait({task})
         with pytest.raises(GenerationEnded):
             await generation.commit({"t": {0: 1}})
@@ -401,7 +401,7 @@ async def test_a_close_that_is_cancelled_waits_for_no_farewell(monkeypatch: pyte
         group = broker.group(timeout_s=1000)
         await group.next()
         broker.silent = {LEAVE}
-        monkeypatch.setattr(leave, "LEAVE_WITHIN_S", 1000)  # longer than this test may take
+        monkeypatch.setattr(kafka_group, "LEAVE_WITHIN_S", 1000)  # longer than this test may take
         close = asyncio.ensure_future(group.close())
         await seen(broker, LEAVE, 1)
         close.cancel()

@@ -11,8 +11,8 @@ from members import History, RecordingOwner
 
 from allocator.assignors import resolve
 from allocator.client.client import KafkaClient
-from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
-from allocator.groups.kafka_classic.settings import KafkaGroupSettings
+from allocator.groups.kafka_classic.membership import KafkaMembership
+from allocator.groups.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, Node, wait_until_async

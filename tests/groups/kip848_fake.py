@@ -17,8 +17,9 @@ from allocator.groups.kip848.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     IdPartition,
+    IdPartitions,
 )
-from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
+from allocator.groups.kip848.settings import Kip848GroupSettings
 from allocator.testing import wait_until_async
 
 HEARTBEAT, CONFIGS = 68, 32
@@ -32,11 +33,11 @@ def topic_id(name: str) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_DNS, name)
 
 
-def ids(*numbers: int, topic: str = "t") -> Ids:
+def ids(*numbers: int, topic: str = "t") -> IdPartitions:
     return frozenset(IdPartition(topic_id(topic), n) for n in numbers)
 
 
-class NextBroker(FakeBroker):
+class Kip848Broker(FakeBroker):
     """`given` is what the member is to have; it hears of it as from a real one: when joining, when it says everything,
     and when it changed. `codes` are those of the next answers, HANG_UP and SILENT among them; `lost` answers are
     worked out and never sent. `session_s` None: nobody may ask for it."""
@@ -47,7 +48,7 @@ class NextBroker(FakeBroker):
         self.topics = {"t": [1] * 4}
         self.ids: dict[str, uuid.UUID] = {}
         self.given = ids(0, 1, 2)
-        self.told: Ids | None = None
+        self.told: IdPartitions | None = None
         self.epoch = 0
         self.interval_s = 0.02
         self.session_s: float | None = 3.0
@@ -106,7 +107,7 @@ class NextBroker(FakeBroker):
                 return HANG_UP
         return self.answer(request, code, assignment)
 
-    def answer(self, request: Any, code: int, assignment: Ids | None) -> Any:
+    def answer(self, request: Any, code: int, assignment: IdPartitions | None) -> Any:
         response = ConsumerGroupHeartbeatResponse
         given = None
         if assignment is not None:
@@ -131,7 +132,7 @@ class NextBroker(FakeBroker):
         )
 
 
-def owned(request: Any) -> Ids | None:
+def owned(request: Any) -> IdPartitions | None:
     """What a heartbeat says of it; None: nothing."""
     if request.topic_partitions is None:
         return None
@@ -146,15 +147,15 @@ class Recorder:
         self.proofs: list[bool] = []
         self.errors: list[BaseException] = []
         self.subscription = frozenset({"t"})
-        self.held: Ids = frozenset()
-        self.unnamed: Ids = frozenset()
+        self.held: IdPartitions = frozenset()
+        self.unnamed: IdPartitions = frozenset()
         self.block = ""
         self.go = asyncio.Event()
 
     def topics(self) -> frozenset[str]:
         return self.subscription
 
-    async def take(self, given: Ids) -> bool:
+    async def take(self, given: IdPartitions) -> bool:
         new = given - self.held - self.unnamed
         if new:
             self.held |= new
@@ -162,7 +163,7 @@ class Recorder:
             await self._wait("take")
         return not given & self.unnamed
 
-    async def release(self, taken: Ids) -> None:
+    async def release(self, taken: IdPartitions) -> None:
         self.calls.append(("release", taken))
         await self._wait("release")
         self.held -= taken
@@ -189,7 +190,7 @@ class Recorder:
 class Member:
     """`async with Member(broker) as m`: joined, unless `wait` is false; leaves at the end."""
 
-    def __init__(self, broker: NextBroker, *, wait: bool = True, **settings: Any) -> None:
+    def __init__(self, broker: Kip848Broker, *, wait: bool = True, **settings: Any) -> None:
         self.broker = broker
         self.recorder = Recorder()
         self.client = KafkaClient(broker.address)

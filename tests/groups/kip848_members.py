@@ -9,8 +9,8 @@ from kafka_clients import Confluent
 from members import History, RecordingOwner
 
 from allocator.client.client import KafkaClient
-from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
-from allocator.groups.kip848.settings import Kip848GroupSettings
+from allocator.groups.kip848.membership import Kip848Membership
+from allocator.groups.kip848.settings import Kip848GroupSettings, Kip848Settings
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import Partitions
 
@@ -23,7 +23,7 @@ QUICK = {
 }
 
 
-class Next:
+class Kip848Member:
     """A member of ours with its own client; `async with` joins and leaves."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Next:
     def held(self) -> Partitions:
         return self.owner.owned
 
-    async def __aenter__(self) -> Next:
+    async def __aenter__(self) -> Kip848Member:
         await self.client.connect(20)
         await self.membership.join()
         return self
@@ -72,7 +72,7 @@ class Next:
         await self.client.close()
 
 
-class ConfluentNext(Confluent):
+class ConfluentKip848(Confluent):
     """confluent-kafka's consumer under the next-generation protocol."""
 
     def __init__(self, bootstrap: str, group: str, topics: Iterable[str], **options: Any) -> None:

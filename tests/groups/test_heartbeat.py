@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hand_clock import Clock
 
-from allocator.groups.heartbeat import Heartbeat
+from allocator.groups.heartbeat import HeartbeatTimer
 
 
-def times(**settings: float) -> tuple[Heartbeat, Clock]:
+def times(**settings: float) -> tuple[HeartbeatTimer, Clock]:
     clock = Clock()
-    heartbeat = Heartbeat(clock, **{"session_timeout_s": 10.0, "interval_s": 3.0, **settings})
+    heartbeat = HeartbeatTimer(clock, **{"session_timeout_s": 10.0, "interval_s": 3.0, **settings})
     heartbeat.reset_session_timeout()
     return heartbeat, clock
 

@@ -20,7 +20,8 @@ from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
 from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
 from allocator.groups.kafka_classic.group import GroupPhase
-from allocator.groups.kafka_classic.membership import KafkaMembership, KafkaSettings
+from allocator.groups.kafka_classic.membership import KafkaMembership
+from allocator.groups.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

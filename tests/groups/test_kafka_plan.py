@@ -84,7 +84,7 @@ def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: 
     assert Subscription.decode(data).user_data is None
     # and members of sarama say again what they were given
     decision = decide(resolve(name), [member("a", name, OwnMetadata(frozenset({"t"})))])
-    assert MemberAssignment.decode(decision.given["a"]).user_data is None
+    assert MemberAssignment.decode(decision.assignments["a"]).user_data is None
 
 
 def test_a_cooperative_member_that_holds_nothing_claims_no_generation() -> None:
@@ -161,7 +161,7 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
         member("b", "sticky", OwnMetadata(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
         JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
     ]
-    mine = given_of(decide(resolve("sticky"), members).given)
+    mine = given_of(decide(resolve("sticky"), members).assignments)
     assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)
     assert len(mine["c"]) == 1
     assert mine["a"] <= tp(0, 3)
@@ -178,7 +178,7 @@ def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
     members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
     joined = GroupMembers("sticky", members)
     view = GroupView(joined.members, {"t": 4, "u": 2}, joined.owned)
-    mine = given_of(decide_on(resolve("sticky"), joined, view, {}).given)
+    mine = given_of(decide_on(resolve("sticky"), joined, view, {}).assignments)
     assert mine == {"a": tp(0, 3), "b": tp(1) | tp(0, topic="u"), "c": tp(2) | tp(1, topic="u")}
 
 
@@ -191,7 +191,7 @@ def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) ->
 
 def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
     members = [JoinedMember("bad", None, b"\xff"), member("a", "range", OwnMetadata(frozenset({"t"})))]
-    assert given_of(decide(resolve("range"), members).given) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
+    assert given_of(decide(resolve("range"), members).assignments) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
     assert GroupMembers("range", members).topics == {"t"}
 
 
@@ -206,7 +206,7 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
         resolve("cooperative-sticky"),
         [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
     )
-    mine = given_of(first.given)
+    mine = given_of(first.assignments)
     assert len(mine["a"]) == 2
     assert mine["b"] == frozenset()
     second = decide(
@@ -216,12 +216,12 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
             member("b", "cooperative-sticky", OwnMetadata(frozenset({"t"}))),
         ],
     )
-    assert given_of(second.given) == {"a": mine["a"], "b": held - mine["a"]}
+    assert given_of(second.assignments) == {"a": mine["a"], "b": held - mine["a"]}
 
 
 def test_eager_members_get_everything_at_once() -> None:
     members = [member(name, "range", OwnMetadata(frozenset({"t"}))) for name in "ab"]
-    assert given_of(decide(resolve("range"), members).given) == {"a": tp(0, 1), "b": tp(2, 3)}
+    assert given_of(decide(resolve("range"), members).assignments) == {"a": tp(0, 1), "b": tp(2, 3)}
 
 
 def broken(view: GroupView) -> dict[str, Partitions]:
@@ -235,10 +235,10 @@ def test_when_the_function_fails_members_keep_what_they_hold() -> None:
     ]
     decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
-    assert given_of(decision.given) == {"a": tp(0, 1), "b": frozenset()}
+    assert given_of(decision.assignments) == {"a": tp(0, 1), "b": frozenset()}
     gave_up = [member(name, "broken", OwnMetadata(frozenset({"t"}))) for name in "ab"]
     decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
-    assert given_of(decision.given) == {"a": tp(0), "b": frozenset()}
+    assert given_of(decision.assignments) == {"a": tp(0), "b": frozenset()}
 
 
 claims = st.lists(
@@ -254,7 +254,7 @@ def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
 ) -> None:
     members = {f"m{n}": OwnMetadata(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):
-        mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).given)
+        mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).assignments)
         for name, parts in mine.items():
             others = frozenset().union(*(me.held for other, me in members.items() if other != name))
             assert not parts & others

@@ -14,12 +14,13 @@ sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coor
 
 from fake_broker import SILENT
 from kafka.protocol.consumer import OffsetCommitResponse
-from kip848_fake import FAST, NextBroker, ids, owned, topic_id
-from kip848_members import Next
+from kip848_fake import FAST, Kip848Broker, ids, owned, topic_id
+from kip848_members import Kip848Member
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
-from allocator.groups.kip848.membership import Kip848Membership, Kip848Settings
+from allocator.groups.kip848.membership import Kip848Membership
+from allocator.groups.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -32,16 +33,16 @@ def parts(*numbers: int) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition("t", n) for n in numbers)
 
 
-def member(broker: NextBroker, **options: Any) -> Next:
-    return Next(broker.address, "g", options.pop("topics", ["t"]), **{**FAST, **options})
+def member(broker: Kip848Broker, **options: Any) -> Kip848Member:
+    return Kip848Member(broker.address, "g", options.pop("topics", ["t"]), **{**FAST, **options})
 
 
-async def holds(ours: Next, expected: frozenset[TopicPartition]) -> None:
+async def holds(ours: Kip848Member, expected: frozenset[TopicPartition]) -> None:
     await wait_until_async(lambda: ours.held == expected, 30, lambda: f"{sorted(ours.held)} to be {sorted(expected)}")
 
 
 async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         async with member(broker) as ours:
             assert ours.held == ours.membership.held == parts(0, 1, 2)
             assert ours.membership.generation == 1
@@ -53,7 +54,7 @@ async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leav
 
 
 async def test_what_is_being_released_may_be_committed_until_that_is_done() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
         ours.owner.may_drain.clear()
         broker.given = ids(0)
         await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
@@ -65,7 +66,7 @@ async def test_what_is_being_released_may_be_committed_until_that_is_done() -> N
 
 
 async def test_a_release_that_fails_is_one_all_the_same() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
 
         async def fails(_: Any) -> None:
             raise RuntimeError("the user's")
@@ -77,7 +78,7 @@ async def test_a_release_that_fails_is_one_all_the_same() -> None:
 
 
 async def test_a_topic_that_was_deleted_and_made_anew_is_another_one() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
         broker.ids["t"] = topic_id("another")
         broker.given = ids(0, topic="another")
         await holds(ours, parts(0))
@@ -86,7 +87,7 @@ async def test_a_topic_that_was_deleted_and_made_anew_is_another_one() -> None:
 
 
 async def test_a_topic_whose_name_is_not_known_yet_is_begun_with_when_it_is() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.given = ids(0, topic="new")
         async with member(broker, topics=["t", "new"]) as ours:
             assert ours.held == frozenset()
@@ -95,7 +96,7 @@ async def test_a_topic_whose_name_is_not_known_yet_is_begun_with_when_it_is() ->
 
 
 async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.session_s = 1.0
         async with member(broker) as ours:
             heartbeat = broker.handlers[68]
@@ -109,7 +110,7 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
 
 
 async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         commits: list[Any] = []
 
         def commit(request: Any) -> Any:
@@ -132,7 +133,7 @@ async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
 
 
 async def test_a_commit_of_a_removed_member_is_fenced() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
 
         def commit(request: Any) -> Any:
             response = OffsetCommitResponse
@@ -150,7 +151,7 @@ async def test_a_commit_of_a_removed_member_is_fenced() -> None:
 
 
 async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.topics["__consumer_offsets"] = [1]
         topic = broker._topic
 
@@ -172,7 +173,7 @@ async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
 
 
 async def test_another_subscription_is_said_at_once_and_one_that_cannot_be_changes_nothing() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
         broker.interval_s = 600.0
         await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
         with pytest.raises(ConfigError, match="regular expression"):
@@ -184,7 +185,7 @@ async def test_another_subscription_is_said_at_once_and_one_that_cannot_be_chang
 
 
 async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
         broker.interval_s = 600.0
         await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
         heartbeat, go = broker.handlers[68], asyncio.Event()
@@ -203,7 +204,7 @@ async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> N
 
 
 async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
-    async with NextBroker() as broker, member(broker) as ours:
+    async with Kip848Broker() as broker, member(broker) as ours:
         identity = ours.membership.identity
         assert identity is not None
         assert ours.membership.may_act()
@@ -213,7 +214,7 @@ async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
 
 
 async def test_a_membership_that_ends_says_what_ended_it() -> None:
-    async with NextBroker() as broker, member(broker, instance_id="i") as ours:
+    async with Kip848Broker() as broker, member(broker, instance_id="i") as ours:
         broker.codes = [82]
         await wait_until_async(lambda: ours.membership.ended is not None, 30, "the end")
         assert isinstance(ours.membership.ended, BrokerError)
@@ -222,7 +223,7 @@ async def test_a_membership_that_ends_says_what_ended_it() -> None:
 
 
 async def test_join_says_what_prevents_it() -> None:
-    async with NextBroker() as broker, KafkaClient(broker.address) as client:
+    async with Kip848Broker() as broker, KafkaClient(broker.address) as client:
         find = broker.handlers[10]
 
         def nobody(request: Any) -> Any:

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 from fake_broker import HANG_UP, SILENT
-from kip848_fake import CONFIGS, HEARTBEAT, Member, NextBroker, ids, owned
+from kip848_fake import CONFIGS, HEARTBEAT, Kip848Broker, Member, ids, owned
 
 from allocator.errors import BrokerError, ConfigError
 from allocator.groups.kip848.group import Kip848Phase
-from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
+from allocator.groups.kip848.messages import IdPartitions
+from allocator.groups.kip848.settings import Kip848GroupSettings
 from allocator.offsets.messages import Identity
 
 pytestmark = pytest.mark.deadline(90)
 
 
 async def test_a_member_joins_takes_what_it_is_given_and_leaves() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         async with Member(broker, rack="r1", server_assignor="range", rebalance_timeout_s=7) as m:
             assert m.recorder.calls == [("take", ids(0, 1, 2))]
             assert m.group.phase is Kip848Phase.STABLE
@@ -34,7 +35,7 @@ async def test_a_member_joins_takes_what_it_is_given_and_leaves() -> None:
 
 
 async def test_heartbeats_say_what_is_new_and_no_more() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         await m.beaten(4)
         said = [owned(beat) for beat in broker.beats[1:]]
         assert said[0] == ids(0, 1, 2)
@@ -46,7 +47,7 @@ async def test_heartbeats_say_what_is_new_and_no_more() -> None:
 
 
 async def test_what_moves_is_released_then_said_and_only_then_is_more_taken() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.block = "release"
         broker.given = ids(0)
         await m.until(lambda: "release" in m.recorder.names, "the release")
@@ -62,10 +63,10 @@ async def test_what_moves_is_released_then_said_and_only_then_is_more_taken() ->
 
 
 async def test_nothing_new_is_taken_before_the_coordinator_has_heard_of_the_release() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         take, heard = m.recorder.take, []
 
-        async def listening(given: Ids) -> bool:
+        async def listening(given: IdPartitions) -> bool:
             heard.append([owned(beat) for beat in broker.beats])
             return await take(given)
 
@@ -76,7 +77,7 @@ async def test_nothing_new_is_taken_before_the_coordinator_has_heard_of_the_rele
 
 
 async def test_what_is_given_back_while_it_is_released_is_begun_with_anew() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.block = "release"
         broker.given = ids(0)
         await m.until(lambda: "release" in m.recorder.names, "the release")
@@ -91,7 +92,7 @@ async def test_what_is_given_back_while_it_is_released_is_begun_with_anew() -> N
 
 async def test_what_was_given_counts_as_owned_before_it_can_be_begun_with() -> None:
     """Else a heartbeat without it would have the coordinator give it away while it is being begun with."""
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.unnamed = ids(3)
         broker.given = ids(0, 1, 2, 3)
         await m.until(lambda: ids(0, 1, 2, 3) in map(owned, broker.beats), "the heartbeat")
@@ -103,7 +104,7 @@ async def test_what_was_given_counts_as_owned_before_it_can_be_begun_with() -> N
 
 @pytest.mark.parametrize("code", [25, 69, 110])
 async def test_a_member_that_was_removed_loses_everything_and_joins_again_under_its_id(code: int) -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         name = m.group.member_id
         broker.codes = [code]
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "the loss")
@@ -114,7 +115,7 @@ async def test_a_member_that_was_removed_loses_everything_and_joins_again_under_
 
 
 async def test_a_loss_ends_a_release() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.block = "release"
         broker.given = ids(0)
         await m.until(lambda: "release" in m.recorder.names, "the release")
@@ -124,7 +125,7 @@ async def test_a_loss_ends_a_release() -> None:
 
 
 async def test_whom_the_coordinator_still_counts_as_a_member_of_an_earlier_life_leaves_first() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         broker.codes = [110, 110]
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "the loss")
         assert -1 in [beat.member_epoch for beat in broker.beats]
@@ -132,7 +133,7 @@ async def test_whom_the_coordinator_still_counts_as_a_member_of_an_earlier_life_
 
 
 async def test_a_fenced_instance_stops_and_says_so() -> None:
-    async with NextBroker() as broker, Member(broker, instance_id="i") as m:
+    async with Kip848Broker() as broker, Member(broker, instance_id="i") as m:
         broker.codes = [82]
         await m.task
         assert m.recorder.names == ["take", "lost"]
@@ -142,14 +143,14 @@ async def test_a_fenced_instance_stops_and_says_so() -> None:
 
 
 async def test_a_static_member_leaves_for_a_while() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         async with Member(broker, instance_id="i"):
             pass
         assert (broker.beats[-1].member_epoch, broker.beats[-1].instance_id) == (-2, "i")
 
 
 async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.codes = [111] * 5
         with caplog.at_level(logging.WARNING, "allocator"):
             async with Member(broker, instance_id="i") as m:
@@ -159,7 +160,7 @@ async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest
 
 @pytest.mark.parametrize("code", [14, 15, 16])
 async def test_a_coordinator_that_is_loading_or_moved_costs_nothing(code: int) -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         finds = broker.count(10)
         broker.codes = [code, code]
         await m.until(lambda: not broker.codes, "the answers")
@@ -169,7 +170,7 @@ async def test_a_coordinator_that_is_loading_or_moved_costs_nothing(code: int) -
 
 
 async def test_after_a_failure_everything_is_said_again() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         await m.beaten(3)
         broker.codes = [HANG_UP]
         await m.until(lambda: not broker.codes, "the failure")
@@ -182,7 +183,7 @@ async def test_after_a_failure_everything_is_said_again() -> None:
 
 async def test_an_assignment_whose_answer_was_lost_counts_from_before() -> None:
     """The coordinator's clock for a revocation began with the lost answer: the next one must not prove anything."""
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         await m.beaten(3)
         m.recorder.block = "release"
         proofs, before = m.recorder.proofs, []
@@ -197,7 +198,7 @@ async def test_an_assignment_whose_answer_was_lost_counts_from_before() -> None:
 
 
 async def test_a_revocation_counts_from_the_heartbeat_before_its_answer() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.block = "release"
         broker.given = ids(0)
         await m.until(lambda: "release" in m.recorder.names, "the release")
@@ -209,7 +210,7 @@ async def test_a_revocation_counts_from_the_heartbeat_before_its_answer() -> Non
 
 
 async def test_a_preview_that_does_not_repeat_the_assignment_proves_nothing_after_a_failure() -> None:
-    async with NextBroker(newest=0) as broker, Member(broker) as m:
+    async with Kip848Broker(newest=0) as broker, Member(broker) as m:
         broker.repeats = False
         await m.beaten(3)
         m.recorder.proofs.clear()
@@ -229,7 +230,7 @@ async def test_a_preview_that_does_not_repeat_the_assignment_proves_nothing_afte
     ],
 )
 async def test_what_cannot_succeed_is_raised_by_a_first_join(code: int, kind: Any, why: str) -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.codes = [code]
         async with Member(broker, wait=False, server_assignor="best") as m:
             with pytest.raises(kind, match=f"(?s){why}.*because"):
@@ -239,7 +240,7 @@ async def test_what_cannot_succeed_is_raised_by_a_first_join(code: int, kind: An
 
 
 async def test_a_later_refusal_is_told_and_repeated() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         broker.codes = [30, 128]
         await m.until(lambda: len(m.recorder.errors) == 2, "the errors")
         await m.beaten()
@@ -248,7 +249,7 @@ async def test_a_later_refusal_is_told_and_repeated() -> None:
 
 
 async def test_brokers_without_the_protocol_are_told_of_before_anything_is_asked() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         assert broker.versions is not None
         broker.versions = {key: value for key, value in broker.versions.items() if key != HEARTBEAT}
         async with Member(broker, wait=False) as m:
@@ -258,7 +259,7 @@ async def test_brokers_without_the_protocol_are_told_of_before_anything_is_asked
 
 
 async def test_the_session_timeout_is_the_brokers() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.session_s, broker.interval_s = 9.0, 0.03
         async with Member(broker) as m:
             assert (m.group.heartbeat.session_timeout_s, m.group.heartbeat.interval_s) == (9.0, 0.03)
@@ -266,7 +267,7 @@ async def test_the_session_timeout_is_the_brokers() -> None:
 
 
 async def test_where_it_may_not_be_asked_for_only_the_interval_counts(caplog: pytest.LogCaptureFixture) -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.session_s, broker.interval_s = None, 0.9
         with caplog.at_level(logging.WARNING, "allocator"):
             async with Member(broker) as m:
@@ -276,7 +277,7 @@ async def test_where_it_may_not_be_asked_for_only_the_interval_counts(caplog: py
 
 
 async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() -> None:
-    async with NextBroker() as broker, Member(broker, max_poll_interval_s=0.3) as m:
+    async with Kip848Broker() as broker, Member(broker, max_poll_interval_s=0.3) as m:
         await m.until(lambda: m.group.phase is Kip848Phase.AWAY, "leaving")
         await m.until(lambda: broker.beats[-1].member_epoch == -1, "the farewell")
         assert m.recorder.names == ["take", "lost"]
@@ -285,7 +286,7 @@ async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() 
 
 
 async def test_a_user_who_waits_to_join_is_not_silent() -> None:
-    async with NextBroker() as broker, Member(broker, wait=False, max_poll_interval_s=0.1) as m:
+    async with Kip848Broker() as broker, Member(broker, wait=False, max_poll_interval_s=0.1) as m:
         m.recorder.block = "take"
         await m.until(lambda: len(broker.beats) > 20, "the first assignment to take four times as long as polls may")
         m.recorder.go.set()
@@ -295,7 +296,7 @@ async def test_a_user_who_waits_to_join_is_not_silent() -> None:
 
 
 async def test_a_refused_commit_says_something_of_the_membership() -> None:
-    async with NextBroker() as broker, Member(broker) as m:
+    async with Kip848Broker() as broker, Member(broker) as m:
         broker.interval_s = 600.0
         await m.beaten()
         me = m.group.identity
@@ -311,7 +312,7 @@ async def test_a_refused_commit_says_something_of_the_membership() -> None:
 
 
 async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         broker.session_s = 0.6
         async with Member(broker) as m:
             finds = broker.count(10)
@@ -322,7 +323,7 @@ async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
 
 
 async def test_leaving_before_the_join_was_answered_leaves_no_member_behind() -> None:
-    async with NextBroker() as broker:
+    async with Kip848Broker() as broker:
         gate = asyncio.Event()
         answer = broker.heartbeat
 

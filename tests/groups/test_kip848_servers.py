@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kafka_members import Ours, shared, topic_with
-from kip848_members import QUICK, ConfluentNext, Next
+from kip848_members import QUICK, ConfluentKip848, Kip848Member
 from members import History
 
 from allocator.errors import BrokerError, ConfigError, Fenced
@@ -34,10 +34,10 @@ async def test_members_share_leave_and_die(cluster_factory: Any, unique_name: An
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
-    async with Next(cluster.bootstrap, group, counts, name="a", history=history) as a:
+    async with Kip848Member(cluster.bootstrap, group, counts, name="a", history=history) as a:
         await shared([a], counts)
         before = a.held
-        async with Next(cluster.bootstrap, group, counts, name="b", history=history) as b:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="b", history=history) as b:
             await shared([a, b], counts)
             assert {len(a.held), len(b.held)} == {3}
             assert a.held < before
@@ -45,7 +45,7 @@ async def test_members_share_leave_and_die(cluster_factory: Any, unique_name: An
             assert b.membership.may_act()
             assert a.membership.generation == b.membership.generation > 1
         await shared([a], counts)
-        c = Next(cluster.bootstrap, group, counts, name="c", history=history)
+        c = Kip848Member(cluster.bootstrap, group, counts, name="c", history=history)
         await c.__aenter__()
         await shared([a, c], counts)
         await c.vanish()
@@ -61,8 +61,8 @@ async def test_the_server_assignor_is_chosen_by_name(cluster_factory: Any, uniqu
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 4)
     async with (
-        Next(cluster.bootstrap, group, counts, server_assignor="range") as a,
-        Next(cluster.bootstrap, group, counts, server_assignor="range") as b,
+        Kip848Member(cluster.bootstrap, group, counts, server_assignor="range") as a,
+        Kip848Member(cluster.bootstrap, group, counts, server_assignor="range") as b,
     ):
         await shared([a, b], counts)
         numbers = [sorted(p.partition for p in member.held) for member in (a, b)]
@@ -74,7 +74,7 @@ async def test_what_the_broker_refuses_is_a_setting_that_join_names(
 ) -> None:
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 1)
-    member = Next(cluster.bootstrap, group, counts, server_assignor="best")
+    member = Kip848Member(cluster.bootstrap, group, counts, server_assignor="best")
     with pytest.raises(ConfigError, match=r"server_assignor 'best'.*uniform, range"):
         await member.__aenter__()
     await member.client.close()
@@ -82,7 +82,7 @@ async def test_what_the_broker_refuses_is_a_setting_that_join_names(
 
 async def test_brokers_without_the_protocol_are_told_of(cluster_factory: Any, unique_name: Any, group: str) -> None:
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    member = Next(cluster.bootstrap, group, ["t"])
+    member = Kip848Member(cluster.bootstrap, group, ["t"])
     with pytest.raises(ConfigError, match=r"KIP-848.*from 4\.0 on.*use the classic one"):
         await member.__aenter__()
     await member.client.close()
@@ -94,8 +94,11 @@ async def test_topics_that_match_a_pattern_are_shared_and_kafkas_own_left_alone(
     cluster = await start(cluster_factory)
     stem = unique_name()
     counts = await topic_with(cluster, f"{stem}-a", 2)
-    other = Next(cluster.bootstrap, group, [], pattern=f"(?:{stem}|__consumer_offsets)")
-    async with Next(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a, contextlib.AsyncExitStack() as later:
+    other = Kip848Member(cluster.bootstrap, group, [], pattern=f"(?:{stem}|__consumer_offsets)")
+    async with (
+        Kip848Member(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a,
+        contextlib.AsyncExitStack() as later,
+    ):
         await shared([a], counts)
         b = await later.enter_async_context(other)
         await shared([a, b], counts)
@@ -120,7 +123,7 @@ async def test_what_was_done_is_committed_before_others_begin(
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 4)
     history = History()
-    async with Next(cluster.bootstrap, group, counts, name="a", history=history) as a:
+    async with Kip848Member(cluster.bootstrap, group, counts, name="a", history=history) as a:
         await shared([a], counts)
         everything, revoked = a.held, a.owner.revoked
 
@@ -130,7 +133,7 @@ async def test_what_was_done_is_committed_before_others_begin(
             await revoked(parts)
 
         a.owner.revoked = commits  # type: ignore[method-assign]
-        async with Next(cluster.bootstrap, group, counts, name="b", history=history) as b:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="b", history=history) as b:
             await shared([a, b], counts)
             found = await b.offsets.fetch(everything, require_stable=True)
             assert {p: value.offset for p, value in found.items()} == dict.fromkeys(b.held, 7)
@@ -147,8 +150,8 @@ async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_comes_
     counts = await topic_with(cluster, unique_name(), 4)
     history = History()
     async with (
-        Next(cluster.bootstrap, group, counts, name="a", history=history) as a,
-        Next(cluster.bootstrap, group, counts, name="b", history=history) as b,
+        Kip848Member(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        Kip848Member(cluster.bootstrap, group, counts, name="b", history=history) as b,
     ):
         await shared([a, b], counts)
         mine, stale = min(b.held), b.membership.identity
@@ -182,10 +185,10 @@ async def test_a_member_that_does_not_release_in_time_stops_before_it_is_removed
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 4)
     history = History()
-    async with Next(cluster.bootstrap, group, counts, name="a", history=history, rebalance_timeout_s=4.0) as a:
+    async with Kip848Member(cluster.bootstrap, group, counts, name="a", history=history, rebalance_timeout_s=4.0) as a:
         await shared([a], counts)
         a.owner.may_drain.clear()
-        async with Next(cluster.bootstrap, group, counts, name="b", history=history) as b:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="b", history=history) as b:
             await wait_until_async(lambda: a.owner.lost_partitions, 30, "the loss")
             assert a.owner.suspensions == ["this member has not joined the rebalance in time"]
             a.owner.may_drain.set()
@@ -196,14 +199,14 @@ async def test_a_member_that_does_not_release_in_time_stops_before_it_is_removed
 async def test_a_static_member_comes_back_to_what_it_had(cluster_factory: Any, unique_name: Any, group: str) -> None:
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 4)
-    async with Next(cluster.bootstrap, group, counts, name="a") as a:
-        async with Next(cluster.bootstrap, group, counts, name="b", instance_id="b") as b:
+    async with Kip848Member(cluster.bootstrap, group, counts, name="a") as a:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="b", instance_id="b") as b:
             await shared([a, b], counts)
             before, others = b.held, a.held
-        async with Next(cluster.bootstrap, group, counts, name="b", instance_id="b") as b:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="b", instance_id="b") as b:
             await shared([a, b], counts)
             assert (b.held, a.held) == (before, others)
-            twin = Next(cluster.bootstrap, group, counts, name="twin", instance_id="b")
+            twin = Kip848Member(cluster.bootstrap, group, counts, name="twin", instance_id="b")
             await twin.client.connect(20)
             joining = asyncio.ensure_future(twin.membership.join())
             await wait_until_async(lambda: twin.membership.group._waits_for_namesake, 30, "the refusal")
@@ -221,11 +224,11 @@ async def test_ours_and_confluent_kafkas_members_are_one_group(
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
-    async with Next(cluster.bootstrap, group, counts, history=history) as ours:
+    async with Kip848Member(cluster.bootstrap, group, counts, history=history) as ours:
         await shared([ours], counts)
-        async with ConfluentNext(cluster.bootstrap, group, counts, history=history) as theirs:
+        async with ConfluentKip848(cluster.bootstrap, group, counts, history=history) as theirs:
             await shared([ours, theirs], counts, 60)
-            async with Next(cluster.bootstrap, group, counts, name="third", history=history) as third:
+            async with Kip848Member(cluster.bootstrap, group, counts, name="third", history=history) as third:
                 await shared([ours, theirs, third], counts, 60)
             await shared([ours, theirs], counts, 60)
         await shared([ours], counts, 60)
@@ -241,13 +244,13 @@ async def test_a_classic_group_is_moved_while_it_runs_and_back(
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     classic = {"assignors": [assignor], "history": history}
-    async with Next(cluster.bootstrap, f"{group}-before", counts) as probe:
+    async with Kip848Member(cluster.bootstrap, f"{group}-before", counts) as probe:
         # a coordinator that has not heard of a new topic yet does not know who has it when it takes a group over
         await shared([probe], counts)
     async with Ours(cluster.bootstrap, group, counts, name="old", **classic) as old:
         await shared([old], counts)
         await old.offsets.commit({min(old.held): at(3)})
-        async with Next(cluster.bootstrap, group, counts, name="new", history=history) as new:
+        async with Kip848Member(cluster.bootstrap, group, counts, name="new", history=history) as new:
             await shared([old, new], counts, 60)
             assert new.membership.generation > 0
             for member in (old, new):
@@ -269,7 +272,7 @@ async def test_a_group_whose_members_cannot_be_moved_is_named(
     counts = await topic_with(cluster, unique_name(), 2)
     async with Ours(cluster.bootstrap, group, counts) as old:
         await shared([old], counts)
-        new = Next(cluster.bootstrap, group, counts)
+        new = Kip848Member(cluster.bootstrap, group, counts)
         with pytest.raises(ConfigError, match=r"cannot be moved.*group\.consumer\.migration\.policy"):
             await new.__aenter__()
         await new.client.close()
@@ -288,8 +291,8 @@ async def test_the_group_outlives_its_coordinator(
     counts = {topic: 6}
     history = History()
     async with (
-        Next(cluster.bootstrap, group, counts, name="a", history=history) as a,
-        Next(cluster.bootstrap, group, counts, name="b", history=history) as b,
+        Kip848Member(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        Kip848Member(cluster.bootstrap, group, counts, name="b", history=history) as b,
     ):
         await shared([a, b], counts)
         (victim,) = (broker for broker in cluster.brokers if broker.id == a.membership.group.coordinator)
@@ -317,10 +320,10 @@ async def test_in_any_history_a_partition_has_one_owner_at_most(
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 12)
     history, chance = History(), random.Random(seed)
-    alive: list[Next] = []
-    behind_walls: list[tuple[Next, Any, asyncio.Event]] = []
+    alive: list[Kip848Member] = []
+    behind_walls: list[tuple[Kip848Member, Any, asyncio.Event]] = []
 
-    def cut_off(member: Next) -> None:
+    def cut_off(member: Kip848Member) -> None:
         back = asyncio.Event()
 
         async def lost(*_: Any, **__: Any) -> Any:
@@ -330,7 +333,7 @@ async def test_in_any_history_a_partition_has_one_owner_at_most(
         behind_walls.append((member, member.client.send, back))
         member.client.send = lost  # type: ignore[method-assign]
 
-    def let_back(wall: tuple[Next, Any, asyncio.Event]) -> None:
+    def let_back(wall: tuple[Kip848Member, Any, asyncio.Event]) -> None:
         member, send, back = wall
         behind_walls.remove(wall)
         member.client.send = send  # type: ignore[method-assign]
@@ -340,7 +343,9 @@ async def test_in_any_history_a_partition_has_one_owner_at_most(
         reachable = [m for m in alive if m not in [wall[0] for wall in behind_walls]]
         what = chance.choice(["join", "join", "leave", "die", "cut off", "let back", "slow", "quick"])
         if (what == "join" and len(alive) < 5) or not reachable:
-            alive.append(await Next(cluster.bootstrap, group, counts, name=f"m{step}", history=history).__aenter__())
+            alive.append(
+                await Kip848Member(cluster.bootstrap, group, counts, name=f"m{step}", history=history).__aenter__()
+            )
         elif what == "leave":
             member = chance.choice(reachable)
             alive.remove(member)

@@ -11,10 +11,10 @@ from allocator.client.errors import (
     FIND,
     HEARTBEAT,
     JOIN,
+    KIP848_HEARTBEAT,
+    KIP848_LEAVE,
     LEAVE,
     MEMBER_COMMIT,
-    NEXT_HEARTBEAT,
-    NEXT_LEAVE,
     SYNC,
     GroupReaction,
     react,
@@ -96,10 +96,10 @@ EXPECTED: dict[str, tuple[dict[int, GroupReaction], dict[GroupReaction, set[int]
         {R.REFIND: {15, 16}, R.CHECK_TOPIC: {3}, R.NEW_EPOCH: {113}, R.RETRY: {25, 69, 88}},
     ),
     "ConsumerGroupHeartbeat": (
-        NEXT_HEARTBEAT,
+        KIP848_HEARTBEAT,
         {R.REFIND: {15, 16}, R.LOST: {25, 69, 110}, R.FENCED: {82}, R.NEW_EPOCH: {113}, R.RETRY: {111}},
     ),
-    "ConsumerGroupHeartbeat of one who leaves": (NEXT_LEAVE, {R.REFIND: {15, 16}, R.DONE: {25, 69, 82, 110}}),
+    "ConsumerGroupHeartbeat of one who leaves": (KIP848_LEAVE, {R.REFIND: {15, 16}, R.DONE: {25, 69, 82, 110}}),
     "FindCoordinator": (FIND, {R.RETRY: {-1, 15}}),
 }
 

@@ -96,14 +96,14 @@ def _described(me: OwnMetadata) -> bytes:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the leader hands out."""
+    """An assignment, as the leader sends it."""
 
     target: Mapping[str, Partitions]
-    """What the function wants; in the end."""
-    given: Mapping[str, bytes]
-    """By member id: what each is given now."""
+    """The result of the allocator function, which the group reaches after one or two rounds."""
+    assignments: Mapping[str, bytes]
+    """What each member id is assigned in this round."""
     problem: AllocatorError | None
-    """Why the function's answer could not be used: members keep what they have."""
+    """Why the function's result could not be used; the members keep their partitions then."""
 
 
 class GroupMembers:
@@ -150,8 +150,8 @@ def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Ma
     now = target
     if joined.protocol not in EAGER:
         now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
-    given = {member: MemberAssignment(now.get(member, NO_PARTITIONS)).encode() for member in joined.ids}
-    return Decision(target, given, problem)
+    assignments = {member: MemberAssignment(now.get(member, NO_PARTITIONS)).encode() for member in joined.ids}
+    return Decision(target, assignments, problem)
 
 
 def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:

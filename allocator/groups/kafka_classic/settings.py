@@ -1,30 +1,29 @@
-"""What the group protocol asks of those who use it, and the settings of a member."""
+"""The settings of a member of a classic Kafka group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.groups.kafka_classic.messages import STATIC_MEMBERS, JoinedMember
+from allocator.errors import AllocatorError, ConfigError
+from allocator.groups.kafka_classic.messages import STATIC_MEMBERS
+from allocator.groups.kafka_group import passes
 
-__all__ = ["KafkaGroupSettings", "Participant", "passes"]
+__all__ = ["KafkaGroupSettings", "KafkaSettings"]
 
 
 @dataclass(frozen=True)
 class KafkaGroupSettings:
-    """How a member takes part. Times in seconds. Raises `ConfigError` for settings that contradict each other."""
+    """How the member speaks the protocol. Times in seconds. Raises `ConfigError` for settings that contradict."""
 
     session_timeout_s: float = 10.0  # more: a dead member's partitions stand still longer; less: a pause costs them
     heartbeat_interval_s: float = 3.0  # more: rebalances are noticed later; less: more requests
-    # how long a rebalance waits for a member that drains and commits. more: a hung one holds up the group;
-    # less: a slow one loses what it holds. Before 0.10.1 the session timeout stands for it.
+    # how long a rebalance waits for a member that drains and commits. more: a hung member holds up the group;
+    # less: a slow one loses its partitions. Brokers before 0.10.1 use the session timeout instead.
     rebalance_timeout_s: float = 60.0
-    max_poll_interval_s: float | None = None  # None: the user may be silent for ever
+    max_poll_interval_s: float | None = None  # None: the user may be silent for any time
     instance_id: str | None = None  # of a static member (KIP-345): it never leaves, its successor takes its place
     retry_backoff_s: float = 0.1
-    failure_pause_s: float = 1.0  # after an error that retrying does not help, which the user was told
+    failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
 
     def __post_init__(self) -> None:
         for name in ("session_timeout_s", "heartbeat_interval_s", "rebalance_timeout_s", "retry_backoff_s"):
@@ -46,43 +45,19 @@ class KafkaGroupSettings:
             raise ConfigError(f"group {group!r}: static members (an instance id) need brokers from 2.3 on")
 
     def pause_s(self, error: AllocatorError) -> float:
-        """Before what met `error` is tried again."""
+        """Seconds to wait before a retry after `error`."""
         return self.retry_backoff_s if passes(error) else self.failure_pause_s
 
 
-def passes(error: AllocatorError) -> bool:
-    """Whether it is a broker's trouble that ends by itself: not for the user to hear of."""
-    return error.retriable and isinstance(error, BrokerError)
+@dataclass(frozen=True)
+class KafkaSettings:
+    """How a member takes part in its group. Times in seconds."""
 
-
-class Participant(Protocol):
-    """What a kind of group adds; the coordinator calls it, one call at a time but for the last three."""
-
-    protocol_type: str
-
-    def offers(self) -> Sequence[tuple[str, bytes]]:
-        """Names of what this member supports with what it has to say under each, the preferred one first."""
-
-    async def prepare(self) -> None:
-        """Before JoinGroup: give up what may not be held while joining. Cancelled if the membership is lost."""
-
-    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        """This member leads: returns what it assigns to each member."""
-
-    async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
-        """A new generation stands and this is our part in it. Cancelled if the membership is lost."""
-
-    async def lost(self, why: str) -> None:
-        """What is held may be somebody else's already."""
-
-    async def leaving(self) -> None:
-        """Give everything up in good order. Cancelled if the membership is lost."""
-
-    def acknowledged(self, started: float, *, rebalancing: bool) -> None:
-        """The coordinator counts us as a member at some moment after `started`, by the clock given.
-
-        `rebalancing`: it also said that it waits for this member to join again.
-        """
-
-    def failed(self, error: BaseException) -> None:
-        """Something that the user has to know."""
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = 1.0
+    rack: str | None = None
+    connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for any time
+    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+    group: KafkaGroupSettings = field(default_factory=KafkaGroupSettings)

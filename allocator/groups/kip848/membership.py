@@ -1,23 +1,23 @@
-"""Ownership of partitions by Kafka's next-generation group protocol (KIP-848), in which the coordinator assigns.
+"""Ownership of partitions by KIP-848, Kafka's next-generation group protocol, in which the coordinator assigns.
 
-Guarantee: a partition has at most one owner, as far as the protocol can give it: the coordinator gives a partition away
-only after its last owner said that it released it, or was removed for its silence or its slowness; and this member
-stops acting by its own clock before it can have been removed. What it commits carries its epoch, and the coordinator
-refuses it once that is over. Only what moves stops; everything else goes on through a rebalance.
+Guarantee: a partition has at most one owner, as far as the protocol allows it. The coordinator assigns a partition to
+another member only after its owner reported that it released it, or after it removed the owner because it was silent or
+slow. This member stops acting by its own clock before the coordinator can have removed it. Its commits carry its epoch,
+and the coordinator refuses them once that epoch is over. Only partitions that move stop during a rebalance.
 
-The clock: the lease lasts three quarters of the group's session timeout from the start of the last heartbeat that was
-answered. The session timeout is the broker's (`group.consumer.session.timeout.ms`, 45 s by default, or the group's own
-`consumer.session.timeout.ms`), and heartbeats do not tell it, so it is asked for when joining and once a minute; who
-lowers it on a running group should wait that long before relying on it. Where this user may not ask (the right is
-DESCRIBE_CONFIGS on the group), only the heartbeat interval is known, which is always the smaller one: the lease is
-counted from that, with heartbeats three times as often. A revocation counts likewise: the coordinator removes a member
-that does not release within its rebalance timeout, counted from when it was told to.
+The clock: the lease lasts three quarters of the group's session timeout, from the start of the last heartbeat that was
+acknowledged. The session timeout is a setting of the broker (`group.consumer.session.timeout.ms`, 45 s by default, or
+the group's own `consumer.session.timeout.ms`). Heartbeats do not carry it, so the member asks for it when it joins and
+once a minute. If you lower it on a running group, wait a minute before you rely on it. Without the right to
+DESCRIBE_CONFIGS on the group, the member knows only the heartbeat interval, which is always shorter: it counts the
+lease from that, and sends heartbeats three times as often. A revocation has a time limit too: the coordinator removes
+a member that does not release its partitions within its rebalance timeout, counted from when it was notified.
 
-Members of the classic protocol may be in the same group while a service is moved, if the broker lets it
+Members of the classic protocol may be in the same group while a service is moved, if the broker allows it
 (`group.consumer.migration.policy`). From the first member of the new protocol to the last one the coordinator assigns,
-to the classic members as well, whatever functions they offer. (Kafka 4.1 does not count what classic members hold of a
-topic that is so new that the coordinator has not heard of it when it takes the group over: do not move a group within
-the second in which its topics are made.)
+to the classic members as well, whatever assignors they offer. (Kafka 4.1 ignores what classic members hold of a topic
+that the coordinator does not know yet when it takes over the group: do not move a group within a second after its
+topics were created.)
 """
 
 from __future__ import annotations
@@ -26,48 +26,32 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from allocator.client.client import KafkaClient
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.groups.kafka_member import KafkaMember
 from allocator.groups.kip848.group import Kip848Group
-from allocator.groups.kip848.messages import IdPartition
-from allocator.groups.kip848.settings import Ids, Kip848GroupSettings
+from allocator.groups.kip848.messages import IdPartition, IdPartitions
+from allocator.groups.kip848.settings import Kip848Settings
 from allocator.groups.membership import AssignmentListener
-from allocator.groups.patterns import compiled
+from allocator.groups.patterns import TopicSelection
 from allocator.offsets.coordinator import Coordinator
 from allocator.types import TopicPartition
 
-__all__ = ["Kip848Membership", "Kip848Settings"]
+__all__ = ["Kip848Membership"]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Kip848Settings:
-    """How a member takes part. Times in seconds."""
-
-    topics: frozenset[str] = frozenset()
-    # matched here and not by the broker: 4.1 gives no partitions to a member whose expression matches nothing but
-    # topics that the group had before, and Python's syntax is the same for all memberships
-    pattern: str | None = None
-    topic_poll_s: float = 10.0  # with a pattern: how soon new topics are noticed, at one metadata request each
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for ever
-    group: Kip848GroupSettings = field(default_factory=Kip848GroupSettings)
-
-
 class Kip848Membership(KafkaMember):
-    """One member of one group; see the module for what it guarantees.
+    """One member of one group; the module's docstring has the guarantee.
 
-    `client` is connected and stays the caller's. `owner` is told what to process. The constructor touches nothing.
-
-    It is the `Committer` of a `GroupOffsets` too, which then commits as this member.
+    The caller connects and closes `client`. As the `Committer` of a `GroupOffsets`, it has offsets committed as this
+    member. The constructor does no I/O.
     """
 
     leading = False
-    """The coordinator assigns."""
     _group: Kip848Group
 
     def __init__(
@@ -80,14 +64,11 @@ class Kip848Membership(KafkaMember):
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(client, group, owner, settings.connect_timeout_s, clock)
+        selection = TopicSelection(settings.topics, settings.pattern)
+        super().__init__(client, group, owner, selection, settings.connect_timeout_s, clock)
         self._settings = settings
-        self._topics, self._pattern = settings.topics, compiled(settings.pattern)
-        self._wanted: frozenset[str] = settings.topics
-        self._names: dict[IdPartition, TopicPartition] = {}  # of what is held
+        self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
         self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=clock)
-
-    # -- the surface ----------------------------------------------------------------------------------------------
 
     @property
     def member_id(self) -> str:
@@ -100,53 +81,51 @@ class Kip848Membership(KafkaMember):
 
     @property
     def group(self) -> Kip848Group:
-        """The protocol beneath: phase, coordinator, heartbeats."""
+        """The state machine of the protocol."""
         return self._group
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the subscription; the coordinator hears of it at once. Raises `ConfigError`, and then nothing has
-        changed."""
-        self._topics, self._pattern = frozenset(topics), compiled(pattern)
-        self._follow()
-        self._wanted = self._resolved()
+        self._selection = TopicSelection(topics, pattern)
+        self._selection.follow(self._client)
+        self._wanted = self._selection.among(self._client.topics())
         self._group.changed()
 
     async def _begin(self) -> None:
-        self._follow()
-        if self._pattern is not None:
-            with contextlib.suppress(AllocatorError):  # what it would tell comes later
+        self._selection.follow(self._client)
+        if self._selection.pattern is not None:
+            with contextlib.suppress(AllocatorError):  # `_poll_topics` tries again
                 await self._client.refresh(max_age_s=1.0)
-        self._wanted = self._resolved()
+        self._wanted = self._selection.among(self._client.topics())
 
-    # -- called by the group --------------------------------------------------------------------------------------
+    # -- called by the state machine ------------------------------------------------------------------------------
 
     def topics(self) -> frozenset[str]:
         return self._wanted
 
-    async def take(self, given: Ids) -> bool:
-        new = given - self._names.keys()
+    async def take(self, assigned: IdPartitions) -> bool:
+        new = assigned - self._names.keys()
         topics = self._by_id()
         if any(each.topic_id not in topics for each in new):
             try:
                 await self._client.refresh()
             except AllocatorError as error:
-                log.info("%s: the names of new topics are not to be had yet: %s", self._group_name, error)
+                log.info("%s: cannot read the names of new topics yet: %s", self._group_name, error)
             topics = self._by_id()
         named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
-        # others may be given to us for what we wanted before
-        gained = {each: part for each, part in named.items() if part.topic in self._wanted}
+        # the assignment may rest on an earlier subscription
+        gained = {each: partition for each, partition in named.items() if partition.topic in self._wanted}
         if gained:
             self._names.update(gained)
             self._held |= frozenset(gained.values())
-            log.info("%s: %s begins with %d partitions", self._group_name, self.member_id, len(gained))
+            log.info("%s: %s starts %d partitions", self._group_name, self.member_id, len(gained))
             await self._owner.assigned(frozenset(gained.values()))
         return len(named) == len(new)
 
-    async def release(self, taken: Ids) -> None:
-        parts = frozenset(self._names.pop(each) for each in taken if each in self._names)
-        if parts:
-            log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(parts))
-            await self._give_up(parts)
+    async def release(self, revoked: IdPartitions) -> None:
+        named = frozenset(self._names.pop(each) for each in revoked if each in self._names)
+        if named:
+            log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(named))
+            await self._give_up(named)
 
     async def lost(self, why: str) -> None:
         self._names.clear()
@@ -159,30 +138,17 @@ class Kip848Membership(KafkaMember):
     # -------------------------------------------------------------------------------------------------------------
 
     def _by_id(self) -> dict[object, str]:
-        """Names by id, of the topics that are known."""
         return {topic.topic_id: name for name, topic in self._client.metadata.topics.items()}
 
-    def _resolved(self) -> frozenset[str]:
-        if self._pattern is None:
-            return self._topics
-        return self._topics | {topic for topic in self._client.topics() if self._pattern.match(topic)}
-
-    def _follow(self) -> None:
-        if self._pattern is not None:
-            self._client.follow_all()
-        else:
-            self._client.follow(self._topics)
-
     def _metadata_came(self) -> None:
-        wanted = self._resolved()
-        if self._pattern is not None and wanted != self._wanted:
+        wanted = self._selection.among(self._client.topics())
+        if self._selection.pattern is not None and wanted != self._wanted:
             self._wanted = wanted
             self._group.changed()
 
     async def _poll_topics(self) -> None:
-        """What no message announces: new topics."""
         while True:
             await asyncio.sleep(self._settings.topic_poll_s)
-            if self._pattern is not None:
-                with contextlib.suppress(AllocatorError):  # the next turn asks again
+            if self._selection.pattern is not None:
+                with contextlib.suppress(AllocatorError):  # the next turn tries again
                     await self._client.refresh()

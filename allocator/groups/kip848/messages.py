@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat on the wire, v0 and v1 (KIP-848; https://kafka.apache.org/protocol).
+"""ConsumerGroupHeartbeat v0 and v1, ConsumerGroupDescribe v0 (KIP-848; https://kafka.apache.org/protocol).
 
-kafka-python has no classes for it, so the fields stand in two files beside this one, in the notation in which it has
-those of all other messages.
+kafka-python has no classes for them. The JSON files beside this module define their fields, in the notation that
+kafka-python uses for all other messages.
 """
 
 from __future__ import annotations
@@ -12,18 +12,30 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.api_message import ApiMessage
 
+from allocator.client.errors import for_code
+from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.foreign import SHOWN_ERROR, plain
+from allocator.groups.kip848.settings import Kip848GroupSettings
 
 __all__ = [
+    "JOIN_EPOCH",
     "ConsumerGroupDescribeRequest",
     "ConsumerGroupDescribeResponse",
     "ConsumerGroupHeartbeatRequest",
     "ConsumerGroupHeartbeatResponse",
-    "HeartbeatAnswer",
+    "HeartbeatResponse",
     "IdPartition",
-    "compose",
-    "parse",
+    "IdPartitions",
+    "MemberState",
+    "heartbeat_request",
+    "heartbeat_response",
+    "leave_request",
+    "refusal",
+    "unsupported",
 ]
+
+# in place of an epoch
+JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 
 
 class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
@@ -34,58 +46,89 @@ class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=__package__):  # type
     pass
 
 
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
 class IdPartition(NamedTuple):
-    """A partition by the id of its topic: a topic that was deleted and made anew is another one."""
+    """A partition by the id of its topic: a topic that was deleted and created anew has another id."""
 
     topic_id: uuid.UUID
     partition: int
 
 
-class HeartbeatAnswer(NamedTuple):
+IdPartitions = frozenset[IdPartition]
+
+
+class MemberState(NamedTuple):
+    """What a heartbeat reports of the member."""
+
+    topics: frozenset[str]
+    owned: IdPartitions
+
+
+class HeartbeatResponse(NamedTuple):
     code: int
     message: Optional[str]
-    """What the broker says about the code, if anything."""
+    """The broker's own words about the code, if any."""
     epoch: int
     interval_s: float
-    assignment: Optional[frozenset[IdPartition]]
-    """What the member may use at once; None: as it was."""
+    assignment: Optional[IdPartitions]
+    """The partitions that the member may use at once; None: no change."""
 
 
-def compose(
+def heartbeat_request(
     group: str,
     member_id: str,
     epoch: int,
-    *,
-    instance_id: str | None = None,
-    rack: str | None = None,
-    rebalance_timeout_s: float | None = None,
-    topics: Iterable[str] | None = None,
-    assignor: str | None = None,
-    owned: Iterable[IdPartition] | None = None,
+    settings: Kip848GroupSettings,
+    state: MemberState,
+    reported: MemberState | None,
 ) -> Any:
-    """A heartbeat; None for what the coordinator knows already. Epoch 0 joins, -1 leaves, -2 leaves for a while."""
+    """The changes since `reported`. In full if that is None; the coordinator then repeats the assignment."""
     request = ConsumerGroupHeartbeatRequest
-    by_topic: dict[uuid.UUID, list[int]] | None = None
-    if owned is not None:
-        by_topic = {}
-        for topic_id, partition in owned:
-            by_topic.setdefault(topic_id, []).append(partition)
+    full = reported is None
     return request(
         group_id=group,
         member_id=member_id,
         member_epoch=epoch,
-        instance_id=instance_id,
-        rack_id=rack,
-        rebalance_timeout_ms=-1 if rebalance_timeout_s is None else round(rebalance_timeout_s * 1000),
-        subscribed_topic_names=None if topics is None else sorted(topics),
-        server_assignor=assignor,
-        topic_partitions=None
-        if by_topic is None
-        else [request.TopicPartitions(topic_id=topic, partitions=sorted(parts)) for topic, parts in by_topic.items()],
+        instance_id=settings.instance_id,
+        rack_id=settings.rack if full else None,
+        rebalance_timeout_ms=round(settings.rebalance_timeout_s * 1000) if full else -1,
+        subscribed_topic_names=sorted(state.topics) if reported is None or state.topics != reported.topics else None,
+        server_assignor=settings.server_assignor if full else None,
+        topic_partitions=_by_topic(state.owned) if reported is None or state.owned != reported.owned else None,
     )
 
 
-def parse(response: Any) -> HeartbeatAnswer:
+def leave_request(group: str, member_id: str, settings: Kip848GroupSettings) -> Any:
+    """A static member leaves for a while: the group keeps its partitions for its successor."""
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member_id,
+        member_epoch=LEAVE_EPOCH if settings.instance_id is None else STATIC_LEAVE_EPOCH,
+        instance_id=settings.instance_id,
+        rack_id=None,
+        rebalance_timeout_ms=-1,
+        subscribed_topic_names=None,
+        server_assignor=None,
+        topic_partitions=None,
+    )
+
+
+def _by_topic(owned: Iterable[IdPartition]) -> list[Any]:
+    by_topic: dict[uuid.UUID, list[int]] = {}
+    for topic_id, partition in owned:
+        by_topic.setdefault(topic_id, []).append(partition)
+    entry = ConsumerGroupHeartbeatRequest.TopicPartitions
+    return [entry(topic_id=topic, partitions=sorted(numbers)) for topic, numbers in by_topic.items()]
+
+
+def heartbeat_response(response: Any) -> HeartbeatResponse:
     assignment = None
     if response.assignment is not None:
         assignment = frozenset(
@@ -93,7 +136,7 @@ def parse(response: Any) -> HeartbeatAnswer:
             for topic in response.assignment.topic_partitions
             for partition in topic.partitions
         )
-    return HeartbeatAnswer(
+    return HeartbeatResponse(
         response.error_code,
         None if response.error_message is None else plain(response.error_message[:SHOWN_ERROR]),
         response.member_epoch,
@@ -102,15 +145,28 @@ def parse(response: Any) -> HeartbeatAnswer:
     )
 
 
-# -- consumer_describe ----------
-# ConsumerGroupDescribe on the wire, v0 (KIP-848; https://kafka.apache.org/protocol): a next-generation group.
-#
-# kafka-python has no classes for it; the fields stand in two files beside this one, as those of the heartbeat do.
+UNSUPPORTED = (
+    "the brokers do not offer the next-generation group protocol (KIP-848). Kafka has it from 4.0 on, unless it is "
+    "disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a preview; use the classic one"
+)
 
 
-class ConsumerGroupDescribeRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
-    pass
+def unsupported(group: str, message: str = "") -> ConfigError:
+    return ConfigError(f"group {group!r}: {UNSUPPORTED}{message}")
 
 
-class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
-    pass
+def refusal(response: HeartbeatResponse, group: str, settings: Kip848GroupSettings) -> AllocatorError:
+    """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
+    message = f" ({response.message})" if response.message else ""
+    where = f"group {group!r}"
+    if response.code == 35:
+        return unsupported(group, message)
+    if response.code == 69:
+        return ConfigError(
+            f"{where} has members that cannot be moved to the next-generation protocol: stop them first, or allow "
+            f"it by the brokers' group.consumer.migration.policy{message}"
+        )
+    if response.code == 112:
+        return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{message}")
+    error = for_code(response.code, f"{where}: cannot take part")
+    return BrokerError(f"{error}{message}", code=response.code)

@@ -252,7 +252,7 @@ class _KielMember(OwnersMembership):
     def _dealt_to_us(self, members: list[str], partitions: list[str]) -> Partitions:
         of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
         found: set[TopicPartition] = set()
-        for topic in filter(self._wants, of_topics):
+        for topic in filter(self._selection.__contains__, of_topics):
             mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
             # brokers that start say of topics that exist that they do not; and kiel goes on dealing what was deleted
             found |= mine & (self._held if existing is None else {TopicPartition(topic, n) for n in existing})

@@ -203,10 +203,10 @@ class _OldConsumer(OwnersMembership):
 
     def _chosen(self) -> Collection[str]:
         """The topics to register for: an expression is resolved here, since each client has its own kind of them."""
-        if self._pattern is None:
-            return self._wanted_topics
-        known = {topic for topic in self._topics.topics() if self._wants(topic)}
-        # of what is registered, for brokers that start know of no topic
+        if self._selection.pattern is None:
+            return self._selection.topics
+        known = self._selection.among(self._topics.topics())
+        # keep what is registered: a starting broker may report existing topics as missing
         return known | {topic for topic in self._registered if self._topics.partitions(topic) is None}
 
     async def _listen(self, names: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
 from allocator.groups.lease import MembershipLost
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
-from allocator.groups.patterns import compiled
+from allocator.groups.patterns import TopicSelection
 from allocator.groups.session import SessionMembership
 from allocator.measures import Measures
 from allocator.tasks import TaskGroup, wait_for_event
@@ -70,7 +70,7 @@ class OwnersMembership(SessionMembership):
     ) -> None:
         super().__init__(zk, group, base, owner, settings, measures, clock)
         self._topics = topics
-        self._wanted_topics, self._pattern = settings.topics, compiled(settings.pattern)
+        self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s
         self._clock = clock
         self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
@@ -104,9 +104,9 @@ class OwnersMembership(SessionMembership):
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; what of it others have is begun with once they let go."""
-        self._wanted_topics, self._pattern = frozenset(topics), compiled(pattern)
+        self._selection = TopicSelection(topics, pattern)
         if self._task is not None:
-            self._follow_topics()
+            self._selection.follow(self._topics)
             self._changed.set()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class OwnersMembership(SessionMembership):
         await self._unclaim(frozenset(self._claimed))
 
     async def _take_part(self, scope: TaskGroup) -> None:
-        self._follow_topics()
+        self._selection.follow(self._topics)
         scope.start(self._poll_topics(), "topics")
         remove = self._topics.on_metadata(self._changed.set)
         try:
@@ -276,23 +276,14 @@ class OwnersMembership(SessionMembership):
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    def _wants(self, topic: str) -> bool:
-        return topic in self._wanted_topics or (self._pattern is not None and bool(self._pattern.match(topic)))
-
     def _existing(self) -> Partitions:
-        """All partitions of what we read, as far as Kafka says."""
-        topics = self._wanted_topics if self._pattern is None else filter(self._wants, self._topics.topics())
+        """All partitions of the selected topics, as far as Kafka says."""
+        topics = self._selection.among(self._topics.topics())
         return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
 
-    def _follow_topics(self) -> None:
-        if self._pattern is not None:
-            self._topics.follow_all()
-        else:
-            self._topics.follow(self._wanted_topics)
-
     async def _poll_topics(self) -> None:
-        """What no message announces: new topics and partitions."""
+        """Looks for new topics and partitions: no message announces them."""
         while True:
             await asyncio.sleep(self._topic_poll_s)
-            with contextlib.suppress(AllocatorError):  # the next turn asks again
+            with contextlib.suppress(AllocatorError):  # the next turn tries again
                 await self._topics.refresh()

@@ -1,0 +1,41 @@
+"""Reading the configuration of a broker or a group: DescribeConfigs, from Kafka 0.11 on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafka.protocol.admin import DescribeConfigsRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.errors import for_code
+
+__all__ = ["BROKER_RESOURCE", "GROUP_RESOURCE", "describe_configs"]
+
+BROKER_RESOURCE, GROUP_RESOURCE = 4, 32
+
+
+async def describe_configs(
+    client: KafkaClient,
+    kind: int,
+    name: str,
+    keys: Sequence[str],
+    *,
+    node: int | None = None,
+    timeout_s: float | None = None,
+) -> dict[str, str]:
+    """The values of those of `keys` that are set, asked of broker `node`, else of any broker.
+
+    Raises BrokerError, also without the right to DESCRIBE_CONFIGS of the cluster or the group.
+    """
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=kind, resource_name=name, configuration_keys=list(keys)
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    if node is None:
+        response = await client.send_any(request, timeout_s)
+    else:
+        response = await client.send(node, request, timeout_s)
+    (result,) = response.results
+    if result.error_code:
+        raise for_code(result.error_code, f"configuration of {'broker' if kind == BROKER_RESOURCE else 'group'} {name}")
+    return {entry.name: entry.value for entry in result.configs if entry.value is not None and entry.name in keys}

@@ -5,35 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from allocator.client.client import KafkaClient
-from allocator.consumer.generation import Generation, GenerationTracker, PartitionStart, PendingGeneration
-from allocator.consumer.group_config import ConsumerGroupConfig, client_of, group_settings_of
+from allocator.consumer.generation import Generation, PartitionStart
+from allocator.consumer.generation_source import GenerationSource, GenerationTracker, PendingGeneration, member_of
+from allocator.consumer.group_config import ConsumerGroupConfig, client_of
 from allocator.errors import AllocatorError, GroupClosed
-from allocator.groups.kafka_classic.membership import KafkaMembership
-from allocator.groups.kafka_classic.settings import KafkaSettings
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Paths
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import KeptOffsets
-from allocator.offsets.messages import Identity
 from allocator.subscription.loss import topic_of
 from allocator.tasks import wait_for_event
-from allocator.types import NO_PARTITIONS, OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ConsumerGroup", "GenerationSource", "KafkaGenerations", "ZooKeeperGenerations", "member_of"]
+__all__ = ["ConsumerGroup"]
 
 log = logging.getLogger(__name__)
 
 
 class ConsumerGroup:
-    """For those who read and commit by themselves, and want to know which partitions are theirs, and for how long.
+    """Tells which partitions this member has, and for how long, to a program that reads and commits by itself.
 
-    Guarantees: there are never two active generations, `next` returns one only when everything of the one before has
-    ended; the member joins again only after that; every error comes out of `next`, of which each caller gets another.
+    Guarantees: there are never two active generations. `next` returns a generation only when everything of the one
+    before has ended, and the member joins again only after that. `next` raises every error, each to one caller.
 
         async with ConsumerGroup(config) as group:
             while True:
@@ -42,23 +36,22 @@ class ConsumerGroup:
                     for partition, offset in starts:
                         generation.start(read(generation, topic, partition, offset))
 
-    The constructor touches nothing; the first `next`, or `async with`, begins to connect. After a failure the member
-    leaves, `next` raises the reason, and it joins anew `join_backoff_s` after the failure; not before somebody was
-    told of it. Everything that is not a failure, a rebalance or a session that was lost, is mended without a word:
-    the generation ends and the next one follows.
+    The constructor does no I/O; the first `next`, or `async with`, begins to connect. After a failure the member
+    leaves and `next` raises the reason. The member joins again `join_backoff_s` after the failure, once a caller has
+    the error. A rebalance or a lost session is no failure: the generation ends, and the next one follows.
 
-    A committed offset of a topic that was deleted and created again since counts as none (brokers from 2.8 on): the
-    partition begins at `first_offset`, with a warning in the log.
+    A committed offset is ignored if its topic was deleted and created again since (brokers from 2.8 on): the partition
+    starts at `first_offset`, with a warning in the log.
     """
 
     def __init__(self, config: ConsumerGroupConfig) -> None:
         self.config = config
         self._closed = False
         self._task: asyncio.Task[None] | None = None
-        self._standing: GenerationTracker | None = None
+        self._tracker: GenerationTracker | None = None
         self._offer: Generation | BaseException | None = None
-        # made with the task: before 3.10 they belong to the loop that is current when they are made
-        self._news: asyncio.Event
+        # created with the task: before Python 3.10 an event belongs to the loop that is current then
+        self._offered: asyncio.Event
         self._taken: asyncio.Event
         self._closing: asyncio.Event
 
@@ -75,13 +68,11 @@ class ConsumerGroup:
     ) -> None:
         await self.close()
 
-    # -- the surface ----------------------------------------------------------------------------------------------
-
     async def next(self) -> Generation:
-        """The next generation, when the one before is over.
+        """Returns the next generation, when the one before is over.
 
-        Raises what prevents it, whatever it is, and may then be called again; `GroupClosed` after `close`, at once
-        and for everybody who waits. May be cancelled: nothing is lost by it.
+        Raises any error that prevents it; it may be called again then. Raises `GroupClosed` after `close`, also in
+        calls that are waiting. A cancelled call loses nothing.
         """
         self._begin()
         while True:
@@ -93,26 +84,26 @@ class ConsumerGroup:
                 if isinstance(offer, Generation):
                     return offer
                 raise offer
-            self._news.clear()
-            await self._news.wait()
+            self._offered.clear()
+            await self._offered.wait()
 
     async def close(self) -> None:
         """Ends the current generation, waits for its functions, leaves the group and closes every connection.
 
-        May be called twice, and while another call waits. Called by a function of the generation, or by a task that
-        one has started, it does not return: that function is cancelled, as the others are. If the call is cancelled,
-        it waits for functions still, but for no answer of the coordinator any more.
+        May be called twice, and while another call waits. A call by a function of the generation, or by a task that
+        such a function has started, does not return: the function is cancelled, as all others are. A cancelled call
+        still waits for the functions, but no longer for the coordinator.
         """
         self._closed = True
         task = self._task
         if task is None:
             return
-        self._tell_all()
-        standing = self._standing
-        generation = None if standing is None else standing.current
+        self._wake_all()
+        tracker = self._tracker
+        generation = None if tracker is None else tracker.current
         inside = generation is not None and generation.runs_here()
-        if standing is not None:
-            standing.stop(GroupClosed(f"group {self.config.group!r} is closed"))
+        if tracker is not None:
+            tracker.stop(GroupClosed(f"group {self.config.group!r} is closed"))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -125,108 +116,108 @@ class ConsumerGroup:
 
     def _begin(self) -> None:
         if self._task is None and not self._closed:
-            self._news, self._taken, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            self._offered, self._taken, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
 
     async def _run(self) -> None:
-        """One turn for each membership: until closed, another one after each failure."""
+        """One turn for each membership, until closed: a new one after each failure."""
         now = asyncio.get_running_loop().time
         try:
             while not self._closed:
                 try:
                     await self._take_part()
-                except Exception as error:  # noqa: BLE001  whatever a function of the user's raised comes out of `next`
+                except Exception as error:  # noqa: BLE001  `next` raises any error of the user's functions
                     if self._closed:
                         if not isinstance(error, GroupClosed):
                             log.warning("%s: while it was closed: %r", self.config.group, error)
                         return
-                    resume = now() + self.config.join_backoff_s  # it has been a while when somebody hears of it
+                    resume = now() + self.config.join_backoff_s  # counts from the failure, not from `next`
                     log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
                     await self._report(error)
                     await wait_for_event(self._closing, max(0.0, resume - now()))
         finally:
             self._closed = True
-            self._tell_all()
+            self._wake_all()
 
     async def _take_part(self) -> None:
-        """Connects, joins, and serves generations. Raises what ended it; by then the member has left."""
-        self._standing = standing = GenerationTracker()
+        """Connects, joins, and serves generations. Raises the error that ended it, after the member has left."""
+        self._tracker = tracker = GenerationTracker()
         client = client_of(self.config)
         try:
-            await standing.unless_stopped(client.connect(self.config.connect_timeout_s))
+            await tracker.unless_stopped(client.connect(self.config.connect_timeout_s))
             client.follow(self.config.topics)
-            member = member_of(self.config, client, standing)
+            member = member_of(self.config, client, tracker)
             joining = asyncio.get_running_loop().create_task(member.join(), name="join")
-            joining.add_done_callback(lambda task: _note(task, standing))
+            joining.add_done_callback(lambda task: _note(task, tracker))
             try:
-                await self._generations(client, member, standing)
+                await self._generations(client, member, tracker)
             finally:
                 await self._leave(member, joining)
         finally:
             await client.close()
 
-    async def _generations(self, client: KafkaClient, member: GenerationSource, standing: GenerationTracker) -> None:
+    async def _generations(self, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker) -> None:
         while True:
-            round = await standing.settled()
-            with client.measures.span("rebalance", step="assigned", partitions=len(round.partitions)):
-                generation = await self._make(round, client, member, standing)
+            pending = await tracker.settled()
+            with client.measures.span("rebalance", step="assigned", partitions=len(pending.partitions)):
+                generation = await self._make(pending, client, member, tracker)
             if generation is None:
                 continue
             try:
                 self._offer = generation
-                self._news.set()
+                self._offered.set()
                 await generation.wait()
             finally:
-                generation.end("the group gives up")  # only if somebody cancelled us
+                generation.end("the group gives up")  # only if this task was cancelled
                 if self._offer is generation:
-                    self._offer = None  # nobody took it, so nobody has to see its end before the next one
-                with client.measures.span("rebalance", step="revoked", partitions=len(round.partitions)):
+                    self._offer = None  # no caller has it, so no caller has to see its end
+                with client.measures.span("rebalance", step="revoked", partitions=len(pending.partitions)):
                     await generation.over()
-                standing.current = None
+                tracker.current = None
             if generation.failure is not None:
                 raise generation.failure
             if generation.returned:
                 member.rejoin(str(generation.ended))
 
     async def _make(
-        self, round: PendingGeneration, client: KafkaClient, member: GenerationSource, standing: GenerationTracker
+        self, pending: PendingGeneration, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker
     ) -> Generation | None:
-        """The generation itself; None if it ended before it began."""
+        """The generation; None if it ended before it began."""
         options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
         kept = None
-        if round.committer is None:  # Kafka knows no members of the group, and would forget idle offsets
+        if pending.committer is None:  # Kafka knows no members of the group, and lets idle offsets expire
             offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
         else:
-            offsets = GroupOffsets(client, self.config.group, committer=round.committer, **options)
+            offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
         try:
-            committed = await standing.unless_stopped(offsets.fetch(round.partitions))
+            committed = await tracker.unless_stopped(offsets.fetch(pending.partitions))
         except AllocatorError:
-            if standing.may_begin(round):
+            if tracker.may_begin(pending):
                 raise
             return None
-        if not standing.may_begin(round):
+        if not tracker.may_begin(pending):
             return None
 
         def still_ours() -> bool:
-            here = round.committer is None or round.committer.identity is not None
-            return here and member.member_id == round.member_id and member.may_act()
+            here = pending.committer is None or pending.committer.identity is not None
+            return here and member.member_id == pending.member_id and member.may_act()
 
         generation = Generation(
-            round.id,
+            pending.id,
             self.config.group,
-            round.member_id,
-            self._starts(round.partitions, committed, client),
+            pending.member_id,
+            self._starts(pending.partitions, committed, client),
             offsets,
             still_ours,
             client.topic_id,
         )
-        standing.current = generation
+        tracker.current = generation
         log.info(
             "%s: %s gets generation %d: %d partitions",
             self.config.group,
-            round.member_id,
-            round.id,
-            len(round.partitions),
+            pending.member_id,
+            pending.id,
+            len(pending.partitions),
         )
         if kept is not None:
             generation.start(kept.keep(committed, still_ours), "idle offsets")
@@ -261,16 +252,16 @@ class ConsumerGroup:
         return {topic: tuple(each) for topic, each in starts.items()}
 
     async def _watch(self, topic: str, client: KafkaClient, member: GenerationSource) -> None:
-        """Has the member join again when `topic` has another number of partitions than when the generation began."""
+        """Has the member join again when the number of partitions of `topic` changes."""
         before: int | None = None
         while True:
             try:
                 await client.refresh([topic])
             except AllocatorError as error:
-                # heartbeats say whether the membership stands, and they have connections of their own
+                # the membership does not depend on this: heartbeats have connections of their own
                 log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)
             else:
-                count = len(client.partitions(topic) or ())  # one that does not exist (yet) has none
+                count = len(client.partitions(topic) or ())  # 0 for a topic that does not exist yet
                 if before is not None and count != before:
                     log.info("%s: %s has %d partitions instead of %d", self.config.group, topic, count, before)
                     member.rejoin(f"{topic} has {count} partitions instead of {before}")
@@ -278,7 +269,7 @@ class ConsumerGroup:
             await asyncio.sleep(self.config.partition_watch_interval_s)
 
     async def _leave(self, member: GenerationSource, joining: asyncio.Task[None]) -> None:
-        """Ends a join that is under way too; by leaving first, so that the group hears of it."""
+        """Leaves, and cancels a join that is under way: in this order, or the group would not know."""
         (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
         if isinstance(error, Exception):
             log.warning("%s: leaving failed: %r", self.config.group, error)
@@ -288,163 +279,18 @@ class ConsumerGroup:
     # -- handing over ---------------------------------------------------------------------------------------------
 
     async def _report(self, error: BaseException) -> None:
-        """Until a caller of `next` has it, or we are closed."""
+        """Waits until a caller of `next` has the error, or the group is closed."""
         self._taken.clear()
         self._offer = error
-        self._news.set()
+        self._offered.set()
         await self._taken.wait()
 
-    def _tell_all(self) -> None:
-        for event in (self._news, self._taken, self._closing):
+    def _wake_all(self) -> None:
+        for event in (self._offered, self._taken, self._closing):
             event.set()
 
 
-def _note(joining: asyncio.Task[None], standing: GenerationTracker) -> None:
+def _note(joining: asyncio.Task[None], tracker: GenerationTracker) -> None:
     error = None if joining.cancelled() else joining.exception()
     if error is not None:
-        standing.stop(error)
-
-
-# -- group_members ----------
-# Both memberships under the generations of a `ConsumerGroup`: when a generation ends, and when the next may begin.
-
-
-# a ZooKeeper group does not say of a member that it is to get nothing, only what others get
-# more: a member without partitions has its generation later; less: one that is about to get some has two
-NOTHING_AFTER_S = 1.0
-
-
-class GenerationSource(Protocol):
-    """What a `ConsumerGroup` needs of a membership."""
-
-    member_id: str
-
-    async def join(self) -> None: ...
-
-    async def leave(self) -> None: ...
-
-    def may_act(self) -> bool: ...
-
-    def rejoin(self, why: str) -> None:
-        """Ask the group for a new assignment, where it does not see by itself that one is due."""
-
-
-def member_of(config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> GenerationSource:
-    """The member that `config` describes, which has touched nothing yet."""
-    if config.membership == "kafka":
-        return KafkaGenerations(config, client, standing)
-    return ZooKeeperGenerations(config, client, standing)
-
-
-class KafkaGenerations(KafkaMembership):
-    """Every join begins a generation, one that gives nothing too, and ends the one before, whatever is kept."""
-
-    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> None:
-        super().__init__(
-            client,
-            config.group,
-            standing,
-            config.assignors(),
-            KafkaSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                connect_timeout_s=config.connect_timeout_s,
-                topic_poll_s=config.topic_poll_s,
-                group=group_settings_of(config),
-            ),
-        )
-        self._standing = standing
-
-    def rejoin(self, why: str) -> None:
-        self._standing.round = None
-        self.group.request_rejoin(why)
-
-    async def prepare(self) -> None:
-        await self._standing.ending("the group rebalances")
-        await super().prepare()
-
-    async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
-        before = self.held
-        await super().joined(generation, protocol, assignment)
-        if before <= self.held:  # else it has to join once more, so that others get what it gave up
-            committer = _Under(Identity(generation, self.member_id), self)
-            self._standing.settle(PendingGeneration(generation, self.member_id, self.held, committer))
-
-
-class _Under:
-    """A member as of one generation: in the next one it commits nothing any more."""
-
-    def __init__(self, identity: Identity, member: KafkaGenerations) -> None:
-        self._identity = identity
-        self._member = member
-
-    @property
-    def identity(self) -> Identity | None:
-        return self._identity if self._member.identity == self._identity else None
-
-    def may_commit(self, partition: TopicPartition) -> bool:
-        return self._member.may_commit(partition)
-
-    def refused(self, code: int, sent: Identity) -> bool:
-        return self._member.refused(code, sent) and self.identity is not None
-
-
-class ZooKeeperGenerations(ZooKeeperMembership):
-    """Partitions come and go one by one here; a generation begins when nothing more of the assignment is to come.
-
-    That is: what is given is held, and nothing is promised, or the promise was not kept within the rebalance timeout
-    because its present owner does not let go.
-    """
-
-    def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, standing: GenerationTracker) -> None:
-        assert config.zookeeper is not None
-        super().__init__(
-            ZooKeeper(config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options),
-            Paths(config.root, config.group),
-            standing,
-            client,
-            config.assignors(),
-            ZooKeeperSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                connect_timeout_s=config.connect_timeout_s,
-                leader=LeaderSettings(topic_poll_s=config.topic_poll_s),
-            ),
-            followed=self._read,
-        )
-        self._standing = standing
-        self._promise_s = config.rebalance_timeout_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._pause_s = 0.0
-
-    def rejoin(self, why: str) -> None:
-        """The leader sees by itself what calls for a new assignment."""
-
-    async def leave(self) -> None:
-        self._stop_timer()
-        await super().leave()
-
-    def _read(self, document: AssignmentDocument) -> None:
-        if document.owners.get(self.member_id, NO_PARTITIONS) != self.held:
-            return  # on the way
-        if document.promised.get(self.member_id):
-            self._settle_after(self._promise_s)
-        elif not self.held:
-            self._settle_after(NOTHING_AFTER_S)
-        else:
-            self._settle()
-
-    def _settle_after(self, pause_s: float) -> None:
-        if self._timer is None or self._pause_s != pause_s:  # else the clock runs already
-            self._stop_timer()
-            self._pause_s = pause_s
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
-
-    def _settle(self) -> None:
-        self._stop_timer()
-        self._standing.settle(PendingGeneration(self.generation, self.member_id, self.held))
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        tracker.stop(error)

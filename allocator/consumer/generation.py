@@ -6,45 +6,42 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional
 
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.offsets.messages import Committer
 from allocator.subscription.loss import stamped
-from allocator.tasks import TaskGroup
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Generation", "GenerationTracker", "PartitionStart", "PendingGeneration"]
+__all__ = ["Generation", "PartitionStart"]
 
 log = logging.getLogger(__name__)
 
-# the generation that started the current task as a function, or a task above it
+# the generation of which the current task is a function, or was started by one
 _generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
 
 
 class PartitionStart(NamedTuple):
-    """A partition, and where to begin with it."""
+    """A partition and the offset to start at."""
 
     partition: int
     offset: int
-    """Of the next record; where nothing is committed -2 for the earliest or -1 for the latest, as in ListOffsets."""
+    """Of the next record. Without a committed offset -2 for the earliest or -1 for the latest, as in ListOffsets."""
 
 
 class Generation:
-    """The partitions that this member has for as long as a generation lasts. `ConsumerGroup.next` makes them.
+    """The partitions of this member for as long as a generation lasts. `ConsumerGroup.next` creates it.
 
-    Guarantees: the member gives nothing up and joins no other generation before every function started here has
-    returned; an offset is committed only under this generation's own identity.
+    Guarantees: the member releases nothing and joins no other generation before every function started here has
+    returned. Offsets are committed only under this generation's own identity.
 
-    A generation ends as soon as one of its functions returns or raises, when the group rebalances, when it is not
-    certain any more that the partitions are ours, and when the group is closed. The functions are then cancelled. They
-    may still commit on their way out, if the partitions are still held; once all have returned nobody can.
+    A generation ends as soon as one of its functions returns or raises, when the group rebalances, when another member
+    may own the partitions, and when the group is closed. Its functions are then cancelled. They may still commit on
+    their way out, if the partitions are still held; after the last one has returned, every commit is refused.
 
-    `id` is the group's number of it, which grows. Through ZooKeeper, and where a follower of a Kafka group joins again
-    without need, two in a row may have the same.
+    `id` is the group's number of this generation; it grows. Two in a row may have the same number through ZooKeeper,
+    and when a follower of a Kafka group joins again although nothing has changed.
     """
 
     def __init__(
@@ -61,9 +58,9 @@ class Generation:
         self.group = group
         self.member_id = member_id
         self.assignments: Mapping[str, tuple[PartitionStart, ...]] = MappingProxyType(dict(assignments))
-        """Every topic of the group's configuration, those without partitions too."""
+        """Every topic of the group's configuration, with an empty tuple for one without partitions."""
         self.ended: GenerationEnded | None = None
-        """Why this generation has ended; None while it goes on."""
+        """Why this generation has ended; None while it is active."""
         self.returned = False
         """Whether it ended because a function returned or raised."""
         self.failure: BaseException | None = None
@@ -87,11 +84,11 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended: what it gave is not to be worked on any more."""
+        """Whether it has ended: stop work on its partitions."""
         return self.ended is not None
 
     async def wait(self) -> GenerationEnded:
-        """Returns when it ends, with the reason."""
+        """Waits until it ends; returns the reason."""
         await self._end.wait()
         assert self.ended is not None
         return self.ended
@@ -101,14 +98,14 @@ class Generation:
         function: Callable[[Generation], Coroutine[Any, Any, Any]] | Coroutine[Any, Any, Any],
         name: str | None = None,
     ) -> asyncio.Task[Any]:
-        """Binds a coroutine, or a coroutine function that is called with this generation, to its life.
+        """Runs a coroutine, or a coroutine function that gets this generation, until the generation ends.
 
-        The first one that returns or raises ends the generation; the others are cancelled, and `ended` says why. The
-        next generation waits for all of them: one that holds out against its cancellation holds up this member, and
-        perhaps the group. What a function raises comes out of `ConsumerGroup.next`, if it is what ended the generation.
+        The first function that returns or raises ends the generation; the others are cancelled, and `ended` says why.
+        The next generation waits for all of them: a function that ignores its cancellation holds up this member, and
+        perhaps the group. If a function ends the generation by raising, `ConsumerGroup.next` raises that error.
 
-        On a generation that has ended the function begins too, so that whoever waits for it is served, and is
-        cancelled at its first wait.
+        On a generation that has ended, the function starts and is cancelled at its first wait: a caller that awaits the
+        task gets a result.
         """
         coroutine = function(self) if callable(function) else function
         if not asyncio.iscoroutine(coroutine):
@@ -122,7 +119,7 @@ class Generation:
         self._functions.add(task)
         task.add_done_callback(self._function_ended)
         if self.ended is not None:
-            self._tell(task, self.ended)
+            self._cancel(task, self.ended)
         return task
 
     def runs_here(self) -> bool:
@@ -130,32 +127,32 @@ class Generation:
         return _generation_here.get(None) is self
 
     def end(self, why: str) -> None:
-        """Caller: the group. The functions are told; `over` waits for them. Only the first reason counts."""
+        """Cancels the functions; `over` waits for them. Only the first reason counts. Caller: the group."""
         if self.ended is not None:
             return
         self.ended = GenerationEnded(f"generation {self.id} of group {self.group!r} has ended: {why}")
         log.info("%s", self.ended)
         self._end.set()
         for task in self._functions:
-            self._tell(task, self.ended)
+            self._cancel(task, self.ended)
 
     async def over(self) -> None:
-        """Until it has ended, every function has returned, and no commit of it is under way."""
+        """Waits until it has ended, every function has returned, and no commit of it is under way."""
         await self._end.wait()
         while self._functions or self._commits:
             await asyncio.wait({*self._functions, *self._commits})
         self._over = True
         await self._offsets.close()
 
-    def _tell(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
-        # not at once: a task that is cancelled before its first step never begins, nor do its `finally` blocks
+    def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
+        # not at once: a task that is cancelled before its first step runs nothing, not even its `finally` blocks
         asyncio.get_running_loop().call_soon(task.cancel, why)
 
     def _function_ended(self, task: asyncio.Task[Any]) -> None:
         self._functions.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, GenerationEnded):
-            error = None  # it heard so from a commit, and passed it on
+            error = None  # raised by `commit`, and not caught by the function
         if self.ended is not None:
             if error is not None:
                 log.error("%r: %s raised after its end", self, task.get_name(), exc_info=error)
@@ -166,10 +163,10 @@ class Generation:
     # -- offsets --------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Commits topic -> partition -> the next record to read, exactly these: lower ones set the group back.
+        """Commits topic -> partition -> offset of the next record to read. A lower offset sets the group back.
 
-        Raises `GenerationEnded` when this generation cannot commit any more, `NotOwned` for a partition it does not
-        have (nothing was sent then), or `CommitFailed`, which does not end the generation.
+        Raises `GenerationEnded` when this generation cannot commit any more, `NotOwned` for a partition that it does
+        not have (nothing is sent then), or `CommitFailed`, which does not end the generation.
         """
         wanted = self._checked(offsets)
         if not wanted:
@@ -208,123 +205,5 @@ class Generation:
         return wanted
 
     def _refusal(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> GenerationEnded:
-        why = str(self.ended or f"it is not certain that generation {self.id} of group {self.group!r} still stands")
+        why = str(self.ended or f"generation {self.id} of group {self.group!r} may be over")
         return GenerationEnded(f"offsets of {len(wanted)} partitions are not committed: {why}")
-
-
-# -- standing ----------
-# What a membership says, made into whole generations.
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PendingGeneration:
-    """A generation that may begin."""
-
-    id: int
-    member_id: str
-    partitions: Partitions
-    committer: Committer | None = field(default=None, compare=False)
-    """Under whose name it commits; None where Kafka knows no members."""
-
-
-class GenerationTracker:
-    """The `Owner` of a membership, for a `ConsumerGroup`: any change of what is held ends the current generation.
-
-    Guarantee: what the membership is told to wait for (`revoked`, `lost`, `ending`) returns only when the current
-    generation is over. The next one begins with what `settle` was called with last, which its caller does when a
-    whole assignment stands.
-    """
-
-    def __init__(self) -> None:
-        self.round: PendingGeneration | None = None
-        self.current: Generation | None = None
-        """The one that began last, until it is over."""
-        self.reason: BaseException | None = None
-        """Why this membership is given up."""
-        self._suspended = False
-        self._news = asyncio.Event()
-        self._stop = asyncio.Event()
-
-    # -- called by the membership ---------------------------------------------------------------------------------
-
-    async def assigned(self, partitions: Partitions) -> None:
-        # not waited for: nobody else waits for what is gained
-        self.round = None
-        self._end(f"it gains {len(partitions)} partitions")
-
-    async def revoked(self, partitions: Partitions) -> None:
-        await self.ending(f"{len(partitions)} partitions are revoked")
-
-    async def lost(self, partitions: Partitions) -> None:
-        await self.ending(f"{len(partitions)} partitions are lost")
-
-    def suspended(self, why: str) -> None:
-        # its functions read and handle records by themselves: only their end keeps them from what may be another's
-        self._suspended = True
-        self._end(why)
-
-    def resumed(self) -> None:
-        self._suspended = False
-        self._news.set()
-
-    def failed(self, error: BaseException) -> None:
-        self.stop(error)
-
-    async def ending(self, why: str) -> None:
-        """The current generation ends; returns when it is over."""
-        self.round = None
-        generation = self.current
-        if generation is not None:
-            generation.end(why)
-            await generation.over()
-
-    def settle(self, round: PendingGeneration) -> None:
-        """This is the whole assignment. Changes nothing when a generation with the same partitions goes on."""
-        current = self.current
-        if current is not None and not current.done:
-            if (current.member_id, current.partitions) == (round.member_id, round.partitions):
-                return
-            current.end("another assignment stands")
-        if round != self.round:
-            self.round = round
-            self._news.set()
-
-    # -- called by the group --------------------------------------------------------------------------------------
-
-    def stop(self, reason: BaseException) -> None:
-        """Ends everything for this reason; only the first one counts."""
-        if self.reason is None:
-            self.reason = reason
-            self._end(str(reason))
-            self._stop.set()
-            self._news.set()
-
-    async def settled(self) -> PendingGeneration:
-        """The next generation to begin. Raises the reason to stop instead."""
-        while True:
-            self._news.clear()
-            if self.reason is not None:
-                raise self.reason
-            if self.round is not None and not self._suspended:
-                return self.round
-            await self._news.wait()
-
-    def may_begin(self, round: PendingGeneration) -> bool:
-        """Whether `round` still is what stands."""
-        return self.round is round and not self._suspended and self.reason is None
-
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises the reason to stop if that comes first, and then `work` has ended."""
-        return await TaskGroup().run(work, stop=self._stopped())
-
-    async def _stopped(self) -> None:
-        await self._stop.wait()
-        assert self.reason is not None
-        raise self.reason
-
-    def _end(self, why: str) -> None:
-        if self.current is not None:
-            self.current.end(why)

@@ -11,9 +11,14 @@ from group_bench import forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.client.client import KafkaClient
-from allocator.consumer import consumer_group as group_members
-from allocator.consumer.consumer_group import ZooKeeperGenerations, _Under
-from allocator.consumer.generation import GenerationTracker, PartitionStart, PendingGeneration
+from allocator.consumer import generation_source
+from allocator.consumer.generation import PartitionStart
+from allocator.consumer.generation_source import (
+    GenerationTracker,
+    PendingGeneration,
+    ZooKeeperGenerations,
+    _GenerationCommitter,
+)
 from allocator.groups.zookeeper.znodes import AssignmentDocument
 from allocator.offsets.messages import Identity
 from allocator.subscription.loss import stamped, topic_of
@@ -31,12 +36,12 @@ class NoOffsets:
     async def close(self) -> None: ...
 
 
-def begin(standing: GenerationTracker, *numbers: int) -> Generation:
+def begin(tracker: GenerationTracker, *numbers: int) -> Generation:
     """As the group does it."""
     offsets: Any = NoOffsets()
     starts = {"t": tuple(PartitionStart(n, -2) for n in numbers)}
-    standing.current = Generation(1, "g", "m", starts, offsets, lambda: True)
-    return standing.current
+    tracker.current = Generation(1, "g", "m", starts, offsets, lambda: True)
+    return tracker.current
 
 
 def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,8 +79,8 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
 
 @pytest.mark.parametrize("call", ["revoked", "lost", "ending"])
 async def test_what_the_membership_waits_for_returns_when_every_function_has(call: str) -> None:
-    standing = GenerationTracker()
-    generation = begin(standing, 0, 1)
+    tracker = GenerationTracker()
+    generation = begin(tracker, 0, 1)
     may_go = asyncio.Event()
 
     async def stubborn() -> None:
@@ -85,60 +90,60 @@ async def test_what_the_membership_waits_for_returns_when_every_function_has(cal
             await may_go.wait()
 
     generation.start(stubborn())
-    standing.settle(PendingGeneration(1, "m", parts(0)))
+    tracker.settle(PendingGeneration(1, "m", parts(0)))
     argument: Any = "a rebalance" if call == "ending" else parts(0)
-    waiting = asyncio.ensure_future(getattr(standing, call)(argument))
+    waiting = asyncio.ensure_future(getattr(tracker, call)(argument))
     await asyncio.sleep(0.01)
     assert generation.done
-    assert standing.round is None
+    assert tracker.pending is None
     assert not waiting.done()
     may_go.set()
     await waiting
 
 
 async def test_what_is_gained_ends_the_generation_and_holds_up_nobody() -> None:
-    standing = GenerationTracker()
-    generation = begin(standing, 0)
+    tracker = GenerationTracker()
+    generation = begin(tracker, 0)
     task = generation.start(forever)
-    await standing.assigned(parts(1))
+    await tracker.assigned(parts(1))
     assert "gains 1" in str(generation.ended)
     assert not task.done()
 
 
 async def test_an_assignment_that_changes_nothing_here_ends_nothing() -> None:
-    standing = GenerationTracker()
-    generation = begin(standing, 0, 1)
-    standing.settle(PendingGeneration(2, "m", parts(1, 0)))
-    assert (generation.done, standing.round) == (False, None)
-    standing.settle(PendingGeneration(2, "m", parts(0)))
+    tracker = GenerationTracker()
+    generation = begin(tracker, 0, 1)
+    tracker.settle(PendingGeneration(2, "m", parts(1, 0)))
+    assert (generation.done, tracker.pending) == (False, None)
+    tracker.settle(PendingGeneration(2, "m", parts(0)))
     assert generation.done
-    assert standing.round == PendingGeneration(2, "m", parts(0))
+    assert tracker.pending == PendingGeneration(2, "m", parts(0))
 
 
 async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins() -> None:
-    standing = GenerationTracker()
-    standing.settle(PendingGeneration(1, "m", parts(0)))
-    found = await standing.settled()
-    generation = begin(standing, 0)
-    standing.suspended("the connection is lost")
+    tracker = GenerationTracker()
+    tracker.settle(PendingGeneration(1, "m", parts(0)))
+    found = await tracker.settled()
+    generation = begin(tracker, 0)
+    tracker.suspended("the connection is lost")
     assert "the connection is lost" in str(generation.ended)
-    standing.current = None
-    assert not standing.may_begin(found)
-    waiting = asyncio.ensure_future(standing.settled())
+    tracker.current = None
+    assert not tracker.may_begin(found)
+    waiting = asyncio.ensure_future(tracker.settled())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    standing.resumed()
+    tracker.resumed()
     assert await waiting is found
 
 
 async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
-    standing = GenerationTracker()
-    generation = begin(standing, 0)
-    waiting = [asyncio.ensure_future(standing.unless_stopped(forever())), asyncio.ensure_future(standing.settled())]
+    tracker = GenerationTracker()
+    generation = begin(tracker, 0)
+    waiting = [asyncio.ensure_future(tracker.unless_stopped(forever())), asyncio.ensure_future(tracker.settled())]
     await asyncio.sleep(0)
     first = ValueError("first")
-    standing.failed(first)
-    standing.stop(ValueError("second"))
+    tracker.failed(first)
+    tracker.stop(ValueError("second"))
     assert await asyncio.gather(*waiting, return_exceptions=True) == [first, first]
     assert "first" in str(generation.ended)
     assert await GenerationTracker().unless_stopped(asyncio.sleep(0, "done")) == "done"
@@ -149,7 +154,7 @@ async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
         identity: Any = Identity(3, "m")
 
     member: Any = Member()
-    under = _Under(Identity(3, "m"), member)
+    under = _GenerationCommitter(Identity(3, "m"), member)
     assert under.identity == Identity(3, "m")
     for now in (Identity(4, "m"), Identity(3, "n"), None):
         member.identity = now
@@ -159,9 +164,9 @@ async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
 class Follower(ZooKeeperGenerations):
     """A member that holds what a test says."""
 
-    def __init__(self, standing: GenerationTracker) -> None:
+    def __init__(self, tracker: GenerationTracker) -> None:
         config = ConsumerGroupConfig(group="g", brokers="b", topics=["t"], zookeeper="z", rebalance_timeout_s=0.2)
-        super().__init__(config, KafkaClient("b"), standing)
+        super().__init__(config, KafkaClient("b"), tracker)
         self.member_id, self.generation = "me", 7
 
     def reads(self, held: Parts, given: Parts, promised: Parts = frozenset()) -> None:
@@ -170,24 +175,24 @@ class Follower(ZooKeeperGenerations):
 
 
 async def test_a_generation_waits_for_what_is_still_promised() -> None:
-    standing = GenerationTracker()
-    member = Follower(standing)
+    tracker = GenerationTracker()
+    member = Follower(tracker)
     member.reads(parts(), parts(0, 1))  # it is about to take them
-    assert standing.round is None
+    assert tracker.pending is None
     member.reads(parts(0, 1), parts(0, 1), parts(2))
-    assert standing.round is None
+    assert tracker.pending is None
     member.reads(parts(0, 1, 2), parts(0, 1, 2))
-    assert standing.round == PendingGeneration(7, "me", parts(0, 1, 2))
+    assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
     await asyncio.sleep(0.25)  # the patience for the promise is over by now, and forgotten
-    assert standing.round == PendingGeneration(7, "me", parts(0, 1, 2))
+    assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
 
 
 async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
-    standing = GenerationTracker()
-    member = Follower(standing)
+    tracker = GenerationTracker()
+    member = Follower(tracker)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    waiting = asyncio.ensure_future(standing.settled())
+    waiting = asyncio.ensure_future(tracker.settled())
     while not waiting.done():
         member.reads(parts(0), parts(0), parts(2))  # reading it again is no new patience
         await asyncio.wait({waiting}, timeout=0.05)
@@ -196,17 +201,17 @@ async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
 
 
 async def test_having_nothing_is_believed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_members, "NOTHING_AFTER_S", 0.1)
-    standing = GenerationTracker()
-    member = Follower(standing)
+    monkeypatch.setattr(generation_source, "NOTHING_AFTER_S", 0.1)
+    tracker = GenerationTracker()
+    member = Follower(tracker)
     member.reads(parts(), parts())
     await asyncio.sleep(0.02)
-    assert standing.round is None
+    assert tracker.pending is None
     member.reads(parts(3), parts(3))
-    assert standing.round == PendingGeneration(7, "me", parts(3))
+    assert tracker.pending == PendingGeneration(7, "me", parts(3))
     member.reads(parts(), parts())
-    standing.round = None
-    assert (await standing.settled()).partitions == frozenset()
+    tracker.pending = None
+    assert (await tracker.settled()).partitions == frozenset()
     member.reads(parts(), parts())
     await member.leave()
     assert member._timer is None

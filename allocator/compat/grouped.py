@@ -292,7 +292,7 @@ class GroupedConsumer(BaseConsumer):
         return True
 
     def _next_batch(self, topic: str) -> Batch | None:
-        return self._engine.take(topic)
+        return self._engine.fetcher.take(topic)
 
     def _deliver(self, batch: Batch, next_offset: int) -> None:
         self._engine.deliver(batch, next_offset)

@@ -50,8 +50,8 @@ COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tri
 class ConsumerCore:
     """Client, membership, fetcher and offsets of one member of one group.
 
-    Guarantee: `take` gives a batch, and `commit` sends offsets, only while this member owns the partition and its
-    lease is valid. The rooms meet in the subscription state; this only starts, ends and asks them.
+    Guarantee: `fetcher` delivers a batch, and `commit` sends offsets, only while this member owns the partition and its
+    lease is valid. The rooms meet in the subscription state; this class starts, ends and asks them.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class ConsumerCore:
             auto_offset_reset=auto_offset_reset,
             rack=joining.rack,
             lost=self._records_lost,
+            gate=self.may_take,
             **fetch,
         )
         self._ownership = Ownership(
@@ -311,12 +312,12 @@ class ConsumerCore:
             matches = re.compile(joining.pattern).match
         return frozenset(filter(matches, self.client.topics()))
 
-    def take(self, topic: str | None = None) -> Batch | None:
-        """The next batch if there is one that may be delivered; raises what the user has to know."""
+    def may_take(self) -> bool:
+        """Whether the fetcher may deliver a batch now. Raises the error that the user has to know first."""
         error = self._ownership.take_error() or self._broken or self.membership.ended
         if error is not None:
             raise error
-        return self.fetcher.take(topic) if self.may_deliver else None
+        return self.may_deliver
 
     def deliver(self, batch: Batch, next_offset: int) -> None:
         """The user gets the records of `batch` up to `next_offset`."""

@@ -168,7 +168,7 @@ class Reading:
             if self._rest is not None and self._engine.may_deliver:
                 return self._rest
             if self._rest is None:
-                batch = self._engine.take()
+                batch = self._engine.fetcher.take()
                 if batch is not None:
                     self._keep(batch)
                     return batch

@@ -49,7 +49,8 @@ class Fetcher:
 
     Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
     neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
-    before a record from there is delivered.
+    before a record from there is delivered. `gate` is asked before each delivery: nothing is delivered, and no error of
+    a partition raised, while it returns False; what it raises comes out of `take`.
 
     Start and close it in the event loop that it runs in, or use `async with`.
     """
@@ -72,6 +73,7 @@ class Fetcher:
         value_deserializer: Deserializer = None,
         retry_backoff_s: float = 0.1,  # more: slower recovery after an error; less: more requests meanwhile
         lost: Callable[[RecordsLost], None] | None = None,
+        gate: Callable[[], bool] | None = None,
     ) -> None:
         whole = {"max_bytes": max_bytes, "max_partition_bytes": max_partition_bytes, "prefetch_bytes": prefetch_bytes}
         wrong = [
@@ -94,6 +96,7 @@ class Fetcher:
         self._state = state
         self._reset = auto_offset_reset
         self._lost = lost
+        self._gate = gate
         self._resetting: dict[TopicPartition, _Resetting] = {}
         self._has_reset = reset_timestamp(auto_offset_reset) is not None
         self._key_deserializer = key_deserializer
@@ -256,6 +259,8 @@ class Fetcher:
 
     def take(self, topic: str | None = None) -> Batch | None:
         """As `next_batch`, without waiting; with `topic`, of that topic only."""
+        if self._gate is not None and not self._gate():
+            return None
         if self._closed:
             raise Closed("this fetcher is closed; create a new one")
         if self._errors:

@@ -165,6 +165,11 @@ class CommitQueue:
         self._abandoned = False  # by a caller that was cancelled: a request may be under way
         self._failures = 0  # requests in a row after which to wait
 
+    async def commit(self, call: Call, timeout_s: float) -> None:
+        """`enter` and `finish`."""
+        self.enter(call)
+        await self.finish(call, timeout_s)
+
     def enter(self, call: Call) -> None:
         """From here on it has its place in the order; `finish` is to be awaited."""
         self._waiting.append(call)
@@ -572,9 +577,7 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        call = self._call(offsets)
-        self._commits.enter(call)
-        await self._commits.finish(call, self._timeout_s)
+        await self._commits.commit(self._call(offsets), self._timeout_s)
 
     def _call(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Call:
         cluster = self._client.metadata.cluster_id

@@ -205,7 +205,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
     topic = topic_factory(1)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer(autocommit=False)
-    take, state = consumer._engine.take, "before"
+    take, state = consumer._engine.fetcher.take, "before"
 
     def failing(topic: str | None = None) -> Batch | None:
         nonlocal state
@@ -217,7 +217,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
             raise MemoryError("a fault of ours")
         return batch
 
-    monkeypatch.setattr(consumer._engine, "take", failing)
+    monkeypatch.setattr(consumer._engine.fetcher, "take", failing)
 
     async def fails() -> bool:
         try:

@@ -27,8 +27,8 @@ class Read:
 
         self.progress = OffsetTracker(asking_is_done=True)
         engine: Any = SimpleNamespace(
-            group="g", progress=self.progress, polled=lambda: None, take=lambda: None, may_deliver=True, news=news,
-            fetcher=SimpleNamespace(wake=lambda: None),
+            group="g", progress=self.progress, polled=lambda: None, may_deliver=True, news=news,
+            fetcher=SimpleNamespace(take=lambda: None, wake=lambda: None),
         )  # fmt: skip
         self.reading = Reading(engine)
 

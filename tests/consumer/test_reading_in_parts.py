@@ -26,15 +26,13 @@ class Engine:
     def __init__(self, *batches: Batch) -> None:
         self.batches = list(batches)
         self.delivered = 0
+        self.fetcher = SimpleNamespace(take=lambda: self.batches.pop(0) if self.batches else None)
         self.progress = SimpleNamespace(finish=lambda: None, abandon=lambda: None)
         self.state = SimpleNamespace(
             is_fetchable=lambda partition: True,
             epoch=lambda partition: 1,
             position=lambda partition: SimpleNamespace(offset=self.delivered),
         )
-
-    def take(self) -> Batch | None:
-        return self.batches.pop(0) if self.batches else None
 
     def deliver(self, batch: Batch, next_offset: int) -> None:
         assert next_offset >= self.delivered

@@ -45,7 +45,7 @@ class Storing(RebalanceListener):
         self.told.append(("assigned", frozenset(partitions)))
 
     async def batch(self) -> object:
-        return self.consumer._engine.take()
+        return self.consumer._engine.fetcher.take()
 
 
 def a_consumer(cluster: LocalCluster, topic: str, group: str, listener: Any) -> Consumer:

@@ -1,4 +1,5 @@
-/* Rows of columns written as the records of a v2 batch. No Python here, as in `_records.h`, whose columns these are.
+/* Rows of columns written as the records of a v2 batch. No Python here, as in `_records.h`, whose columns these are,
+ * or Arrow's.
  *
  * Format: https://kafka.apache.org/documentation/#record. `producer/encode.py` does the same in Python, under the
  * same tests. Two passes over the same rows: how many bytes they take, so that there is memory of just that size, and
@@ -25,6 +26,91 @@ INLINE int64_t varint_size(uint64_t n)
     while (n >>= 7)
         size++;
     return size;
+/* Keys or values as Arrow lays out a column of bytes: row r lies from ends[first + r] to ends[first + r + 1]. */
+typedef struct {
+    const uint8_t *bits; /* 0 where a row is null; NULL: no row is */
+    const void *ends;    /* NULL: all rows are null */
+    const uint8_t *data;
+    int64_t first;
+    int wide; /* ends of 64 bits */
+} arrow_bytes_t;
+
+/* The length of a row, and where its bytes are; -1 of null. */
+INLINE int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
+{
+    row += column->first;
+    if (!column->ends || (column->bits && !(column->bits[row >> 3] >> (row & 7) & 1)))
+        return -1;
+    const int64_t from = column->wide ? ((const int64_t *)column->ends)[row] : ((const int32_t *)column->ends)[row];
+    const int64_t to = column->wide ? ((const int64_t *)column->ends)[row + 1] : ((const int32_t *)column->ends)[row + 1];
+    *data = column->data + from;
+    return to - from;
+}
+
+INLINE int64_t bytes_size(int64_t length) { return length < 0 ? 1 : varint_size((uint64_t)length << 1) + length; }
+
+INLINE uint8_t *put_bytes(uint8_t *p, const uint8_t *data, int64_t length)
+{
+    p = put_varint(p, zigzag(length));
+    if (length > 0)
+        memcpy(p, data, (size_t)length);
+    return p + (length > 0 ? length : 0);
+}
+
+/* Rows `row` up to `end`, all of one time, as records. `headers` are encoded already; null stands for none. The first
+ * row is number `index` of its batch, and `delta` is its time after the batch's first. With `p` NULL they are only
+ * measured. Stops behind the row with which `size` reaches `target`. The row that is next. */
+static int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
+                              int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
+                              int64_t *size)
+{
+    const uint8_t *key = NULL, *value = NULL, *header = NULL;
+    const int64_t fixed = 1 + varint_size(zigzag(delta)); /* the attributes, the time */
+    for (*size = 0; row < end && *size < target; row++, index++) {
+        const int64_t key_length = arrow_row(keys, row, &key), value_length = arrow_row(values, row, &value);
+        const int64_t header_length = arrow_row(headers, row, &header);
+        const int64_t length = fixed + varint_size((uint64_t)index << 1) + bytes_size(key_length) +
+                               bytes_size(value_length) + (header_length < 0 ? 1 : header_length);
+        *size += length + varint_size((uint64_t)length << 1);
+        if (!p)
+            continue;
+        p = put_varint(p, (uint64_t)length << 1);
+        *p++ = 0;
+        p = put_varint(p, zigzag(delta));
+        p = put_varint(p, (uint64_t)index << 1);
+        p = put_bytes(p, key, key_length);
+        p = put_bytes(p, value, value_length);
+        if (header_length < 0) {
+            *p++ = 0;
+        } else {
+            memcpy(p, header, (size_t)header_length);
+            p += header_length;
+        }
+    }
+    return row;
+}
+
+/* The hash by which Java's default partitioner chooses; https://github.com/aappleby/smhasher (MurmurHash2). */
+static uint32_t murmur2(const uint8_t *data, int64_t length)
+{
+    const uint32_t m = 0x5bd1e995;
+    uint32_t h = 0x9747b28c ^ (uint32_t)length;
+    for (; length >= 4; data += 4, length -= 4) {
+        uint32_t k = (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
+        k *= m;
+        k ^= k >> 24;
+        h = h * m ^ k * m;
+    }
+    if (length >= 3)
+        h ^= (uint32_t)data[2] << 16;
+    if (length >= 2)
+        h ^= (uint32_t)data[1] << 8;
+    if (length >= 1)
+        h = (h ^ data[0]) * m;
+    h = (h ^ h >> 13) * m;
+    return h ^ h >> 15;
+}
+
 #endif
 }
 
@@ -125,6 +211,91 @@ static uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_
         }
     }
     return p;
+}
+
+/* Keys or values as Arrow lays out a column of bytes: row r lies from ends[first + r] to ends[first + r + 1]. */
+typedef struct {
+    const uint8_t *bits; /* 0 where a row is null; NULL: no row is */
+    const void *ends;    /* NULL: all rows are null */
+    const uint8_t *data;
+    int64_t first;
+    int wide; /* ends of 64 bits */
+} arrow_bytes_t;
+
+/* The length of a row, and where its bytes are; -1 of null. */
+INLINE int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
+{
+    row += column->first;
+    if (!column->ends || (column->bits && !(column->bits[row >> 3] >> (row & 7) & 1)))
+        return -1;
+    const int64_t from = column->wide ? ((const int64_t *)column->ends)[row] : ((const int32_t *)column->ends)[row];
+    const int64_t to = column->wide ? ((const int64_t *)column->ends)[row + 1] : ((const int32_t *)column->ends)[row + 1];
+    *data = column->data + from;
+    return to - from;
+}
+
+INLINE int64_t bytes_size(int64_t length) { return length < 0 ? 1 : varint_size((uint64_t)length << 1) + length; }
+
+INLINE uint8_t *put_bytes(uint8_t *p, const uint8_t *data, int64_t length)
+{
+    p = put_varint(p, zigzag(length));
+    if (length > 0)
+        memcpy(p, data, (size_t)length);
+    return p + (length > 0 ? length : 0);
+}
+
+/* Rows `row` up to `end`, all of one time, as records. `headers` are encoded already; null stands for none. The first
+ * row is number `index` of its batch, and `delta` is its time after the batch's first. With `p` NULL they are only
+ * measured. Stops behind the row with which `size` reaches `target`. The row that is next. */
+static int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
+                              int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
+                              int64_t *size)
+{
+    const uint8_t *key = NULL, *value = NULL, *header = NULL;
+    const int64_t fixed = 1 + varint_size(zigzag(delta)); /* the attributes, the time */
+    for (*size = 0; row < end && *size < target; row++, index++) {
+        const int64_t key_length = arrow_row(keys, row, &key), value_length = arrow_row(values, row, &value);
+        const int64_t header_length = arrow_row(headers, row, &header);
+        const int64_t length = fixed + varint_size((uint64_t)index << 1) + bytes_size(key_length) +
+                               bytes_size(value_length) + (header_length < 0 ? 1 : header_length);
+        *size += length + varint_size((uint64_t)length << 1);
+        if (!p)
+            continue;
+        p = put_varint(p, (uint64_t)length << 1);
+        *p++ = 0;
+        p = put_varint(p, zigzag(delta));
+        p = put_varint(p, (uint64_t)index << 1);
+        p = put_bytes(p, key, key_length);
+        p = put_bytes(p, value, value_length);
+        if (header_length < 0) {
+            *p++ = 0;
+        } else {
+            memcpy(p, header, (size_t)header_length);
+            p += header_length;
+        }
+    }
+    return row;
+}
+
+/* The hash by which Java's default partitioner chooses; https://github.com/aappleby/smhasher (MurmurHash2). */
+static uint32_t murmur2(const uint8_t *data, int64_t length)
+{
+    const uint32_t m = 0x5bd1e995;
+    uint32_t h = 0x9747b28c ^ (uint32_t)length;
+    for (; length >= 4; data += 4, length -= 4) {
+        uint32_t k = (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
+        k *= m;
+        k ^= k >> 24;
+        h = h * m ^ k * m;
+    }
+    if (length >= 3)
+        h ^= (uint32_t)data[2] << 16;
+    if (length >= 2)
+        h ^= (uint32_t)data[1] << 8;
+    if (length >= 1)
+        h = (h ^ data[0]) * m;
+    h = (h ^ h >> 13) * m;
+    return h ^ h >> 15;
 }
 
 #endif

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The compiled decoder of record sets, the `Record` that it hands out, and the encoder that a mirror needs.
+"""The compiled decoder of record sets, the `Record` that it hands out, and the encoder of records that are produced.
 
 The same promises as `fetch/decode_plain.py`, `record.py` and `producer/encode.py`, which stand in where this was not
 built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
@@ -79,6 +79,19 @@ cdef extern from "_encode.h" nogil:
                          int64_t target, body_t *body)
     uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t last,
                         uint8_t *p, const uint8_t *end, body_t *body)
+
+    ctypedef struct arrow_bytes_t:
+        const uint8_t *bits
+        const void *ends
+        const uint8_t *data
+        int64_t first
+        int wide
+
+    int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
+    int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
+                           int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
+                           int64_t *size)
+    uint32_t murmur2(const uint8_t *data, int64_t length)
 
 cdef enum:
     CHUNK = 64
@@ -673,6 +686,63 @@ cdef bytes _written(list pieces, body_t *body):
                 p = write_rows(&columns.c, job.base, job.end, row, end, p, memory_end, &done)
     assert p == memory_end
     return made
+
+
+cdef void _set_column(object buffers, arrow_bytes_t *column) except *:
+    """`buffers`: the addresses of Arrow's three, the first row, whether ends have 64 bits; None: all rows are null."""
+    memset(column, 0, sizeof(arrow_bytes_t))
+    if buffers is None:
+        return
+    bits, ends, data, first, wide = buffers
+    column.bits = <const uint8_t *><size_t>bits
+    column.ends = <const void *><size_t>ends
+    column.data = <const uint8_t *><size_t>data
+    column.first = first
+    column.wide = wide
+
+
+def encode_rows(
+    object keys, object values, object headers, int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target
+):
+    """Rows of Arrow columns as records of a v2 batch, and the row that is next; see `put_arrow_rows`.
+
+    The caller holds the columns, whose addresses `producer.columns` gives.
+    """
+    cdef arrow_bytes_t key_column, value_column, header_column
+    cdef int64_t size = 0, after
+    cdef bytes made
+    cdef uint8_t *p
+    _set_column(keys, &key_column)
+    _set_column(values, &value_column)
+    _set_column(headers, &header_column)
+    with nogil:
+        after = put_arrow_rows(
+            &key_column, &value_column, &header_column, row, end, delta, index, target, NULL, &size
+        )
+    made = PyBytes_FromStringAndSize(NULL, size)
+    p = <uint8_t *>PyBytes_AsString(made)
+    with nogil:
+        put_arrow_rows(&key_column, &value_column, &header_column, row, after, delta, index, INT64_MAX, p, &size)
+    return made, after
+
+
+def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):
+    """The partition of each row as numbers of 32 bits, by its key; see `producer.columns.choose_partitions`."""
+    cdef arrow_bytes_t column
+    cdef const uint8_t *data = NULL
+    cdef int64_t row, length
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, rows * 4)
+    cdef int32_t *out = <int32_t *>PyBytes_AsString(made)
+    _set_column(keys, &column)
+    with nogil:
+        for row in range(rows):
+            length = arrow_row(&column, row, &data)
+            if length < 0:
+                out[row] = <int32_t>(keyless // run % partitions)
+                keyless += 1
+            else:
+                out[row] = <int32_t>((murmur2(data, length) & 0x7FFFFFFF) % <uint32_t>partitions)
+    return made, keyless
 
 
 @cython.final

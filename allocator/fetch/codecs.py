@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import cramjam
 
-__all__ = ["CODECS", "CodecError", "Room", "check_together", "decompress", "output_limit"]
+__all__ = ["CODECS", "CodecError", "Room", "check_together", "decompress", "lz4_of_old", "output_limit"]
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
@@ -157,12 +157,21 @@ def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
 
 def _mend_lz4(data: bytes) -> bytes:
     """Put the right header checksum into an LZ4 frame of Kafka 0.8 or 0.9, which computed it over too much."""
+    return _with_lz4_checksum(data, first=4)
+
+
+def lz4_of_old(data: bytes) -> bytes:
+    """An LZ4 frame with the header checksum of Kafka 0.8 and 0.9, which includes the magic number (KAFKA-3160)."""
+    return _with_lz4_checksum(data, first=0)
+
+
+def _with_lz4_checksum(data: bytes, first: int) -> bytes:
     if len(data) < 7:
         return data
     size = 6 + (8 if data[4] & 0x08 else 0) + (4 if data[4] & 0x01 else 0)
     if len(data) <= size:
         return data
-    checksum = (_xxh32_short(data[4:size]) >> 8) & 0xFF
+    checksum = (_xxh32_short(data[first:size]) >> 8) & 0xFF
     return b"".join((data[:size], bytes((checksum,)), data[size + 1 :]))
 
 

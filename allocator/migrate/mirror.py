@@ -124,7 +124,7 @@ class Mirror(RebalanceListener):
         self._topic_ids: dict[str, Optional[str]] = {}  # when their partitions were taken over
         self._doubted: set[str] = set()
         self._error: Exception | None = None
-        self._in_hand: TopicPartition | None = None  # not all of what was read of it is with the sender
+        self._in_hand: TopicPartition | None = None  # the producer does not have all of its last batch yet
         # of a start: made by `_run`
         self._old: KafkaClient
         self._new: KafkaClient
@@ -132,7 +132,7 @@ class Mirror(RebalanceListener):
         self._alike: Alike
         self._ids: TopicIds
         self._map: OffsetMap
-        self._sender: Producer
+        self._producer: Producer
         self._consumer: Consumer
         self._source: KafkaClient  # that the consumer reads with
         self._commit_lock: asyncio.Lock
@@ -219,8 +219,13 @@ class Mirror(RebalanceListener):
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
         self._ids = TopicIds(self._old, ensemble)
-        self._sender = Producer(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
-        self._sender.open()
+        self._producer = Producer(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
+        self._producer.open()
+        if self._producer.magic < 2:
+            raise ConfigError(
+                f"the new cluster is Kafka {'.'.join(map(str, self._new.broker_version))}; a mirror writes record "
+                "batches of format v2, which takes 0.11 or newer"
+            )
         self._commit_lock = asyncio.Lock()
         self._error = self._in_hand = None
         self._acked, self._ends, self._tails = {}, {}, {}
@@ -266,7 +271,7 @@ class Mirror(RebalanceListener):
             max_partition_bytes=4 << 20,
         )
         scope = TaskGroup()
-        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
+        await scope.run(self._read(goal), producer=self._producer.run(scope), commits=self._commits())
 
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
         assert self._stopping is not None
@@ -312,22 +317,22 @@ class Mirror(RebalanceListener):
 
         The new cluster may be gone, and what is not acknowledged is read again.
         """
-        if not await self._unless_stopped(self._sender.drained(partitions)):
+        if not await self._unless_stopped(self._producer.drained(partitions)):
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._sender.drained(partitions), STOP_S)
+                await within(self._producer.drained(partitions), STOP_S)
 
     async def _send(self, batch: Batch) -> None:
         """Hands all of it to the sender, but for what is left when it is lost or when `stop` is called."""
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
-        lane = self._sender.lane(partition)
+        queue = self._producer.queue(partition)
         tail = self._tails.get(partition)
         if tail is not None:
             batch = self._skip_found(partition, tail, batch)
         for encoded in encode(batch):
             await self._throttle.take(encoded.size, self._stopping)
-            await self._unless_stopped(self._sender.room(encoded.size))
-            if self._stopping.is_set() or not self._sender.put(partition, lane, encoded):
+            await self._unless_stopped(self._producer.room(encoded.size))
+            if self._stopping.is_set() or not self._producer.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)
 
@@ -387,11 +392,11 @@ class Mirror(RebalanceListener):
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
         """What is not visible at the end of the old log is done when all before it is."""
-        busy = self._in_hand == partition or not self._sender.idle(partition) or partition in self._tails
+        busy = self._in_hand == partition or not self._producer.idle(partition) or partition in self._tails
         if busy or partition.topic in self.stopped:
             return
         position = await self._consumer.position(partition)
-        if self._in_hand != partition and self._sender.idle(partition) and partition in self._acked:
+        if self._in_hand != partition and self._producer.idle(partition) and partition in self._acked:
             self._acked[partition] = max(self._acked[partition], position)
 
     async def _goal(self) -> dict[TopicPartition, int]:
@@ -445,7 +450,7 @@ class Mirror(RebalanceListener):
         self._forget(partitions)
 
     def _forget(self, partitions: Parts) -> None:
-        self._sender.drop(partitions)
+        self._producer.drop(partitions)
         for partition in partitions:
             self._acked.pop(partition, None)
             self._tails.pop(partition, None)
@@ -455,7 +460,7 @@ class Mirror(RebalanceListener):
         ids = await self._ids.of({partition.topic for partition in partitions})
         taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map, ids)
         self._topic_ids.update(ids)
-        await self._sender.add(partitions)
+        await self._producer.add(partitions)
         for partition, each in taken.items():
             if each.lost is not None:
                 self._lose(each.lost)

@@ -1,14 +1,15 @@
-"""Record batches for the new cluster: sent on as they came where that is possible, else written anew in format v2.
+"""Record batches of format v2, made of records or of fetched batches.
 
-Format: https://kafka.apache.org/documentation/#messageformat. The base offset and the leader epoch stand outside of the
-checksum and are the new broker's to write; the producer's id, epoch and sequence stand inside, so that a batch gets a
-new checksum when it gets a sender.
+Format: https://kafka.apache.org/documentation/#messageformat. The base offset and the leader epoch are outside the
+checksum, and the broker writes them. The producer's id, epoch and sequence are inside, so the checksum is computed when
+a batch is stamped with them. The compiled decoder's iterators write records without an object for each; `Writer` does
+the same in Python, under the same tests.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -19,39 +20,49 @@ from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.fetch.batch import Batch
 from allocator.record import Record
 
-__all__ = ["BatchTooLarge", "Encoded", "Rows", "Writer", "encode", "written"]
+__all__ = [
+    "CODECS",
+    "TARGET_BYTES",
+    "BatchTooLarge",
+    "Encoded",
+    "Rows",
+    "Writer",
+    "compress",
+    "encode",
+    "encode_headers",
+    "encode_record",
+    "written",
+]
 
 # base offset, length, leader epoch, magic, checksum; and what the checksum covers: attributes, last offset delta, base
 # and max timestamp, producer id and epoch, base sequence, record count
 _FRONT: Final = struct.Struct(">qiibI")
-
-
 _CHECKED: Final = struct.Struct(">hiqqqhii")
-
-
 _HEADER: Final = _FRONT.size + _CHECKED.size
-
-
 _CODEC, _TRANSACTIONAL = 0x07, 0x10
-
-
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
+CODECS: Final = {"none": 0, "gzip": _GZIP, "snappy": _SNAPPY, "lz4": _LZ4, "zstd": _ZSTD}
 
-
-# of records before compression, in a batch that is written anew. More: fewer requests; less: less is repeated when one
-# is refused, and topics with a small max.message.bytes take it
+# Bytes of records in one batch before compression. More: fewer requests; less: less is sent again after a failure, and
+# topics with a small max.message.bytes accept the batch
 TARGET_BYTES: Final = 512 << 10
-
-
 # the length of a batch, without the 12 bytes up to it, is a signed number of 32 bits
 MOST_BYTES: Final = (1 << 31) - 1 + 12
 
+_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null's length; no headers
+_INT64: Final = 1 << 63
+
+# the bytes, how many records, base and max timestamp, the runs of old offsets as in `Encoded`, and the offset after
+# the last
+Rows = tuple[bytes, int, int, int, list[tuple[int, int]], int]
+
 
 class Encoded(NamedTuple):
-    """One record batch of v2 without a sender.
+    """One record batch of v2 before it has a producer id.
 
-    `first` is the old offset of its first record, `next` the old position after it; `runs` are (old offset, how many
-    records of the batch stand before it) where old offsets begin to be consecutive.
+    `first` is the source offset of its first record, and `next` the source position after it. `runs` has (source
+    offset, number of records of the batch before it) for each run of consecutive source offsets. A batch of new
+    records counts its own records as source offsets.
     """
 
     first: int
@@ -69,7 +80,7 @@ class Encoded(NamedTuple):
         return _HEADER + len(self.payload)
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send as this producer."""
+        """The bytes to send under this producer id, epoch and first sequence number."""
         fields = (
             self.attributes,
             self.records - 1,
@@ -87,7 +98,7 @@ class Encoded(NamedTuple):
 
 
 class BatchTooLarge(AllocatorError):
-    """A record of nearly 2 GB, which no batch of v2 holds."""
+    """A record of nearly 2 GB does not fit into a batch of v2."""
 
     def __init__(self, topic: str, partition: int, encoded: Encoded) -> None:
         super().__init__(
@@ -98,9 +109,10 @@ class BatchTooLarge(AllocatorError):
 
 
 def encode(batch: Batch) -> Iterator[Encoded]:
-    """All records of `batch` in order. The `next` of the last is the batch's, past what is not visible.
+    """All records of `batch` in order. The last one's `next` is past records that are not visible.
 
-    Raises CorruptRecordError and BatchTooLarge, after all that stands before.
+    A batch of v2 keeps its payload where a broker accepts it from a producer. Raises CorruptRecordError and
+    BatchTooLarge, after the batches before the fault.
     """
     waiting: Encoded | None = None
     try:
@@ -121,7 +133,7 @@ def encode(batch: Batch) -> Iterator[Encoded]:
 
 
 def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
-    """None where a broker would refuse it from a producer: gaps left by compaction, or times that a broker set."""
+    """None if a broker refuses the batch from a producer: compaction left gaps, or a broker set the timestamps."""
     attributes, last_delta, base_time, max_time, _, _, _, count = _CHECKED.unpack_from(data, _FRONT.size)
     if count != last_delta + 1 or attributes & ~(_CODEC | _TRANSACTIONAL):
         return None
@@ -140,14 +152,17 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
 def written(records: Iterator[Record], codec: int) -> Iterator[Encoded]:
     """Batches of about `TARGET_BYTES` before compression by `codec`.
 
-    Raises CorruptRecordError, after all that stands before.
+    Raises CorruptRecordError, after the batches before it.
     """
-    # the compiled decoder's iterator does it by itself, without an object for each record
     write: Callable[[int], Rows | None] = getattr(records, "write", None) or Writer(records).write
     while (made := write(TARGET_BYTES)) is not None:
         rows, count, base_time, max_time, runs, after = made
-        payload = _COMPRESS[codec](rows) if codec else rows
+        payload = compress(rows, codec)
         yield Encoded(runs[0][0], after, tuple(runs), count, codec, base_time, max_time, memoryview(payload))
+
+
+def compress(data: bytes, codec: int) -> bytes:
+    return _COMPRESS[codec](data) if codec else data
 
 
 def _gzip(data: bytes) -> bytes:
@@ -155,7 +170,7 @@ def _gzip(data: bytes) -> bytes:
 
 
 def _snappy(data: bytes) -> bytes:
-    """One block, in the frame of Java's snappy library: brokers and consumers take no other."""
+    """One block in the frame of Java's snappy library, which all brokers and consumers accept."""
     block = bytes(cramjam.snappy.compress_raw(data))
     return b"\x82SNAPPY\0" + struct.pack(">iii", 1, 1, len(block)) + block
 
@@ -173,52 +188,32 @@ def _zstd(data: bytes) -> bytes:
 _COMPRESS: Final = {_GZIP: _gzip, _SNAPPY: _snappy, _LZ4: _lz4, _ZSTD: _zstd}
 
 
-# -- encode_plain ----------
-# Records written as those of a v2 batch, in plain Python; the compiled decoder's iterators do the same by themselves.
-#
-# Format: https://kafka.apache.org/documentation/#record.
-
-
-# the bytes, how many records, base and max timestamp, the runs of old offsets as in `encode.Encoded`, and the offset
-# after the last
-Rows = tuple[bytes, int, int, int, list[tuple[int, int]], int]
-
-
-_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null's length; no headers
-
-
-_INT64: Final = 1 << 63
-
-
 class Writer:
-    """Records in their order, a batch of them at a time."""
+    """Encodes records in order, a batch at a time."""
 
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
         self._held: Record | None = None  # it did not go into the last batch
 
     def write(self, target: int) -> Rows | None:
-        """The next of them, of `target` bytes or the first that goes beyond; None after the last.
+        """The next records, up to the one that reaches `target` bytes; None after the last.
 
-        Fewer where a timestamp is so far from the first one that 64 bits do not hold the difference, and before what
-        does not decode: then the call after it raises CorruptRecordError, and so does each after that.
+        The batch ends early where a timestamp is too far from the first for 64 bits, and before a record that does not
+        decode: then each later call raises CorruptRecordError.
         """
         parts: list[bytes] = []
-        add, short, most = parts.extend, _SHORT, len(_SHORT)
         runs: list[tuple[int, int]] = []
         index = size = base_time = max_time = 0
         expected = -1
         records = self._records if self._held is None else chain((self._held,), self._records)
         self._held = None
         try:
-            # everything of a record stands in this loop: a call for each of its parts would take most of the time
             for record in records:
-                offset, time, key, value = record.offset, record.timestamp, record.key, record.value
+                offset, time = record.offset, record.timestamp
                 if not index:
                     base_time = max_time = time
                 delta = time - base_time
-                when = short[delta] if 0 <= delta < most else _long_varint(delta)
-                if len(when) > 9 and not -_INT64 <= delta < _INT64:
+                if not -_INT64 <= delta < _INT64:
                     self._held = record
                     break
                 if time > max_time:
@@ -226,24 +221,10 @@ class Writer:
                 if offset != expected:
                     runs.append((offset, index))
                 expected = offset + 1
-                place = short[index] if index < most else _long_varint(index)
-                if key is None:
-                    key, key_size = b"", _NULL
-                else:
-                    length = len(key)
-                    key_size = short[length] if length < most else _long_varint(length)
-                if value is None:
-                    value, value_size = b"", _NULL
-                else:
-                    length = len(value)
-                    value_size = short[length] if length < most else _long_varint(length)
-                headers = _headers(record.headers) if record.timestamp_type is not None and record.headers else _NONE
-                length = (
-                    1 + len(when) + len(place) + len(key_size) + len(key) + len(value_size) + len(value) + len(headers)
-                )
-                total = short[length] if length < most else _long_varint(length)
-                add((total, _ATTRIBUTES, when, place, key_size, key, value_size, value, headers))
-                size += len(total) + length
+                headers = record.headers if record.timestamp_type is not None else ()
+                encoded = encode_record(index, delta, record.key, record.value, headers)
+                parts.append(encoded)
+                size += len(encoded)
                 index += 1
                 if size >= target:
                     break
@@ -255,13 +236,40 @@ class Writer:
         return b"".join(parts), index, base_time, max_time, runs, expected
 
 
-def _headers(headers: list[tuple[str, bytes | None]]) -> bytes:
-    named = ((name.encode("utf-8", "surrogateescape"), value) for name, value in headers)
-    each = (
-        (_varint(len(name)), name, _NULL if value is None else _varint(len(value)), value or b"")
-        for name, value in named
+def encode_record(
+    index: int, delta: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+) -> bytes:
+    """One record of a v2 batch. `index` counts the batch's records; `delta` is the time after the batch's first."""
+    short, most = _SHORT, len(_SHORT)
+    when = short[delta] if 0 <= delta < most else _long_varint(delta)
+    number = short[index] if index < most else _long_varint(index)
+    if key is None:
+        key, key_size = b"", _NULL
+    else:
+        length = len(key)
+        key_size = short[length] if length < most else _long_varint(length)
+    if value is None:
+        value, value_size = b"", _NULL
+    else:
+        length = len(value)
+        value_size = short[length] if length < most else _long_varint(length)
+    body = b"".join(
+        (_ATTRIBUTES, when, number, key_size, key, value_size, value, encode_headers(headers) if headers else _NONE)
     )
-    return _varint(len(headers)) + b"".join(chain.from_iterable(each))
+    length = len(body)
+    return (short[length] if length < most else _long_varint(length)) + body
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    parts = [_varint(len(headers))]
+    for name, value in headers:
+        data = name.encode("utf-8", "surrogateescape")
+        parts += (
+            (_varint(len(data)), data, _NULL)
+            if value is None
+            else (_varint(len(data)), data, _varint(len(value)), value)
+        )
+    return b"".join(parts)
 
 
 def _varint(value: int) -> bytes:

@@ -1,7 +1,8 @@
-"""Record batches to the new cluster: in order, each once, several under way.
+"""One producer: records or whole batches to partitions, in order, several requests under way.
 
-Protocol: Produce v3 to v12 with one record batch of v2 for a partition, InitProducerId (KIP-98). The producer's id and
-the sequence numbers make a batch that is sent again count once, and one that overtook another one be refused.
+Protocol: Produce v0 to v12 with one batch for a partition, InitProducerId (KIP-98). From Kafka 0.11 on, the producer's
+id and the sequence numbers make the broker count a repeated batch once and refuse one that overtook another. Older
+brokers get one request at a time for a partition, so the order holds there too, and a repeated batch counts twice.
 """
 
 from __future__ import annotations
@@ -9,128 +10,384 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Optional
 
+from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
-from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.producer.encode import Encoded
+from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
+from allocator.producer.builder import BatchBuilder
+from allocator.producer.columns import Columns, accelerated, by_partition
+from allocator.producer.encode import CODECS, TARGET_BYTES, Encoded
+from allocator.producer.partitioner import Partitioner
 from allocator.tasks import BackgroundTasks, wait_for_event
 from allocator.types import TopicPartition
 
-__all__ = ["ProduceQueue", "Producer", "SequenceLost", "append"]
+__all__ = ["DeliveryFailed", "ProduceQueue", "Producer", "SequenceLost", "append"]
 
 log = logging.getLogger(__name__)
 
-MAX_VERSION: Final = 12  # in later ones topics go by id
-OLDEST: Final = 3  # the first that takes record batches of v2
-# Brokers remember so many batches of a producer for a partition: with more of them under way, one that is sent again
-# might not be known any more
+MAX_VERSION: Final = 12  # in later versions topics have ids
+V1, V2, ZSTD = 2, 3, 7  # the first versions of Produce that take message sets of v1, batches of v2, and zstd in them
+# Brokers remember this many batches of a producer for a partition. With more under way, a repeated one might be unknown
 UNDER_WAY: Final = 5
-# of one request. More: fewer of them; less: the other partitions of the leader wait for less
+# Bytes of one request. More: fewer requests; less: the leader's other partitions wait for less
 REQUEST_BYTES: Final = 4 << 20
-# whether sending is allowed again
+# seconds between two calls of `may_send`
 ASK_AGAIN_S: Final = 0.1
 
+REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 7, 20
 OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER = 45, 46, 47, 59
-NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
 LOST: Final = frozenset((DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER))
 
 Acked = Callable[[TopicPartition, Encoded, int], None]
 
 
 class SequenceLost(AllocatorError):
-    """The brokers have forgotten the sequence of this producer, or someone has taken it over: a new one goes on."""
+    """The brokers have forgotten the sequence of this producer, or another process took it over; create a new one."""
 
     retriable = True
 
 
+class DeliveryFailed(AllocatorError):
+    """Records of one partition were not acknowledged.
+
+    `maybe_written`: a broker may have stored them, as a request that held them got no answer.
+    """
+
+    def __init__(self, partition: TopicPartition, records: int, error: AllocatorError, maybe_written: bool) -> None:
+        super().__init__(
+            f"{partition.topic}:{partition.partition} did not acknowledge {records} records, "
+            f"{'which may be written' if maybe_written else 'which are not written'}: {error}"
+        )
+        self.partition = partition
+        self.records = records
+        self.error = error
+        self.maybe_written = maybe_written
+        self.retriable = error.retriable
+
+
 @dataclass
 class _Item:
-    encoded: Encoded
+    batch: Any  # an `AnyBatch`; those that `put` took are `Encoded`
     sequence: int
+    expires_at: float = math.inf
+    delivered: Optional[asyncio.Future[None]] = None
     target: Optional[int] = None
+    maybe_written: bool = False
+
+
+@dataclass
+class _Open:
+    """The batch that takes the next records of a partition."""
+
+    builder: BatchBuilder
+    closes_at: float
+    expires_at: float
+    delivered: asyncio.Future[None]
 
 
 @dataclass
 class ProduceQueue:
-    """What is to be sent of one partition, and what is under way, in order."""
+    """Batches of one partition in order: those that wait, and those under way."""
 
     producer: int
     epoch: int
     sequence: int = 0
+    open: Optional[_Open] = None
     waiting: deque[_Item] = field(default_factory=deque)
     sent: deque[_Item] = field(default_factory=deque)
-    asked: int = 0  # requests without an answer yet
-    most: int = 1  # under way: brokers take any sequence for the first batch of a producer they do not know
+    unanswered: int = 0  # requests
+    most: int = 1  # under way: brokers take any sequence for the first batch of a producer that they do not know
     broken: bool = False
     resume_at: float = 0.0
     tries: int = 0
 
 
 class Producer:
-    """The producing half of a mirror.
+    """Sends records, or whole batches, over a connected client.
 
-    Guarantee: `acked` is called for the batches of a partition in their order, once each, with the offset that the
-    first record has on all replicas in sync; a batch that was not acknowledged is sent until it is. Nothing is sent
-    while `may_send` says no: who was frozen, and wakes up replaced, writes nothing behind its successor. Memory is
-    bounded by `room`, which the caller awaits before each `put`.
+    Guarantee: all replicas in sync have an acknowledged batch, and batches of a partition are stored in the order of
+    the calls. With brokers from 0.11 on no retry repeats a batch.
 
-    Use it within `async with`; what cannot be mended (a batch too large, no permission) ends the scope with its error.
+    `append` and `append_columns` take records, and collect them into batches of up to `batch_bytes` for up to
+    `linger_s`; they wait while `buffer_bytes` are not acknowledged. `flush` returns when everything is acknowledged, or
+    raises DeliveryFailed. A batch that is not acknowledged within `timeout_s` fails, and so do those behind it in its
+    partition; later records go on under a new producer id. Use `async with`.
+
+    `put` takes batches of partitions that were added with `add`. They are sent until they are acknowledged, and `acked`
+    gets each in order with the offset of its first record. A fault that no retry mends raises in `run`, which the
+    caller runs as a task. Nothing is sent while `may_send` returns False: a process that was replaced while it was
+    suspended writes nothing behind its successor. `room` bounds the memory; the caller awaits it before each `put`.
     """
 
     def __init__(
         self,
         client: KafkaClient,
-        acked: Acked,
-        may_send: Callable[[], bool],
+        acked: Acked | None = None,
+        may_send: Callable[[], bool] | None = None,
         *,
         buffer_bytes: int = 64 << 20,
-        timeout_s: float = 30.0,
+        batch_bytes: int = TARGET_BYTES,
+        linger_s: float = 0.02,
+        compression: str = "none",
+        timeout_s: float = 60.0,
+        request_timeout_s: float = 30.0,
     ) -> None:
         self._client = client
         self._acked = acked
         self._may_send = may_send
         self._buffer_bytes = buffer_bytes
+        self._batch_bytes = batch_bytes
+        self._linger_s = linger_s
+        self._compression = compression
         self._timeout_s = timeout_s
-        self._lanes: dict[TopicPartition, ProduceQueue] = {}
+        self._request_timeout_s = request_timeout_s
+        self.magic = 2
+        """Version of the record format that the brokers take; known after `open`."""
+        self._queues: dict[TopicPartition, ProduceQueue] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._ready: dict[TopicPartition, None] = {}  # those that have something to send, in turn
         self._wait_s: float | None = None
         self._held = 0
-        self._over = False
-        self._news: asyncio.Event
+        self.stopped = False
+        """Whether it was closed, or failed in a way that ends it."""
+        self._wake: asyncio.Event
         self._progress: asyncio.Event
+        # of records
+        self._partitioner = Partitioner()
+        self._topics: set[str] = set()
+        self._identity: tuple[int, int] | None = None
+        self._adding: asyncio.Lock
+        self._failed: DeliveryFailed | None = None
+        self._failed_records = 0
+        self._flushing = 0
+        self._tasks: BackgroundTasks | None = None
 
-    async def run(self, tasks: BackgroundTasks) -> None:
-        """Sends until cancelled; `tasks` has the requests. Caller: the mirror."""
-        try:
-            while True:
-                self._news.clear()
-                while self._send(tasks):
-                    pass
-                await wait_for_event(self._news, self._wait_s)
-        finally:
-            self._over = True  # nobody may wait for what will not be sent
-            self._progress.set()
+    async def __aenter__(self) -> Producer:
+        self.open()
+        self._tasks = BackgroundTasks(self._fail_all)
+        self._tasks.start(self.run(self._tasks), "producer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._tasks is not None
+        await self._tasks.close()
+        self._fail_all(BrokerError("the producer was closed"))
 
     def open(self) -> None:
-        """Caller: the mirror, on its loop."""
-        self._news, self._progress = asyncio.Event(), asyncio.Event()
-        version = self._client.api_version(ProduceRequest)
-        if version is None or version < OLDEST or self._client.api_version(InitProducerIdRequest) is None:
-            raise ConfigError(
-                f"the new cluster is Kafka {'.'.join(map(str, self._client.broker_version))}; a mirror writes record "
-                "batches of format v2, which takes 0.11 or newer"
-            )
+        """Finds the format that the brokers take. Raises ConfigError if they do not take the compression."""
+        self._wake, self._progress, self._adding = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        version = self._client.api_version(ProduceRequest) or 0
+        if self._compression == "zstd" and version < ZSTD:
+            name = ".".join(map(str, self._client.broker_version))
+            raise ConfigError(f"compression zstd needs brokers of Kafka 2.1 or newer; these are {name}")
+        idempotent = self._client.api_version(InitProducerIdRequest) is not None
+        self.magic = 2 if version >= V2 and idempotent else 1 if version >= V1 else 0
+
+    async def run(self, tasks: BackgroundTasks) -> None:
+        """Sends until cancelled; `tasks` runs the requests."""
+        try:
+            while True:
+                self._wake.clear()
+                while self._send(tasks):
+                    pass
+                await wait_for_event(self._wake, self._wait_s)
+        finally:
+            self.stopped = True  # ends every wait for an acknowledgement
+            self._progress.set()
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> asyncio.Future[None]:
+        """Adds a record. The future ends when it is acknowledged, or raises DeliveryFailed.
+
+        Without `partition` the key chooses it, as in Java's producer. `timestamp`: milliseconds, default now. Raises
+        TopicNotFound; ConfigError for headers on brokers before 0.11.
+        """
+        if headers and self.magic < 2:
+            raise ConfigError("brokers before 0.11 have no record headers; leave them out")
+        partitions = self._client.partitions(topic) if topic in self._topics else None
+        if not partitions:
+            partitions = await self._find(topic)
+        if partition is None:
+            partition = self._partitioner.choose(key, len(partitions))
+        at = TopicPartition(topic, partition)
+        if self._held > self._buffer_bytes:
+            await self.room(0)
+        queue = self._queues.get(at) or await self._queue(at, partitions)
+        taking = queue.open or self._open_batch(at, queue)
+        builder = taking.builder
+        before = builder.size
+        builder.append(key, value, headers, int(time.time() * 1000) if timestamp is None else timestamp)
+        self._held += builder.size - before
+        if builder.size >= self._batch_bytes:
+            self._close_batch(at, queue)
+        return taking.delivered
+
+    async def append_columns(self, topic: str, columns: Columns, chosen: Any = None) -> None:
+        """Adds rows of Arrow columns, with the present time. Raises as `append`.
+
+        This needs format v2 and the compiled encoder (`takes_columns`). `chosen`: an Arrow array with the partition of
+        each row, null for its key's.
+        """
+        partitions = self._client.partitions(topic) if topic in self._topics else None
+        if not partitions:
+            partitions = await self._find(topic)
+        now = int(time.time() * 1000)
+        for partition, rows in by_partition(columns, chosen, len(partitions), self._partitioner):
+            at = TopicPartition(topic, partition)
+            done, end = 0, len(rows.values)
+            while done < end:
+                await self.room(0)
+                queue = self._queues.get(at) or await self._queue(at, partitions)
+                builder = (queue.open or self._open_batch(at, queue)).builder
+                before = builder.size
+                done += builder.append_rows(rows.encoder(done, end), now, self._batch_bytes)
+                self._held += builder.size - before
+                if builder.size >= self._batch_bytes:
+                    self._close_batch(at, queue)
+
+    @property
+    def takes_columns(self) -> bool:
+        return self.magic == 2 and accelerated
+
+    async def flush(self) -> None:
+        """Returns when all that was added is acknowledged. Raises the first DeliveryFailed since the last call."""
+        self._flushing += 1
+        try:
+            self._wake.set()
+            await self.drained(self._queues)
+        finally:
+            self._flushing -= 1
+        self.raise_if_failed()
+
+    def raise_if_failed(self) -> None:
+        """Raises the first DeliveryFailed since the last one that this raised."""
+        if self._failed is not None:
+            failed, records = self._failed, self._failed_records
+            self._failed, self._failed_records = None, 0
+            if records == failed.records:
+                raise failed
+            raise DeliveryFailed(failed.partition, records, failed.error, failed.maybe_written)
+
+    async def _find(self, topic: str) -> tuple[int, ...]:
+        """The partitions of a topic that was not used before; waits a while for a topic that is being created."""
+        self._topics.add(topic)
+        self._client.follow(self._topics)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            await self._client.refresh([topic])
+            partitions = self._client.partitions(topic)
+            if partitions:
+                return partitions
+            await self._client.send_any(_creating(topic))
+            if time.monotonic() > deadline:
+                raise TopicNotFound([topic])
+            await asyncio.sleep(self._client.retry_backoff_s)
+
+    async def _queue(self, at: TopicPartition, partitions: Sequence[int]) -> ProduceQueue:
+        if at.partition not in partitions:
+            error = BrokerError(f"the topic has {len(partitions)} partitions")
+            raise DeliveryFailed(at, 1, error, maybe_written=False)
+        async with self._adding:
+            if at not in self._queues:
+                if self._identity is None:
+                    self._identity = await self._new_identity()
+                self._queues[at] = ProduceQueue(*self._identity)
+        return self._queues[at]
+
+    def _open_batch(self, at: TopicPartition, queue: ProduceQueue) -> _Open:
+        if self.stopped:
+            raise Closed("this producer was closed, or has failed; create another one")
+        loop = asyncio.get_running_loop()
+        delivered = loop.create_future()
+        delivered.add_done_callback(_retrieve)
+        now = loop.time()
+        builder = BatchBuilder(self.magic, CODECS[self._compression])
+        queue.open = _Open(builder, now + self._linger_s, now + self._timeout_s, delivered)
+        self._ready[at] = None
+        self._wake.set()
+        return queue.open
+
+    def _close_batch(self, at: TopicPartition, queue: ProduceQueue) -> None:
+        taken, queue.open = queue.open, None
+        assert taken is not None
+        batch = taken.builder.encode()
+        self._held -= taken.builder.size
+        self._enqueue(at, queue, _Item(batch, queue.sequence, taken.expires_at, taken.delivered))
+
+    # -- whole batches --------------------------------------------------------------------------------------------
 
     async def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """These will be sent to. A producer of their own: nothing that is under way from before can be mixed up."""
+        """Prepares `put` to these, under a producer id of their own: requests still under way cannot mix with them."""
+        identity = await self._new_identity()
+        for partition in partitions:
+            self._queues[partition] = ProduceQueue(*identity)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets what is not acknowledged of these."""
+        for partition in partitions:
+            queue = self._queues.pop(partition, None)
+            if queue is not None:
+                self._held -= sum(item.batch.size for item in (*queue.waiting, *queue.sent))
+                self._held -= 0 if queue.open is None else queue.open.builder.size
+        self._progress.set()
+
+    async def room(self, size: int) -> None:
+        """Returns when there is room for this number of bytes."""
+        while self._held and self._held + size > self._buffer_bytes and not self.stopped:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def queue(self, partition: TopicPartition) -> ProduceQueue | None:
+        """The queue that `put` takes. It changes when the partition is dropped and added again."""
+        return self._queues.get(partition)
+
+    def put(self, partition: TopicPartition, queue: ProduceQueue | None, encoded: Encoded) -> bool:
+        """Sends a batch behind those before; False if the partition was dropped after the caller got `queue`.
+
+        The partition may have a new queue, which begins elsewhere: a batch that was read before does not belong there.
+        """
+        if queue is None or self._queues.get(partition) is not queue:
+            return False
+        self._enqueue(partition, queue, _Item(encoded, queue.sequence))
+        return True
+
+    def idle(self, partition: TopicPartition) -> bool:
+        """Whether everything of it is acknowledged."""
+        queue = self._queues.get(partition)
+        return queue is None or not (queue.waiting or queue.sent or queue.open)
+
+    async def drained(self, partitions: Iterable[TopicPartition]) -> None:
+        """Returns when everything of these is acknowledged or failed, or nothing is sent any more."""
+        wanted = list(partitions)
+        while not (self.stopped or all(map(self.idle, wanted))):
+            self._progress.clear()
+            await self._progress.wait()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def _new_identity(self) -> tuple[int, int]:
+        """A producer id and its epoch; -1 for both where brokers have none. Raises BrokerError."""
+        if self.magic < 2:
+            return -1, -1
         request = InitProducerIdRequest(
             transactional_id=None,
             transaction_timeout_ms=60_000,
@@ -138,66 +395,26 @@ class Producer:
             producer_epoch=-1,
             max_version=4,
         )
-        answer = await self._client.send_any(request, self._timeout_s)
-        while answer.error_code:
-            error = for_code(answer.error_code, "the new cluster gives no producer id")
+        while True:
+            answer = await self._client.send_any(request, self._request_timeout_s)
+            if not answer.error_code:
+                return answer.producer_id, answer.producer_epoch
+            error = for_code(answer.error_code, "the brokers give no producer id")
             if not error.retriable:
                 raise error
             log.debug("%s", error)  # a coordinator that has just started
             await asyncio.sleep(self._client.retry_backoff_s)
-            answer = await self._client.send_any(request, self._timeout_s)
-        for partition in partitions:
-            self._lanes[partition] = ProduceQueue(answer.producer_id, answer.producer_epoch)
 
-    def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """What is not acknowledged of these is forgotten."""
-        for partition in partitions:
-            lane = self._lanes.pop(partition, None)
-            if lane is not None:
-                self._held -= sum(item.encoded.size for item in (*lane.waiting, *lane.sent))
-        self._progress.set()
-
-    async def room(self, size: int) -> None:
-        """Returns when there is room for so many bytes more."""
-        while self._held and self._held + size > self._buffer_bytes:
-            self._progress.clear()
-            await self._progress.wait()
-
-    def lane(self, partition: TopicPartition) -> ProduceQueue | None:
-        """What `put` takes, as long as the partition is not dropped; another one when it is added again."""
-        return self._lanes.get(partition)
-
-    def put(self, partition: TopicPartition, lane: ProduceQueue | None, encoded: Encoded) -> bool:
-        """To be sent after what was put before; False if the partition was dropped since `lane` was asked for.
-
-        It may be ours again by now, and begin elsewhere: what was read before would come in the middle of that.
-        """
-        if lane is None or self._lanes.get(partition) is not lane:
-            return False
-        lane.waiting.append(_Item(encoded, lane.sequence))
-        lane.sequence = (lane.sequence + encoded.records) & 0x7FFFFFFF
+    def _enqueue(self, partition: TopicPartition, queue: ProduceQueue, item: _Item) -> None:
+        queue.waiting.append(item)
+        queue.sequence = (queue.sequence + item.batch.records) & 0x7FFFFFFF
         self._ready[partition] = None
-        self._held += encoded.size
-        self._news.set()
-        return True
-
-    def idle(self, partition: TopicPartition) -> bool:
-        """Whether everything of it is acknowledged."""
-        lane = self._lanes.get(partition)
-        return lane is None or not (lane.waiting or lane.sent)
-
-    async def drained(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns when everything of these is acknowledged, or nothing is sent any more."""
-        wanted = list(partitions)
-        while not (self._over or all(map(self.idle, wanted))):
-            self._progress.clear()
-            await self._progress.wait()
-
-    # -- sending --------------------------------------------------------------------------------------------------
+        self._held += item.batch.size
+        self._wake.set()
 
     def _send(self, tasks: BackgroundTasks) -> bool:
-        """One request to each leader that may get one; False if none may, and in `_wait_s` when to look again."""
-        if self._ready and not self._may_send():
+        """Starts one request to each leader that is free; False if none is. Sets `_wait_s`."""
+        if self._ready and self._may_send is not None and not self._may_send():
             self._wait_s = ASK_AGAIN_S
             return False
         now = asyncio.get_running_loop().time()
@@ -205,41 +422,51 @@ class Producer:
         sizes: dict[int, int] = defaultdict(int)
         later: list[float] = []
         for partition in list(self._ready):
-            lane = self._lanes.get(partition)
-            if lane is None or not lane.waiting:
+            queue = self._queues.get(partition)
+            if queue is None or not (queue.waiting or queue.open):
                 del self._ready[partition]
                 continue
+            if queue.open is not None and not queue.waiting:
+                if not self._flushing and now < queue.open.closes_at:
+                    later.append(queue.open.closes_at - now)
+                    continue
+                self._close_batch(partition, queue)
+            item = queue.waiting[0]
+            if item.expires_at <= now and not queue.unanswered:
+                self._fail(partition, queue, BrokerError(f"no answer within {self._timeout_s:g} s", retriable=True))
+                continue
             leader = self._client.leader(partition)
-            if leader is None or now < lane.resume_at:
-                later.append(max(self._client.retry_backoff_s, lane.resume_at - now))
+            if leader is None or now < queue.resume_at:
+                later.append(max(self._client.retry_backoff_s, queue.resume_at - now))
                 continue
-            if lane.broken or self._under_way[leader] >= UNDER_WAY or len(lane.sent) >= lane.most:
+            if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.most:
                 continue
-            item = lane.waiting[0]
-            if sizes[leader] and sizes[leader] + item.encoded.size > REQUEST_BYTES:
+            if sizes[leader] and sizes[leader] + item.batch.size > REQUEST_BYTES:
                 continue
-            sizes[leader] += item.encoded.size
-            chosen[leader][partition] = lane.waiting.popleft()
-            lane.sent.append(item)
-            lane.asked += 1
+            sizes[leader] += item.batch.size
+            chosen[leader][partition] = queue.waiting.popleft()
+            queue.sent.append(item)
+            queue.unanswered += 1
             self._ready[partition] = self._ready.pop(partition)  # its turn comes again after the others'
         for leader, items in chosen.items():
             self._under_way[leader] += 1
-            tasks.start(self._exchange(leader, items, {each: self._lanes[each] for each in items}), "produce")
+            tasks.start(self._exchange(leader, items, {each: self._queues[each] for each in items}), "produce")
         self._wait_s = min(later, default=None)
         return bool(chosen)
 
     async def _exchange(
-        self, leader: int, items: dict[TopicPartition, _Item], lanes: dict[TopicPartition, ProduceQueue]
+        self, leader: int, items: dict[TopicPartition, _Item], queues: dict[TopicPartition, ProduceQueue]
     ) -> None:
         codes: dict[TopicPartition, tuple[int, int]] = {}
         why: AllocatorError | None = None
         try:
             stamped = {
-                partition: item.encoded.stamped(lanes[partition].producer, lanes[partition].epoch, item.sequence)
+                partition: item.batch.stamped(queues[partition].producer, queues[partition].epoch, item.sequence)
                 for partition, item in items.items()
             }
-            answer = await self._client.send(leader, _produce(stamped, self._timeout_s), self._timeout_s + 5.0)
+            answer = await self._client.send(
+                leader, _produce(stamped, self._request_timeout_s), self._request_timeout_s + 5.0
+            )
         except BrokerError as error:
             if not error.retriable:
                 raise
@@ -252,58 +479,109 @@ class Producer:
             }
         finally:
             self._under_way[leader] -= 1
-            self._news.set()
+            self._wake.set()
         failed = False
         for partition, item in items.items():
-            lane = lanes[partition]
-            lane.asked -= 1
-            if self._lanes.get(partition) is not lane:
+            queue = queues[partition]
+            queue.unanswered -= 1
+            if self._queues.get(partition) is not queue:
                 continue  # dropped meanwhile
             code, base = codes.get(partition, (-1, -1))
-            if code == 0:
-                item.target, lane.tries, lane.most = base, 0, UNDER_WAY
+            if code == 0 or (code == DUPLICATE_SEQUENCE and item.delivered is not None):
+                item.target, queue.tries = base, 0
+                queue.most = 1 if queue.producer < 0 else UNDER_WAY
             else:
                 failed = True
                 where = f"{partition.topic}:{partition.partition}"
-                self._note_failure(where, lane, item, why or for_code(code, where))
-            self._settle(partition, lane)
+                item.maybe_written |= why is not None or code in (
+                    -1,
+                    REQUEST_TIMED_OUT,
+                    NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+                )
+                self._note_failure(partition, queue, item, why or for_code(code, where))
+            if self._queues.get(partition) is queue:
+                self._settle(partition, queue)
         self._progress.set()
         if failed:
-            # the leader may have moved; if nobody answers, the next try shows it
+            # the leader may have moved; if no broker answers, the next try shows it
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
 
-    def _note_failure(self, where: str, lane: ProduceQueue, item: _Item, error: AllocatorError) -> None:
+    def _note_failure(self, partition: TopicPartition, queue: ProduceQueue, item: _Item, error: AllocatorError) -> None:
         code = getattr(error, "code", None)
-        first = bool(lane.sent) and lane.sent[0] is item
-        if code in LOST or (code == OUT_OF_ORDER_SEQUENCE and first and not lane.broken):
-            raise SequenceLost(f"{where}: {error}; goes on from what is committed, as a new producer")
+        where = f"{partition.topic}:{partition.partition}"
+        first = bool(queue.sent) and queue.sent[0] is item
+        if code in LOST or (code == OUT_OF_ORDER_SEQUENCE and first and not queue.broken):
+            lost = SequenceLost(f"{where}: {error}; goes on from what is committed, as a new producer")
+            if item.delivered is None:
+                raise lost
+            self._fail(partition, queue, lost, item)
+            return
         if not error.retriable and code not in (OUT_OF_ORDER_SEQUENCE, NOT_ENOUGH_REPLICAS_AFTER_APPEND):
-            raise BrokerError(
-                f"the new cluster refuses old offsets {item.encoded.first} to {item.encoded.next - 1} of {where} "
-                f"({item.encoded.size} bytes): {error}; nothing is skipped, correct it and start again",
-                code=code,
-            )
-        lane.broken = True
-        lane.tries += 1
-        log.log(logging.WARNING if lane.tries in (1, 10) else logging.DEBUG, "%s: sent again: %s", where, error)
+            if item.delivered is None:
+                raise BrokerError(
+                    f"the new cluster refuses old offsets {item.batch.first} to {item.batch.next - 1} of {where} "
+                    f"({item.batch.size} bytes): {error}; nothing is skipped, correct it and start again",
+                    code=code,
+                )
+            self._fail(partition, queue, error, item)
+            return
+        queue.broken = True
+        queue.tries += 1
+        log.log(logging.WARNING if queue.tries in (1, 10) else logging.DEBUG, "%s: sent again: %s", where, error)
 
-    def _settle(self, partition: TopicPartition, lane: ProduceQueue) -> None:
-        while lane.sent and lane.sent[0].target is not None:
-            item = lane.sent.popleft()
-            self._held -= item.encoded.size
+    def _settle(self, partition: TopicPartition, queue: ProduceQueue) -> None:
+        while queue.sent and queue.sent[0].target is not None:
+            item = queue.sent.popleft()
+            self._held -= item.batch.size
             assert item.target is not None
-            self._acked(partition, item.encoded, item.target)
-        if lane.broken and not lane.asked:
-            # in their order again; those acknowledged out of turn are known to the broker and count once
-            lane.waiting.extendleft(reversed(lane.sent))
-            for item in lane.sent:
+            if item.delivered is not None and not item.delivered.done():
+                item.delivered.set_result(None)
+            if self._acked is not None:
+                self._acked(partition, item.batch, item.target)
+        if queue.broken and not queue.unanswered:
+            # in their order again; the broker knows those that it acknowledged out of turn, and counts them once
+            queue.waiting.extendleft(reversed(queue.sent))
+            for item in queue.sent:
                 item.target = None
-            lane.sent.clear()
-            lane.broken = False
-            backoff = min(self._client.retry_backoff_s * 2 ** min(lane.tries, 5), 3.0)
-            lane.resume_at = asyncio.get_running_loop().time() + backoff
+            queue.sent.clear()
+            queue.broken = False
+            backoff = min(self._client.retry_backoff_s * 2 ** min(queue.tries, 5), 3.0)
+            queue.resume_at = asyncio.get_running_loop().time() + backoff
             self._ready[partition] = None
+
+    # -- failures of records --------------------------------------------------------------------------------------
+
+    def _fail(
+        self, partition: TopicPartition, queue: ProduceQueue, error: AllocatorError, refused: _Item | None = None
+    ) -> None:
+        """Gives up all of a partition: with a batch missing, the brokers would refuse the sequence of the next one.
+
+        `refused`: the batch that a broker refused, if one did.
+        """
+        self.drop([partition])
+        self._identity = None  # a new queue of the partition begins another sequence
+        items = [*queue.sent, *queue.waiting]
+        if queue.open is not None:
+            items.append(_Item(queue.open.builder, 0, delivered=queue.open.delivered))
+        under_way = len(queue.sent)
+        for number, item in enumerate(items):
+            if item.target is not None:
+                continue  # acknowledged out of turn
+            maybe_written = item.maybe_written or (number < under_way and item is not refused)
+            failed = DeliveryFailed(partition, item.batch.records, error, maybe_written)
+            self._failed = self._failed or failed
+            self._failed_records += failed.records
+            if item.delivered is not None and not item.delivered.done():
+                item.delivered.set_exception(failed)
+        self._progress.set()
+
+    def _fail_all(self, error: BaseException) -> None:
+        known = error if isinstance(error, AllocatorError) else BrokerError(f"the producer failed: {error!r}")
+        self.stopped = True
+        for partition, queue in list(self._queues.items()):
+            self._fail(partition, queue, known)
+        self._progress.set()
 
 
 async def append(client: KafkaClient, partition: TopicPartition, encoded: Encoded, timeout_s: float = 30.0) -> int:
@@ -344,4 +622,20 @@ def _produce(records: dict[TopicPartition, bytes], timeout_s: float) -> Any:
         timeout_ms=int(timeout_s * 1000),
         topic_data=[data(name=name, partition_data=parts) for name, parts in topics.items()],
         max_version=MAX_VERSION,
+    )
+
+
+def _retrieve(delivered: asyncio.Future[None]) -> None:
+    """A caller that awaits `flush` alone does not read the future's error."""
+    if not delivered.cancelled():
+        delivered.exception()
+
+
+def _creating(topic: str) -> Any:
+    """A request for metadata at which brokers create the topic, if auto.create.topics.enable is set."""
+    return MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+        allow_auto_topic_creation=True,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
     )

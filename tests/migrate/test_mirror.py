@@ -210,11 +210,11 @@ async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: 
         sender.open()
         tasks.start(sender.run(tasks))
         await sender.add([partition])
-        dropped = sender.lane(partition)
+        dropped = sender.queue(partition)
         sender.drop([partition])
         await sender.add([partition])
         assert not sender.put(partition, dropped, encoded)
-        assert sender.put(partition, sender.lane(partition), encoded)
+        assert sender.put(partition, sender.queue(partition), encoded)
         await wait_until_async(lambda: asked > 5, 30, "it to ask")
         assert not acked
         assert (await contents(new, partition.topic))[0] == []
@@ -248,7 +248,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
         await sender.add([partition])
         monkeypatch.setattr(client, "send", first_fails)
         for encoded in batches:
-            assert sender.put(partition, sender.lane(partition), encoded)
+            assert sender.put(partition, sender.queue(partition), encoded)
         tasks.start(sender.run(tasks))
         await within(sender.drained([partition]), 30)
     assert acked == list(range(8))

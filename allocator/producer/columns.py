@@ -1,0 +1,92 @@
+"""Columns of an Arrow batch produced without an object for each record, by the compiled encoder (`_encode.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from allocator.producer.builder import EncodeRows
+from allocator.producer.partitioner import RUN, Partitioner
+from allocator.record import accelerated
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Columns", "accelerated", "by_partition"]
+
+# the addresses of validity bits, ends and bytes, the first row, whether ends have 64 bits; None: every row is null
+Buffers = Optional[tuple[int, int, int, int, bool]]
+
+
+class Columns(NamedTuple):
+    """Records as Arrow arrays of `binary` or `string`, or their large forms. None: every row is null.
+
+    `headers` has those of a record as `producer.encode.encode_headers` writes them.
+    """
+
+    keys: Optional[pa.Array]
+    values: pa.Array
+    headers: Optional[pa.Array] = None
+
+    def each(self, change: Callable[[pa.Array], pa.Array]) -> Columns:
+        """The columns that are there, changed."""
+        return Columns(*(None if column is None else change(column) for column in self))
+
+    def encoder(self, first: int, end: int) -> EncodeRows:
+        """Encodes rows from `first` up to `end`."""
+        from allocator import _records  # type: ignore[attr-defined, unused-ignore]
+
+        keys, values, headers = map(_buffers, self)
+
+        def encode(delta: int, index: int, target: int) -> tuple[bytes, int]:
+            data, after = _records.encode_rows(keys, values, headers, first, end, delta, index, target)
+            return data, after - first
+
+        return encode
+
+
+def by_partition(
+    columns: Columns, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
+) -> Iterator[tuple[int, Columns]]:
+    """The columns split by partition, in their order. `chosen` has the partition of a row, or null for its key's."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    placed = _placed(columns, partitions, partitioner) if chosen is None or chosen.null_count else chosen
+    if chosen is not None and placed is not chosen:
+        placed = pc.coalesce(chosen.cast(pa.int32()), placed)
+    runs = pc.run_end_encode(placed.cast(pa.int32()))
+    if len(runs.values) > 1:
+        order = pc.array_sort_indices(placed)  # stable
+        columns = columns.each(lambda column: column.take(order))
+        runs = pc.run_end_encode(placed.cast(pa.int32()).take(order))
+    start = 0
+    for partition, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist()):
+        yield partition, columns.each(lambda column, rows=slice(start, end): column[rows])  # type: ignore[misc]
+        start = end
+
+
+def _placed(columns: Columns, partitions: int, partitioner: Partitioner) -> pa.Array:
+    import pyarrow as pa
+
+    from allocator import _records  # type: ignore[attr-defined, unused-ignore]
+
+    rows = len(columns.values)
+    data, partitioner.keyless = _records.hash_rows(_buffers(columns.keys), rows, partitions, partitioner.keyless, RUN)
+    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(data)])
+
+
+def _buffers(array: Any) -> Buffers:
+    if array is None or array.null_count == len(array):
+        return None
+    import pyarrow as pa
+
+    bits, ends, data = array.buffers()
+    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    return (
+        0 if bits is None else bits.address,
+        ends.address,
+        0 if data is None else data.address,
+        array.offset,
+        wide,
+    )

@@ -1,0 +1,42 @@
+"""The default partitioner: murmur2 of the key, as Java's, and runs of keyless records over all partitions."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+__all__ = ["RUN", "Partitioner", "murmur2"]
+
+# Keyless records that go to one partition in a row. More: larger batches; less: more even partitions
+RUN: Final = 500
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+
+
+class Partitioner:
+    """Chooses the partition of records that do not name one."""
+
+    def __init__(self) -> None:
+        self.keyless = random.randrange(1 << 20) * RUN
+        """How many keyless records were placed; it starts at random, so that many producers spread their first runs."""
+
+    def choose(self, key: bytes | None, partitions: int) -> int:
+        if key is not None:
+            return (murmur2(key) & 0x7FFFFFFF) % partitions
+        self.keyless += 1
+        return (self.keyless - 1) // RUN % partitions
+
+
+def murmur2(data: bytes) -> int:
+    """MurmurHash2 (https://github.com/aappleby/smhasher) with the seed of Java's producer."""
+    length = len(data)
+    whole = length & ~3
+    h = 0x9747B28C ^ length
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        k ^= k >> 24
+        h = (h * _M & _MASK) ^ (k * _M & _MASK)
+    if whole < length:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15

@@ -1,0 +1,115 @@
+"""Batches that the producer builds hold the records that were added, in every format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.partitioner import murmur2 as reference
+
+from allocator.fetch.batch import Batch
+from allocator.fetch.decode import scan
+from allocator.producer.builder import BatchBuilder
+from allocator.producer.columns import Columns, accelerated, by_partition
+from allocator.producer.encode import CODECS, encode_headers
+from allocator.producer.partitioner import RUN, Partitioner, murmur2
+from allocator.testing.batches import ProducedRecord
+from allocator.testing.batches import encode as produced
+
+compiled = pytest.mark.skipif(not accelerated, reason="columns need the compiled encoder")
+field = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from([0, 63, 64, 8191, 8192]).map(bytes))
+rows = st.lists(st.tuples(field, field), min_size=1, max_size=40)
+some_headers = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
+
+
+def decoded(data: bytes) -> list[Any]:
+    found = scan(data, topic="t", partition=0, start=0)
+    assert found.error is None
+    return [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in Batch("t", 0, found, start=0)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_every_format_and_codec_holds_the_records_in_order(magic: int, codec: str) -> None:
+    if codec == "zstd" and magic < 2:
+        return  # there is none
+    headers = [("h", b"x"), ("none", None)] if magic == 2 else []
+    builder = BatchBuilder(magic, CODECS[codec])
+    for n in range(300):
+        key, value = None if n % 5 == 0 else b"k%d" % n, None if n % 7 == 0 else b"v" * n
+        builder.append(key, value, headers, 1_000 - n)
+    found = decoded(builder.encode().stamped(7, 1, 0))
+    assert found == [
+        (
+            n,
+            1_000 - n if magic else -1,
+            None if n % 5 == 0 else b"k%d" % n,
+            None if n % 7 == 0 else b"v" * n,
+            headers,
+        )
+        for n in range(300)
+    ]
+
+
+def test_lz4_of_the_oldest_format_has_the_checksum_that_its_brokers_want() -> None:
+    records = [ProducedRecord(b"k", b"v" * 1000, None, 0)]
+    builder = BatchBuilder(0, CODECS["lz4"])
+    builder.append(b"k", b"v" * 1000, (), 0)
+    assert builder.encode().stamped(-1, -1, -1) == produced(records, 0, "lz4", 0)
+
+
+@given(st.binary(max_size=40))
+def test_a_key_chooses_the_partition_that_java_and_kafka_python_choose(key: bytes) -> None:
+    assert murmur2(key) == reference(key) & 0xFFFFFFFF
+
+
+def test_records_without_a_key_go_round_the_partitions_in_runs() -> None:
+    partitioner = Partitioner()
+    chosen = [partitioner.choose(None, 3) for _ in range(6 * RUN)]
+    assert {chosen.count(n) for n in range(3)} == {2 * RUN}
+    assert sum(one != other for one, other in zip(chosen, chosen[1:])) == 5
+
+
+@compiled
+@given(rows, some_headers, st.integers(1, 5), st.integers(0, 3), st.booleans(), st.integers(1, 300))
+def test_columns_become_the_bytes_that_single_records_become(
+    pairs: list[tuple[Any, Any]], headers: list[Any], more: int, skipped: int, large: bool, target: int
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    kind = pa.large_binary() if large else pa.binary()
+    every_other = [headers if n % 2 else [] for n in range(len(pairs))]
+    lists = [[b"before"] * skipped + [row[n] for row in pairs] for n in (0, 1)]
+    lists.append([None] * skipped + [encode_headers(each) if each else None for each in every_other])
+    columns = Columns(*(pa.array(each, kind)[skipped:] for each in lists))
+    by_record, by_column = BatchBuilder(2, 0), BatchBuilder(2, 0)
+    for n in range(more):
+        for builder in (by_record, by_column):
+            builder.append(b"first", b"%d" % n, (), 1_000)
+    for (key, value), each in zip(pairs, every_other):
+        by_record.append(key, value, each, 990)
+    done = 0
+    while done < len(pairs):
+        done += by_column.append_rows(columns.encoder(done, len(pairs)), 990, by_column.size + target)
+    assert by_column.encode().stamped(1, 2, 3) == by_record.encode().stamped(1, 2, 3)
+
+
+@compiled
+@given(rows, st.integers(1, 7), st.booleans())
+def test_columns_are_split_as_single_records_are(pairs: list[tuple[Any, Any]], partitions: int, chosen: bool) -> None:
+    pa = pytest.importorskip("pyarrow")
+    columns = Columns(pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary()))
+    wanted = [n % partitions if chosen and n % 2 else None for n in range(len(pairs))]
+    single, together = Partitioner(), Partitioner()
+    together.keyless = single.keyless
+    expected: dict[int, list[Any]] = {}
+    for (key, value), number in zip(pairs, wanted):
+        own = single.choose(key, partitions)
+        expected.setdefault(own if number is None else number, []).append((key, value))
+    given_ = pa.array(wanted, pa.int32()) if chosen else None
+    found = {
+        partition: list(zip(part.keys.to_pylist(), part.values.to_pylist()))
+        for partition, part in by_partition(columns, given_, partitions, together)
+    }
+    assert found == expected

@@ -1,0 +1,170 @@
+"""The producer on real brokers: in order, each record once, failures by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from allocator.client.client import KafkaClient
+from allocator.consumer.consumer import Consumer
+from allocator.errors import TopicNotFound
+from allocator.producer.columns import Columns
+from allocator.producer.encode import CODECS
+from allocator.producer.producer import DeliveryFailed, Producer
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+TopicFactory = Callable[..., str]
+
+
+async def read(cluster: LocalCluster, topic: str, partition: int = 0) -> list[Any]:
+    """What the partition holds, in order."""
+    at = TopicPartition(topic, partition)
+    found = []
+    async with Consumer(brokers=cluster.bootstrap, group=None, membership="fixed", partitions=[at]) as consumer:
+        end = (await consumer.end_offsets([at]))[at]
+        while await consumer.position(at) < end:
+            batch = await consumer.getbatch(1.0)
+            found += [] if batch is None else list(batch)
+    return found
+
+
+@pytest.mark.parametrize("kafka", ["3.9.1", "0.10.2.2", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+async def test_records_come_to_their_partitions_in_order(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, cluster)
+    codecs = [codec for codec in CODECS if codec != "zstd" or kafka == "3.9.1"]
+    async with KafkaClient(cluster.bootstrap) as client:
+        for codec in codecs:
+            async with Producer(client, compression=codec, batch_bytes=1000) as producer:
+                headers = [("h", b"x"), ("none", None)] if producer.magic == 2 else []
+                for n in range(200):
+                    await producer.append(
+                        topic, b"k", b"%d" % n if n else None, headers=headers, partition=n % 2, timestamp=7
+                    )
+                await producer.flush()
+    for partition in (0, 1):
+        records = await read(cluster, topic, partition)
+        own = [b"%d" % n if n else None for n in range(partition, 200, 2)]
+        assert [record.value for record in records] == own * len(codecs)
+        assert {record.timestamp for record in records} == {-1 if producer.magic == 0 else 7}
+        assert all(record.headers == headers for record in records)
+
+
+async def test_a_record_is_acknowledged_once_and_in_order_though_its_broker_dies(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with KafkaClient(cluster.bootstrap) as client, Producer(client, batch_bytes=500) as producer:
+        for n in range(2000):
+            await producer.append(topic, None, b"%d" % n)
+            if n == 1000:
+                await asyncio.to_thread(cluster.brokers[0].kill)
+                await asyncio.to_thread(cluster.brokers[0].start)
+        await producer.flush()
+    assert [record.value for record in await read(cluster, topic)] == [b"%d" % n for n in range(2000)]
+
+
+async def test_a_refused_record_is_named_and_later_ones_go_on(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
+    async with KafkaClient(kafka_cluster.bootstrap) as client, Producer(client, linger_s=0.0) as producer:
+        refused = await producer.append(topic, None, bytes(5000))
+        with pytest.raises(DeliveryFailed, match="MESSAGE_SIZE_TOO_LARGE") as error:
+            await refused
+        assert (error.value.partition, error.value.records) == (TopicPartition(topic, 0), 1)
+        assert not error.value.maybe_written
+        assert not error.value.retriable
+        with pytest.raises(DeliveryFailed, match=f"{topic}:0 did not acknowledge 1 records, which are not written"):
+            await producer.flush()
+        await (await producer.append(topic, None, b"small"))
+        await producer.flush()
+        with pytest.raises(DeliveryFailed, match=f"{topic}:9 .* has 1 partitions"):
+            await producer.append(topic, None, b"v", partition=9)
+    assert [record.value for record in await read(kafka_cluster, topic)] == [b"small"]
+
+
+async def test_a_record_that_gets_no_answer_may_be_written(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with KafkaClient(cluster.bootstrap) as client:
+        settings: Any = {"timeout_s": 3.0, "request_timeout_s": 1.0, "buffer_bytes": 10_000, "batch_bytes": 1000}
+        async with Producer(client, **settings) as producer:
+            await (await producer.append(topic, None, b"before"))
+            await asyncio.to_thread(cluster.brokers[0].pause)
+            try:
+                first = await producer.append(topic, None, bytes(1000))
+                waits = asyncio.ensure_future(fill(producer, topic))
+                with pytest.raises(DeliveryFailed, match="may be written") as error:
+                    await first
+                assert error.value.maybe_written
+                assert error.value.retriable
+            finally:
+                await asyncio.to_thread(cluster.brokers[0].resume)
+            await waits
+            with pytest.raises(DeliveryFailed):
+                await producer.flush()
+
+
+async def fill(producer: Producer, topic: str) -> None:
+    """More than the producer may hold."""
+    for _ in range(20):
+        await producer.append(topic, None, bytes(1000))
+
+
+async def test_memory_is_bounded_while_no_broker_answers(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    added = 0
+    async with KafkaClient(cluster.bootstrap) as client, Producer(client, buffer_bytes=50_000) as producer:
+        await (await producer.append(topic, None, b"before"))
+        await asyncio.to_thread(cluster.brokers[0].pause)
+
+        async def add() -> None:
+            nonlocal added
+            for _ in range(200):
+                await producer.append(topic, None, bytes(1000))
+                added += 1
+
+        adding = asyncio.ensure_future(add())
+        try:
+            await wait_until_async(lambda: added >= 49, 30, "the buffer to be full")
+            await asyncio.wait({adding}, timeout=1.0)
+            assert added < 53
+        finally:
+            await asyncio.to_thread(cluster.brokers[0].resume)
+        await adding
+        await producer.flush()
+    assert len(await read(cluster, topic)) == 201
+
+
+async def test_columns_are_written_as_records_are(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = await asyncio.to_thread(topic_factory, 3)
+    async with KafkaClient(kafka_cluster.bootstrap) as client, Producer(client, batch_bytes=500) as producer:
+        if not producer.takes_columns:
+            pytest.skip("columns need the compiled encoder")
+        keys, values = [b"k%d" % (n % 50) for n in range(500)], [f"v{n}" for n in range(500)]
+        await producer.append_columns(topic, Columns(pa.array(keys, pa.binary()), pa.array(values)))
+        for key, value in zip(keys, values):
+            await producer.append(topic, key, value.encode())
+        await producer.flush()
+    for partition in range(3):
+        found = [(record.key, record.value) for record in await read(kafka_cluster, topic, partition)]
+        half = len(found) // 2
+        assert found[:half] == found[half:]
+        assert half
+
+
+async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    async with KafkaClient(cluster.bootstrap) as client, Producer(client, timeout_s=0.5) as producer:
+        with pytest.raises(TopicNotFound, match="no-such-topic"):
+            await producer.append("no-such-topic", None, b"v")

@@ -6,17 +6,23 @@ what an aborted job wrote stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from allocator.errors import ConfigError
-from allocator.spark.errors import SchemaMismatch
+from allocator.errors import ConfigError, TopicNotFound
+from allocator.producer.columns import Columns
+from allocator.producer.encode import encode_headers
+from allocator.producer.producer import DeliveryFailed, Producer
+from allocator.spark.errors import SchemaMismatch, WriteFailed
+from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 from allocator.spark.rows import HEADERS
-from allocator.spark.sink.producers import producer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +36,12 @@ KINDS = {
     "partition": ("int",),
     "headers": (HEADERS["headers"],),
 }
+NO_TOPIC: Final = "record {} of a task has no topic: its column is null and no option is given"
+NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
+NO_HEADER_KEY: Final = "a header without a key cannot be written; leave it out: filter(headers, h -> h.key is not null)"
+CHUNK: Final = 1000  # rows that are taken at once where Spark gives single rows
+# adds rows (the last argument: how many were added before) and returns how many
+Add = Callable[["Producer", Options, Any, int], Awaitable[int]]
 # before pyspark 4.1 a stream is written row by row
 StreamWriterBase: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
@@ -59,7 +71,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
         check_written(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self.options, _records(iterator))
+        return _write(self.options, iterator, _add_batch)
 
     def commit(self, messages: list[Any]) -> None:
         """Nothing is left to do: each task returned when all it wrote was acknowledged."""
@@ -76,8 +88,9 @@ class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not fo
         self._names = check_written(schema, options)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        by_row = StreamWriterBase is DataSourceStreamWriter
-        return _write(self.options, _of_rows(iterator, self._names) if by_row else _records(iterator))
+        if StreamWriterBase is DataSourceStreamWriter:
+            return _write(self.options, _chunks(_of_rows(iterator, self._names)), _add_records)
+        return _write(self.options, iterator, _add_batch)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         """Nothing is left to do: each task returned when all it wrote was acknowledged."""
@@ -104,30 +117,97 @@ def check_written(schema: Any, options: Options) -> list[str]:
     return list(kinds)
 
 
-def _write(options: Options, records: Iterator[Out]) -> Written:
+def _write(options: Options, chunks: Iterator[Any], add: Add) -> Written:
+    with ClusterLink(options) as link:
+        return link.run(_produce(link, options, chunks, add))
+
+
+async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], add: Add) -> Written:
+    """Writes all chunks of rows; returns when all replicas in sync have acknowledged every record."""
+    client = await link.client()
     count = 0
-    with producer(options) as sending:
-        for record in records:
-            # as in Spark's connector: what was read has a column `topic`, and would go back to where it came from
-            topic = record.topic if options.topic is None else options.topic
-            if topic is None:
-                raise ConfigError(f"record {count} of a task has no topic: its column is null and no option is given")
-            if record.partition is not None and record.partition < 0:
-                # to librdkafka, -1 is any partition
-                raise SchemaMismatch(f"{topic} has no partition {record.partition}; null lets the key choose one")
-            sending.send(topic, record)
-            count += 1
-        sending.finish()
+    try:
+        async with Producer(
+            client,
+            compression=options.compression,
+            timeout_s=options.timeout_s,
+            request_timeout_s=options.timeout_s / 2,
+        ) as producer:
+            # in a thread, so that requests go on while Spark computes the next rows
+            read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, chunks, None)
+            while (chunk := await read()) is not None:
+                count += await add(producer, options, chunk, count)
+                producer.raise_if_failed()
+            await producer.flush()
+    except (DeliveryFailed, TopicNotFound) as error:
+        raise WriteFailed(
+            f"{error}; look at the topic's existence, its max.message.bytes and this client's rights; what was "
+            "acknowledged stays written"
+        ) from error
     return Written(count)
 
 
-def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Out]:
-    for batch in batches:
-        columns = dict(zip(batch.schema.names, (column.to_pylist() for column in batch.columns)))
-        nothing: list[Any] = [None] * batch.num_rows
-        topics, partitions, keys, values = (columns.get(n, nothing) for n in ("topic", "partition", "key", "value"))
-        headers = [_pairs(one) for one in columns["headers"]] if "headers" in columns else nothing
-        yield from map(Out, topics, partitions, keys, values, headers)
+async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch, before: int) -> int:
+    import pyarrow.compute as pc
+
+    columns = dict(zip(batch.schema.names, batch.columns))
+    if not producer.takes_columns:
+        return await _add_records(producer, options, _records(columns, batch.num_rows), before)
+    if "headers" in columns:
+        columns["headers"] = _encoded_headers(columns["headers"])
+    for topic, rows in _by_topic(options, columns, batch.num_rows, before):
+        partitions = rows.get("partition")
+        if partitions is not None:
+            low = pc.min(partitions).as_py()
+            if low is not None and low < 0:
+                raise SchemaMismatch(NO_PARTITION.format(topic, low))
+        await producer.append_columns(topic, Columns(rows.get("key"), rows["value"], rows.get("headers")), partitions)
+    return int(batch.num_rows)
+
+
+def _by_topic(
+    options: Options, columns: dict[str, pa.Array], rows: int, before: int
+) -> Iterator[tuple[str, dict[str, pa.Array]]]:
+    # as in Spark's connector: what was read has a column `topic`, and would go back to where it came from
+    if options.topic is not None or not rows:
+        yield options.topic or "", columns
+        return
+    import pyarrow.compute as pc
+
+    topics = columns["topic"]
+    for topic in topics.unique().to_pylist():
+        if topic is None:
+            raise ConfigError(NO_TOPIC.format(before))
+        mask = pc.equal(topics, topic)
+        yield topic, {name: column.filter(mask) for name, column in columns.items()}
+
+
+async def _add_records(producer: Producer, options: Options, records: Iterable[Out], before: int) -> int:
+    count = 0
+    for record in records:
+        topic = record.topic if options.topic is None else options.topic
+        if topic is None:
+            raise ConfigError(NO_TOPIC.format(before + count))
+        if record.partition is not None and record.partition < 0:
+            raise SchemaMismatch(NO_PARTITION.format(topic, record.partition))
+        if record.headers and producer.magic < 2:
+            raise WriteFailed("brokers before 0.11 have no headers; drop the column")
+        key, value = (text.encode() if isinstance(text, str) else text for text in (record.key, record.value))
+        await producer.append(topic, key, value, headers=record.headers or (), partition=record.partition)
+        count += 1
+    return count
+
+
+def _records(columns: dict[str, pa.Array], rows: int) -> Iterator[Out]:
+    lists = {name: column.to_pylist() for name, column in columns.items()}
+    nothing: list[Any] = [None] * rows
+    topics, partitions, keys, values = (lists.get(n, nothing) for n in ("topic", "partition", "key", "value"))
+    headers = [_pairs(one) for one in lists["headers"]] if "headers" in lists else nothing
+    yield from map(Out, topics, partitions, keys, values, headers)
+
+
+def _chunks(records: Iterator[Out]) -> Iterator[list[Out]]:
+    return iter(lambda: list(islice(records, CHUNK)), [])
 
 
 def _of_rows(rows: Iterator[Any], names: list[str]) -> Iterator[Out]:
@@ -141,7 +221,19 @@ def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:
     if headers is None:
         return None
     if any(one is None or one["key"] is None for one in headers):
-        raise SchemaMismatch(
-            "a header without a key cannot be written; leave it out: filter(headers, h -> h.key is not null)"
-        )
+        raise SchemaMismatch(NO_HEADER_KEY)
     return [(one["key"], None if one["value"] is None else bytes(one["value"])) for one in headers]
+
+
+def _encoded_headers(column: pa.Array) -> pa.Array:
+    """The headers of each row as the record has them; null for none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    structs = column.flatten()
+    names = structs.field("key")
+    if structs.null_count or names.null_count:
+        raise SchemaMismatch(NO_HEADER_KEY)
+    pairs = zip(names.to_pylist(), structs.field("value").to_pylist())
+    sizes = pc.list_value_length(column).to_pylist()
+    return pa.array([encode_headers(list(islice(pairs, size))) if size else None for size in sizes], pa.binary())

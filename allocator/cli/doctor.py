@@ -121,7 +121,8 @@ def _find(
 ) -> tuple[_Where, str | None]:
     from allocator.daemon.config import load
     from allocator.doctor.members import DEFAULT_SESSION_S
-    from allocator.zookeeper.client import check_path
+    from allocator.names import check_path
+    from allocator.settings import DEFAULT
 
     options = security = group = None
     if config is not None:
@@ -136,7 +137,7 @@ def _find(
         group = settings.group.name
     if zookeeper is None and brokers is None:
         raise ConfigError("where are the clusters? Give --zookeeper, --brokers or --config")
-    root = check_path("ZooKeeper root", root or "/allocator")
+    root = check_path("ZooKeeper root", root or DEFAULT["root"])
     session_timeout_s = session_timeout_s or DEFAULT_SESSION_S
     return _Where(zookeeper, options, root, brokers, security, session_timeout_s, kafka_zookeeper, timeout_s), group
 

@@ -16,9 +16,11 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.groups import kafka_describe as requests
 from allocator.groups.describe import GroupState, describe, list_groups, read_logs, subscribed
 from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+from allocator.names import check_path
 from allocator.offsets.group_offsets import GroupOffsets
+from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper, check_path
+from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
 
@@ -36,7 +38,7 @@ class Access:
     """Where the clusters are, and how to be let in."""
 
     zookeeper: Optional[str] = None
-    root: str = "/allocator"
+    root: str = DEFAULT["root"]
     zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     brokers: Optional[str] = None
     security: Optional[Mapping[str, Any]] = field(default=None, repr=False)

@@ -15,14 +15,12 @@ import contextvars
 import functools
 import inspect
 import logging
-import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping, Sequence
 from typing import Any, TypeVar, Union, cast
 
 import kafka.errors as kafka_errors
-from kafka.cluster import collect_hosts
 from kafka.future import Future as KafkaFuture
 from kafka.net.connection import KafkaConnection
 from kafka.net.inet import create_connection
@@ -34,6 +32,7 @@ from allocator.client.frames import Frames, answers_in
 from allocator.client.metadata import Broker
 from allocator.errors import ConfigError
 from allocator.foreign import os_cause, shown
+from allocator.names import parse_address
 from allocator.tasks import within
 
 __all__ = ["AsyncioNet", "BrokerSocket", "Directory", "Job", "Manager", "as_asyncio", "parse_addresses", "same_cluster"]
@@ -498,25 +497,15 @@ class BrokerSocket(asyncio.BufferedProtocol):
 UNLIMITED = 1 << 30
 
 
-_SCHEMES = ("", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as brokers write their own, of which we take none
-
-
-# a name, or an IPv6 address, whose brackets are gone; what a URL or another separator would leave is neither
-_HOST = re.compile(r"[^\s\x00-\x1f:/;,?#@\[\]]+\Z|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%\w+)?\Z")
-
-
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
     """Bootstrap addresses under the ids "bootstrap-0", .... Raises `ConfigError` naming the address at fault."""
     texts = brokers.split(",") if isinstance(brokers, str) else list(brokers)
     found: list[Broker] = []
     for text in texts:
         try:
-            scheme = text.strip().rpartition("://")[0]
-            ((host, port, _family),) = collect_hosts([text.strip()], randomize=False)
-            if scheme.upper() not in _SCHEMES or not _HOST.match(host) or not 0 < port < 65536:
-                raise ValueError
-        except (ValueError, AttributeError, TypeError):
-            raise ConfigError(f"brokers: {text!r} is not an address; write host or host:port") from None
+            host, port = parse_address(text)
+        except ConfigError as error:
+            raise ConfigError(f"brokers: {error}") from None
         found.append(Broker(f"bootstrap-{len(found)}", host, port, None))
     if not found:
         raise ConfigError("brokers: no address given; write at least one host:port")

@@ -17,6 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import BrokerError, BrokersUnavailable, TopicNotFound
+from allocator.settings import DEFAULT
 from allocator.types import OffsetAndTimestamp, TopicPartition
 
 __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
@@ -44,7 +45,7 @@ async def list_offsets(
     client: KafkaClient,
     at: Mapping[TopicPartition, int],
     *,
-    isolation_level: str = "read_uncommitted",
+    isolation_level: str = DEFAULT["isolation_level"],
     timeout_s: float = 30.0,
 ) -> Found:
     """The offset of each partition at EARLIEST, at LATEST (the next to be written), or at a time in epoch ms.

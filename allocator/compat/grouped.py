@@ -21,6 +21,7 @@ from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsErro
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.patterns import ANY_TOPIC
+from allocator.settings import DEFAULT
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
@@ -79,13 +80,13 @@ class GroupedConsumer(BaseConsumer):
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
-        membership: MembershipName = "zookeeper",
-        settle_s: float = 3.0,
-        session_timeout_s: float = 10.0,
-        root: str = "/allocator",
-        zookeeper_options: Mapping[str, Any] | None = None,
-        security: Mapping[str, Any] | None = None,
-        connect_timeout_s: float = 30.0,
+        membership: MembershipName = DEFAULT["membership"],
+        settle_s: float = DEFAULT["settle_s"],
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        root: str = DEFAULT["root"],
+        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
+        security: Mapping[str, Any] | None = DEFAULT["security"],
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
         super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
         self.group_name = group
@@ -94,7 +95,7 @@ class GroupedConsumer(BaseConsumer):
         hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
         self._make = partial(
             ConsumerCore,
-            MembershipConfig(
+            MembershipConfig.of(
                 membership=membership,
                 settle_s=settle_s,
                 group=group,

@@ -16,6 +16,7 @@ from allocator.compat.base_consumer import BaseConsumer
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
+from allocator.settings import DEFAULT
 from allocator.subscription.state import SubscriptionState
 from allocator.types import TopicPartition
 
@@ -61,8 +62,8 @@ class SingleConsumer(BaseConsumer):
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
-        security: Mapping[str, Any] | None = None,
-        connect_timeout_s: float = 30.0,
+        security: Mapping[str, Any] | None = DEFAULT["security"],
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
         super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
         # without the colon, of which brokers of 0.9 cannot make a name in JMX

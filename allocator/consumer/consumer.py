@@ -17,6 +17,7 @@ from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.groups.names import default_client_id
 from allocator.measures import Measures
+from allocator.settings import DEFAULT
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, as_written
 from allocator.types import (
@@ -98,42 +99,42 @@ class Consumer:
         *topics: str,
         brokers: str | Sequence[str],
         group: str | None,
-        zookeeper: str | None = None,
-        membership: MembershipName = "zookeeper",
-        pattern: str | None = None,
+        zookeeper: str | None = DEFAULT["zookeeper"],
+        membership: MembershipName = DEFAULT["membership"],
+        pattern: str | None = DEFAULT["pattern"],
         partitions: Iterable[TopicPartition] = (),
-        assignor: Assignors | None = None,
-        client_id: str | None = None,
-        session_timeout_s: float = 10.0,
-        root: str = "/allocator",
-        zookeeper_options: Mapping[str, Any] | None = None,
-        security: Mapping[str, Any] | None = None,
-        auto_offset_reset: OffsetReset | int = "earliest",
-        auto_commit_interval_s: float | None = 5.0,
+        assignor: Assignors | None = DEFAULT["assignor"],
+        client_id: str | None = DEFAULT["client_id"],
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        root: str = DEFAULT["root"],
+        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
+        security: Mapping[str, Any] | None = DEFAULT["security"],
+        auto_offset_reset: OffsetReset | int = DEFAULT["auto_offset_reset"],
+        auto_commit_interval_s: float | None = DEFAULT["auto_commit_interval_s"],
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
-        max_wait_s: float = 0.5,
-        min_bytes: int = 1,
-        max_bytes: int = 52_428_800,
-        max_partition_bytes: int = 1_048_576,
-        prefetch_bytes: int = 33_554_432,
-        isolation_level: IsolationLevel = "read_uncommitted",
-        weight: float = 1.0,
-        rack: str | None = None,
+        max_wait_s: float = DEFAULT["max_wait_s"],
+        min_bytes: int = DEFAULT["min_bytes"],
+        max_bytes: int = DEFAULT["max_bytes"],
+        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
+        prefetch_bytes: int = DEFAULT["prefetch_bytes"],
+        isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+        weight: float = DEFAULT["weight"],
+        rack: str | None = DEFAULT["rack"],
         listener: Listener | None = None,
-        connect_timeout_s: float = 30.0,
-        group_protocol: GroupProtocol = "classic",
-        rebalance_timeout_s: float = 60.0,
-        heartbeat_interval_s: float = 3.0,
-        max_poll_interval_s: float | None = None,
-        instance_id: str | None = None,
-        offsets: OffsetStorage | None = None,
-        settle_s: float = 3.0,
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
+        group_protocol: GroupProtocol = DEFAULT["group_protocol"],
+        rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"],
+        heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"],
+        max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
+        instance_id: str | None = DEFAULT["instance_id"],
+        offsets: OffsetStorage | None = DEFAULT["offsets"],
+        settle_s: float = DEFAULT["settle_s"],
     ) -> None:
         self.group = group
         self.client_id = client_id or default_client_id()
         self._engine = ConsumerCore(
-            MembershipConfig(
+            MembershipConfig.of(
                 membership=membership,
                 group=group,
                 client_id=self.client_id,

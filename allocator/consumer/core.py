@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from allocator.client.client import KafkaClient
-from allocator.consumer.keywords import argument_faults
 from allocator.consumer.measures import lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.ownership import Ownership
@@ -27,6 +26,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
+from allocator.settings import keyword_faults
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
@@ -68,9 +68,9 @@ class ConsumerCore:
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
-        faults = argument_faults({**own, "auto_offset_reset": auto_offset_reset, **fetch})
+        faults = keyword_faults({**own, "auto_offset_reset": auto_offset_reset, **fetch})
         if faults:
-            raise ConfigError("; ".join(faults))
+            raise ConfigError("; ".join(faults.values()))
         joining.check()
         self.group = joining.group
         self._joining = joining

@@ -1,16 +1,20 @@
-"""Which membership a consumer takes part in, and how: one setting and what belongs to it."""
+"""Which membership a consumer takes part in, and how: one setting, and one class of options for each membership.
+
+The options classes take their fields from the flat keywords of `Consumer`. A class knows what its membership needs and
+what contradicts it, and makes the membership.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, get_args
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from allocator.assignors import Assignor, naive_allocator, resolve
 from allocator.assignors.kiel import KielAssignor, KielFunction
 from allocator.client.client import KafkaClient
-from allocator.consumer.keywords import argument_faults
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
 from allocator.groups.fixed import FixedMembership
 from allocator.groups.kafka_classic.membership import KafkaMembership
@@ -23,66 +27,338 @@ from allocator.groups.legacy.owners import OwnersSettings
 from allocator.groups.membership import AssignmentListener, Membership
 from allocator.groups.patterns import check_pattern
 from allocator.groups.view import Load
-from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
+from allocator.names import check_group, check_topic
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.storage import StoredOffsets
-from allocator.subscription.kinds import checked
+from allocator.settings import DEFAULT, MASK, SETTINGS, keyword_faults
 from allocator.types import Assignors, GroupProtocol, MembershipName, OffsetStorage, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["MEMBERSHIPS", "PROTOCOLS", "MembershipConfig"]
+__all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
 
-MEMBERSHIPS: tuple[MembershipName, ...] = get_args(MembershipName)
-ON_ZOOKEEPER = ("zookeeper", "kiel", "consumers", "pykafka")
-PROTOCOLS = get_args(GroupProtocol)
-# where the offsets of a group may be, first where they are unless another place is asked for: one that its other
-# members read and write
-PLACES: dict[str, tuple[OffsetStorage, ...]] = {
-    "zookeeper": ("kafka", "both", "zookeeper"),
-    "kafka": ("kafka",),
-    "fixed": ("kafka", "both", "zookeeper"),
-    "kiel": ("zookeeper", "both"),
-    "consumers": ("zookeeper", "both", "kafka"),  # Java's `offsets.storage`, and `dual.commit.enabled`
-    "pykafka": ("kafka", "both"),
+
+class Fault(NamedTuple):
+    """Settings, by their flat names, that are fine one by one and contradict each other."""
+
+    settings: tuple[str, ...]
+    why: str
+    error: AllocatorError | None = None
+    """Raised as it is by `MembershipConfig.check` if it is no ConfigError."""
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """ "offsets = 'kafka' with membership = 'kiel': ..." """
+        return f"{' with '.join(self._shown(name, values.get(name)) for name in self.settings)}: {self.why}"
+
+    @staticmethod
+    def _shown(name: str, value: Any) -> str:
+        if name in SETTINGS and SETTINGS[name].secret:
+            return f"{name} = {MASK}"
+        return f"{name} not set" if value in (None, "", ()) else f"{name} = {shown(value)}"
+
+
+class Connections(NamedTuple):
+    """The parts of a consumer that its membership works with."""
+
+    client: KafkaClient
+    owner: AssignmentListener
+    coordinator: Coordinator
+    load: Load
+    """For assignors that consider how much work a partition is."""
+    offsets: StoredOffsets | None
+    """Those of the group, whose place changes when the group is adopted from another layout."""
+
+
+@dataclass(frozen=True)
+class MembershipOptions:
+    """The settings of one membership alone."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
+    """Where the offsets of a group may be; the first is the default: the other members read and write it."""
+    on_zookeeper: ClassVar[bool] = False
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        """Contradictions that show without connecting."""
+        yield from _attempt(("assignor", "membership"), lambda: self.check_assignor(config))
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        """Raises AllocatorError for assignors that this membership cannot work with."""
+        config.assignors()
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        """The membership, which has touched nothing yet."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FixedOptions(MembershipOptions):
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        """It assigns nothing: any value is accepted."""
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        return FixedMembership(
+            parts.client,
+            parts.owner,
+            name=config.client_id,
+            topics=frozenset(config.topics),
+            pattern=config.pattern,
+            partitions=config.partitions,
+        )
+
+
+@dataclass(frozen=True)
+class KafkaOptions(MembershipOptions):
+    """Kafka's group protocols: the classic one, and KIP-848's."""
+
+    group_protocol: GroupProtocol = DEFAULT["group_protocol"]
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
+    instance_id: Optional[str] = DEFAULT["instance_id"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if self.group_protocol == "consumer":
+            yield from _attempt(("assignor", "group_protocol"), lambda: self._kip848(config))
+            return
+        yield from super().faults(config)
+        yield from _attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        assert config.group is not None
+        if self.group_protocol == "consumer":
+            return Kip848Membership(
+                parts.client,
+                config.group,
+                parts.owner,
+                Kip848Settings(
+                    topics=frozenset(config.topics),
+                    pattern=config.pattern,
+                    connect_timeout_s=config.connect_timeout_s,
+                    group=self._kip848(config),
+                ),
+                coordinator=parts.coordinator,
+            )
+        return KafkaMembership(
+            parts.client,
+            config.group,
+            parts.owner,
+            config.assignors(),
+            KafkaSettings(
+                name=config.client_id,
+                topics=frozenset(config.topics),
+                pattern=config.pattern,
+                weight=config.weight,
+                rack=config.rack,
+                connect_timeout_s=config.connect_timeout_s,
+                group=self._classic(config),
+            ),
+            load=parts.load,
+            coordinator=parts.coordinator,
+        )
+
+    def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
+        return KafkaGroupSettings(
+            session_timeout_s=self.session_timeout_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+        )
+
+    def _kip848(self, config: MembershipConfig) -> Kip848GroupSettings:
+        if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
+            raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
+        return Kip848GroupSettings(
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+            rack=config.rack,
+            server_assignor=config.assignor,
+        )
+
+
+@dataclass(frozen=True)
+class ZooKeeperOptions(MembershipOptions):
+    """This project's own protocol, and the session of every membership on ZooKeeper."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+    on_zookeeper: ClassVar[bool] = True
+
+    zookeeper: Optional[str] = DEFAULT["zookeeper"]
+    root: str = DEFAULT["root"]
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=DEFAULT["zookeeper_options"], repr=False)
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if not self.zookeeper:
+            yield Fault(("zookeeper", "membership"), "this membership needs it")
+        if config.group is not None:
+            yield from _attempt(("group", "membership"), lambda: check_group(config.group))
+        yield from super().faults(config)
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        return self.under(self.root, config, parts)
+
+    def under(self, root: str, config: MembershipConfig, parts: Connections) -> ZooKeeperMembership:
+        """A member of this project's protocol under another root."""
+        assert config.group is not None
+        return ZooKeeperMembership(
+            self.ensemble(),
+            Paths(root, config.group),
+            parts.owner,
+            parts.client,
+            config.assignors(),
+            ZooKeeperSettings(
+                name=config.client_id,
+                topics=frozenset(config.topics),
+                pattern=config.pattern,
+                weight=config.weight,
+                rack=config.rack,
+                connect_timeout_s=config.connect_timeout_s,
+                max_poll_interval_s=config.max_poll_interval_s,
+            ),
+            load=parts.load,
+            measures=parts.client.measures,
+        )
+
+    def ensemble(self) -> ZooKeeper:
+        assert self.zookeeper is not None
+        return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
+
+
+@dataclass(frozen=True)
+class KielOptions(ZooKeeperOptions):
+    """A group that has members of kiel 0.9.3."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
+
+    settle_s: float = DEFAULT["settle_s"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if not config.chosen:
+            yield Fault(
+                ("topics", "membership"),
+                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
+                "nobody would read those; name topics, or close the consumer",
+            )
+        yield from super().faults(config)
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        self._function(config)
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        assert config.group is not None
+        assert parts.offsets is not None
+        return KielMembership(
+            self.ensemble(),
+            config.group,
+            parts.owner,
+            parts.client,
+            KielSettings(**_of_owners(config), settle_s=self.settle_s),
+            parts.offsets,
+            lambda root: self.under(root, config, parts),
+            function=self._function(config),
+            measures=parts.client.measures,
+        )
+
+    def _function(self, config: MembershipConfig) -> KielFunction:
+        """The function that kiel's members of the group call as well: they cannot be told another."""
+        offered = config.assignors()
+        if set(offered) == {"naive"}:
+            return naive_allocator
+        function = next(iter(offered.values()))
+        if len(offered) == 1 and isinstance(function, KielAssignor):
+            return function.function
+        raise ConfigError(
+            "members of kiel's can only work with a function(members, partitions); give the one that they were given, "
+            "or none"
+        )
+
+
+@dataclass(frozen=True)
+class ConsumersOptions(ZooKeeperOptions):
+    """A group that has members of Kafka's own client of 0.8."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = (
+        "zookeeper",
+        "both",
+        "kafka",
+    )  # Java's `offsets.storage`, and `dual.commit.enabled`
+    made: ClassVar[type[Any]] = ConsumersMembership
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        if config.assignor not in (None, "range"):
+            raise ConfigError("all members of such a group use range")
+
+    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+        made: Membership = self.made(
+            self.ensemble(),
+            config.group,
+            parts.owner,
+            parts.client,
+            OwnersSettings(**_of_owners(config)),
+            measures=parts.client.measures,
+        )
+        return made
+
+
+@dataclass(frozen=True)
+class PykafkaOptions(ConsumersOptions):
+    """A group that has members of pykafka's BalancedConsumer."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
+    made: ClassVar[type[Any]] = PykafkaMembership
+
+
+OPTIONS: Mapping[MembershipName, type[MembershipOptions]] = {
+    "zookeeper": ZooKeeperOptions,
+    "kafka": KafkaOptions,
+    "fixed": FixedOptions,
+    "kiel": KielOptions,
+    "consumers": ConsumersOptions,
+    "pykafka": PykafkaOptions,
 }
-OLD_CONSUMERS = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}
 
 
 @dataclass(frozen=True)
 class MembershipConfig:
-    """What a consumer says when it joins. Times in seconds. `check` raises one ConfigError that lists every fault.
+    """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
 
-    What belongs to another membership than the chosen one is not looked at: `membership` alone is changed to move a
-    service.
+    `of` makes it of the flat keywords. `check` raises one ConfigError that lists every fault. The options of the other
+    memberships are checked for their type only, so that a service moves by changing `membership` alone.
     """
 
     membership: MembershipName
     group: Optional[str]
     client_id: str
-    topics: Sequence[str]
-    pattern: Optional[str] = None
+    options: MembershipOptions
+    topics: Sequence[str] = ()
+    pattern: Optional[str] = DEFAULT["pattern"]
     partitions: Sequence[TopicPartition] = ()
-    assignor: Optional[Assignors] = None
-    weight: float = 1.0
-    rack: Optional[str] = None
-    session_timeout_s: float = 10.0
-    connect_timeout_s: float = 30.0
-    max_poll_interval_s: Optional[float] = None
-    # zookeeper
-    zookeeper: Optional[str] = None
-    root: str = "/allocator"
-    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)  # has credentials
-    leader: LeaderSettings = field(default_factory=LeaderSettings)
-    # kafka
-    group_protocol: GroupProtocol = "classic"
-    heartbeat_interval_s: float = 3.0
-    rebalance_timeout_s: float = 60.0
-    instance_id: Optional[str] = None
-    # groups of older clients
-    offsets: Optional[OffsetStorage] = None
-    settle_s: float = 3.0
+    assignor: Optional[Assignors] = DEFAULT["assignor"]
+    weight: float = DEFAULT["weight"]
+    rack: Optional[str] = DEFAULT["rack"]
+    connect_timeout_s: float = DEFAULT["connect_timeout_s"]
+    max_poll_interval_s: Optional[float] = DEFAULT["max_poll_interval_s"]
+    offsets: Optional[OffsetStorage] = DEFAULT["offsets"]
+
+    @classmethod
+    def of(cls, **keywords: Any) -> MembershipConfig:
+        """Raises ConfigError for keywords of the wrong type or out of range, and for an unknown membership."""
+        faults = keyword_faults(keywords)
+        if faults:
+            # alone, because the other checks would trip over a wrong type
+            raise ConfigError("; ".join(faults.values()))
+        kind = OPTIONS[keywords["membership"]]
+        common = {each.name for each in dataclasses.fields(cls)}
+        own = {each.name for each in dataclasses.fields(kind)}
+        return cls(
+            options=kind(**{name: value for name, value in keywords.items() if name in own}),
+            **{name: value for name, value in keywords.items() if name in common},
+        )
 
     @property
     def chosen(self) -> bool:
@@ -92,62 +368,33 @@ class MembershipConfig:
     @property
     def storage(self) -> OffsetStorage:
         """Where the group's offsets are: `offsets`, or where members of that kind keep them."""
-        return self.offsets or PLACES[self.membership][0]
+        return self.offsets or self.options.storages[0]
 
     def check(self) -> None:
-        """Everything that can be found out without connecting."""
-        # first, because the other checks would trip over a wrong type
-        faults = argument_faults({name: getattr(self, name) for name in self.__dataclass_fields__}) or self._faults()
+        """Finds everything that shows without connecting."""
+        faults = [*self.faults()]
+        for fault in faults:
+            if fault.error is not None and not isinstance(fault.error, ConfigError):
+                raise fault.error
         if faults:
-            raise ConfigError("; ".join(faults))
+            values = {**vars(self), **vars(self.options)}
+            raise ConfigError("; ".join(fault.text(values) for fault in faults))
 
-    def _faults(self) -> list[str]:
-        faults = []
-        if self.membership not in MEMBERSHIPS:
-            faults.append(f"membership is {self.membership!r}, not one of {', '.join(MEMBERSHIPS)}")
-        chosen = [name for name in ("topics", "pattern", "partitions") if getattr(self, name)]
+    def faults(self) -> Iterator[Fault]:
+        """Contradictions, the same for every entrance: Python's keywords, the daemon's file, Spark's options."""
+        chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
         if len(chosen) > 1:
-            faults.append(f"{' and '.join(chosen)} exclude each other; give one of them")
-        if self.membership == "kiel" and not self.chosen:
-            faults.append(
-                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
-                "nobody would read those; name topics, or close the consumer"
-            )
+            yield Fault(chosen, "they exclude each other; give one of them")
         if self.partitions and self.membership != "fixed":
-            faults.append(f'partitions are chosen by hand only with membership="fixed", not {self.membership!r}')
+            yield Fault(("partitions", "membership"), 'partitions are chosen by hand only with membership="fixed"')
         if self.group is None and self.membership != "fixed":
-            faults.append(f'group is missing; only membership="fixed" can do without, not {self.membership!r}')
-        if self.membership in ON_ZOOKEEPER and not self.zookeeper:
-            faults.append('zookeeper is missing: "host:port,host:port/chroot", or another membership ("kafka")')
-        places = PLACES.get(self.membership, ())
-        if self.offsets is not None and places and self.offsets not in places:
-            faults.append(
-                f"offsets is {self.offsets!r}, but with membership={self.membership!r} they are in one of: "
-                + ", ".join(places)
-            )
-        attempts: list[Callable[[], Any]] = [
-            lambda: check_pattern(self.pattern, self.membership),
-            lambda: checked([*self.topics, *(topic for topic, _ in self.partitions)]),
-        ]
-        if self.membership == "kafka":
-            if self.group_protocol not in PROTOCOLS:
-                faults.append(f"group_protocol is {self.group_protocol!r}, not one of {', '.join(PROTOCOLS)}")
-            attempts.append(self._kip848_settings if self._broker_assigns else self._group_settings)
-        if self.membership == "kiel":
-            attempts.append(self._kiel_function)
-        if self.membership in OLD_CONSUMERS:
-            if self.assignor not in (None, "range"):
-                faults.append(f"assignor is {self.assignor!r}, but all members of such a group use range")
-        elif self.membership != "fixed" and not self._broker_assigns:
-            attempts.append(self._assignors)
-        if self.membership in ON_ZOOKEEPER:
-            attempts.append(lambda: Paths(self.root, self.group or ""))
-        for attempt in attempts:
-            try:
-                attempt()
-            except ConfigError as error:
-                faults.append(str(error))
-        return faults
+            yield Fault(("group", "membership"), 'only membership="fixed" can do without')
+        if self.offsets is not None and self.offsets not in self.options.storages:
+            yield Fault(("offsets", "membership"), f"they are in one of: {', '.join(self.options.storages)}")
+        yield from _attempt(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
+        for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
+            yield from _attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
+        yield from self.options.faults(self)
 
     def make(
         self,
@@ -157,148 +404,36 @@ class MembershipConfig:
         load: Load,
         offsets: StoredOffsets | None,
     ) -> Membership:
-        """The membership itself, which has touched nothing yet; `load` is for allocator functions that want it.
+        """The membership, which has touched nothing yet."""
+        return self.options.make(self, Connections(client, owner, coordinator, load, offsets))
 
-        `offsets` are those of the group, whose place changes when the group goes over to another layout.
-        """
-        topics = frozenset(self.topics)
-        if self.membership == "fixed":
-            return FixedMembership(
-                client, owner, name=self.client_id, topics=topics, pattern=self.pattern, partitions=self.partitions
-            )
-        assert self.group is not None
-        if self._broker_assigns:
-            return Kip848Membership(
-                client,
-                self.group,
-                owner,
-                Kip848Settings(
-                    topics=topics,
-                    pattern=self.pattern,
-                    connect_timeout_s=self.connect_timeout_s,
-                    group=self._kip848_settings(),
-                ),
-                coordinator=coordinator,
-            )
-        if self.membership == "kafka":
-            return KafkaMembership(
-                client,
-                self.group,
-                owner,
-                self._assignors(),
-                KafkaSettings(
-                    name=self.client_id,
-                    topics=topics,
-                    pattern=self.pattern,
-                    weight=self.weight,
-                    rack=self.rack,
-                    connect_timeout_s=self.connect_timeout_s,
-                    group=self._group_settings(),
-                ),
-                load=load,
-                coordinator=coordinator,
-            )
-        if self.membership in OLD_CONSUMERS:
-            return OLD_CONSUMERS[self.membership](
-                self._ensemble(), self.group, owner, client, OwnersSettings(**self._owners()), measures=client.measures
-            )
-        if self.membership == "kiel":
-            assert offsets is not None
-            return KielMembership(
-                self._ensemble(),
-                self.group,
-                owner,
-                client,
-                KielSettings(**self._owners(), settle_s=self.settle_s),
-                offsets,
-                lambda root: self._make_zookeeper(root, client, owner, load),
-                function=self._kiel_function(),
-                measures=client.measures,
-            )
-        return self._make_zookeeper(self.root, client, owner, load)
+    def assignors(self) -> dict[str, Assignor]:
+        """By their names, the preferred one first."""
+        return assignors_of("naive" if self.assignor is None else self.assignor)
 
-    def _owners(self) -> dict[str, Any]:
-        return {
-            "name": self.client_id,
-            "topics": frozenset(self.topics),
-            "pattern": self.pattern,
-            "connect_timeout_s": self.connect_timeout_s,
-            "max_poll_interval_s": self.max_poll_interval_s,
-        }
 
-    def _ensemble(self) -> ZooKeeper:
-        assert self.zookeeper is not None
-        return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
+def assignors_of(given: Any) -> dict[str, Assignor]:
+    """The assignors of the setting `assignor`, by their names, the preferred one first. Raises AllocatorError."""
+    if not isinstance(given, (str, list, tuple)) and not callable(given):
+        raise ConfigError("it must be a name, a function, or a list of them")
+    offered = [given] if isinstance(given, str) or callable(given) else list(given)
+    if not offered:
+        raise ConfigError("the list is empty; name at least one, e.g. 'naive'")
+    return {found.name: found for found in map(resolve, offered)}
 
-    def _make_zookeeper(
-        self, root: str, client: KafkaClient, owner: AssignmentListener, load: Load
-    ) -> ZooKeeperMembership:
-        assert self.group is not None
-        return ZooKeeperMembership(
-            self._ensemble(),
-            Paths(root, self.group),
-            owner,
-            client,
-            self._assignors(),
-            ZooKeeperSettings(
-                name=self.client_id,
-                topics=frozenset(self.topics),
-                pattern=self.pattern,
-                weight=self.weight,
-                rack=self.rack,
-                connect_timeout_s=self.connect_timeout_s,
-                max_poll_interval_s=self.max_poll_interval_s,
-                leader=self.leader,
-            ),
-            load=load,
-            measures=client.measures,
-        )
 
-    def _assignors(self) -> dict[str, Assignor]:
-        given = "naive" if self.assignor is None else self.assignor
-        if not isinstance(given, (str, list, tuple)) and not callable(given):
-            raise ConfigError(f"assignor = {shown(given)}: must be a name, a function, or a list of them")
-        offered = [given] if isinstance(given, str) or callable(given) else list(given)
-        if not offered:
-            raise ConfigError("assignor is an empty list; name at least one, e.g. 'naive'")
-        return {found.name: found for found in map(resolve, offered)}
+def _of_owners(config: MembershipConfig) -> dict[str, Any]:
+    return {
+        "name": config.client_id,
+        "topics": frozenset(config.topics),
+        "pattern": config.pattern,
+        "connect_timeout_s": config.connect_timeout_s,
+        "max_poll_interval_s": config.max_poll_interval_s,
+    }
 
-    def _kiel_function(self) -> KielFunction:
-        """What kiel's members of the group call as well: nothing else can be said to them."""
-        offered = self._assignors()
-        if set(offered) == {"naive"}:
-            return naive_allocator
-        function = next(iter(offered.values()))
-        if len(offered) == 1 and isinstance(function, KielAssignor):
-            return function.function
-        raise ConfigError(
-            f"assignor is {self.assignor!r}, but members of kiel's can only work with a function(members, partitions); "
-            "give the one that they were given, or none"
-        )
 
-    def _group_settings(self) -> KafkaGroupSettings:
-        return KafkaGroupSettings(
-            session_timeout_s=self.session_timeout_s,
-            heartbeat_interval_s=self.heartbeat_interval_s,
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=self.max_poll_interval_s,
-            instance_id=self.instance_id,
-        )
-
-    @property
-    def _broker_assigns(self) -> bool:
-        return self.membership == "kafka" and self.group_protocol == "consumer"
-
-    def _kip848_settings(self) -> Kip848GroupSettings:
-        if self.assignor is not None and (not isinstance(self.assignor, str) or ":" in self.assignor):
-            raise ConfigError(
-                f"assignor is {self.assignor!r}, but with group_protocol='consumer' the broker assigns: "
-                "name one that it has ('uniform', 'range') or none"
-            )
-        return Kip848GroupSettings(
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=self.max_poll_interval_s,
-            instance_id=self.instance_id,
-            rack=self.rack,
-            server_assignor=self.assignor,
-        )
+def _attempt(settings: tuple[str, ...], action: Callable[[], Any]) -> Iterator[Fault]:
+    try:
+        action()
+    except AllocatorError as error:
+        yield Fault(settings, str(error), error)

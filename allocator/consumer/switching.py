@@ -21,6 +21,7 @@ from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch
 from allocator.foreign import shown
 from allocator.groups.zookeeper.znodes import Paths
+from allocator.settings import DEFAULT
 from allocator.subscription.listener import check_listener
 from allocator.tasks import wait_for_event
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
@@ -185,7 +186,7 @@ class SwitchingConsumer:
         brokers: str,
         group: str,
         zookeeper: str,
-        root: str = "/allocator",
+        root: str = DEFAULT["root"],
         security: Mapping[str, Any] | None = None,
         securities: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
@@ -196,10 +197,10 @@ class SwitchingConsumer:
         self._security = security
         self._securities = {} if securities is None else securities
         self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
-        self._auto = options.get("auto_commit_interval_s", 5.0) is not None
+        self._auto = options.get("auto_commit_interval_s", DEFAULT["auto_commit_interval_s"]) is not None
         ensemble = ZooKeeper(
             zookeeper,
-            session_timeout_s=options.get("session_timeout_s", 10.0),
+            session_timeout_s=options.get("session_timeout_s", DEFAULT["session_timeout_s"]),
             options=options.get("zookeeper_options"),
         )
         self._watcher = ChoiceWatcher(ensemble, path_of(root, group))

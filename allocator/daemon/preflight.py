@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from allocator.client.client import KafkaClient
-from allocator.consumer.membership_config import ON_ZOOKEEPER
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.describe import GroupState, describe
@@ -46,7 +45,7 @@ class Check:
 async def preflight(config: Config) -> AsyncIterator[Check]:
     """Each check as soon as it is done. A failed one leaves out those that need what it looked for."""
     yield _page(config)
-    if config.group.membership in ON_ZOOKEEPER:
+    if config.on_zookeeper:
         async for check in _ensemble(config):
             yield check
     async for check in _cluster(config):
@@ -66,8 +65,9 @@ async def refuse_new_chroot(config: Config) -> None:
 
 @contextlib.asynccontextmanager
 async def _session(config: Config) -> AsyncIterator[ZooKeeper]:
-    assert config.zookeeper.hosts is not None
-    zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=10.0, options=config.zookeeper.options())
+    settings = config.zookeeper
+    assert settings.hosts is not None
+    zk = ZooKeeper(settings.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
     await zk.connect(config.group.connect_timeout_s, make_chroot=False)
     try:
         yield zk

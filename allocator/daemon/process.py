@@ -16,7 +16,6 @@ from typing import Any, Optional, TextIO, Union
 
 from allocator.assignors import resolve
 from allocator.consumer.consumer import Consumer
-from allocator.consumer.membership_config import ON_ZOOKEEPER
 from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon, DaemonSettings
@@ -96,7 +95,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     notifier = Notifier()
     daemon = _runner(config, handler, consumers, notifier)
     first = None
-    if config.group.membership in ON_ZOOKEEPER and not create:
+    if config.on_zookeeper and not create:
         first = partial(refuse_new_chroot, config)
     beside_it = beside and partial(beside, config, consumers, daemon)
     code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))

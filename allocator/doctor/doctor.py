@@ -17,6 +17,7 @@ from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
 from allocator.doctor.look import Look, look
 from allocator.doctor.members import member_findings
 from allocator.doctor.offsets import offset_findings
+from allocator.settings import DEFAULT
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["Finding", "Look", "Severity", "could_not_look", "examine", "judge", "look"]
@@ -28,7 +29,7 @@ async def examine(
     client: KafkaClient | None,
     zookeeper: ZooKeeper | None,
     kafka_zookeeper: ZooKeeper | None = None,
-    root: str = "/allocator",
+    root: str = DEFAULT["root"],
     interval_s: float = 5.0,
     patience_s: float = 60.0,
     clock: Callable[[], float] = time.time,
@@ -55,7 +56,7 @@ async def examine(
     return judge(before, after, root=root, patience_s=patience_s)
 
 
-def judge(before: Look, after: Look, *, root: str = "/allocator", patience_s: float = 60.0) -> list[Finding]:
+def judge(before: Look, after: Look, *, root: str = DEFAULT["root"], patience_s: float = 60.0) -> list[Finding]:
     """What two looks at the same thing show, the worst first. Pure; `before` may be `after` itself."""
     found = [could_not_look(what, why) for what, why in after.unseen]
     found += cluster_findings(before, after)

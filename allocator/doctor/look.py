@@ -23,6 +23,7 @@ from allocator.groups.legacy.describe import OldLayouts, children, old_layouts
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.storage import fetch_old_offsets
+from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import NoZnode, Stat, ZooKeeper
 
@@ -109,7 +110,7 @@ async def look(
     *,
     client: KafkaClient | None,
     zookeepers: Collection[ZooKeeper],
-    root: str = "/allocator",
+    root: str = DEFAULT["root"],
     clock: Callable[[], float] = time.time,
 ) -> Look:
     """One look. `zookeepers`: the ensemble of the group first, then others in which Kafka's own znodes may stand."""

@@ -12,6 +12,7 @@ from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordE
 from allocator.fetch.batch import Batch
 from allocator.fetch.brokers import BrokerFetchers
 from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
+from allocator.settings import DEFAULT
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import Deserializer, TopicPartition
@@ -60,13 +61,13 @@ class Fetcher:
         client: KafkaClient,
         state: SubscriptionState,
         *,
-        max_wait_s: float = 0.5,  # more: fewer requests when idle; less: brokers respond sooner when idle
-        min_bytes: int = 1,  # more: fewer, larger responses, up to max_wait_s later
-        max_bytes: int = 52_428_800,  # of one response; before 0.10.1 also the largest record that can be read
-        max_partition_bytes: int = 1_048_576,  # of a partition in one response; more: others come later
-        prefetch_bytes: int = 33_554_432,  # more: bridges longer stalls; less: less memory
-        auto_offset_reset: ResetStrategy = "earliest",
-        isolation_level: str = "read_uncommitted",  # or "read_committed"
+        max_wait_s: float = DEFAULT["max_wait_s"],
+        min_bytes: int = DEFAULT["min_bytes"],
+        max_bytes: int = DEFAULT["max_bytes"],
+        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
+        prefetch_bytes: int = DEFAULT["prefetch_bytes"],
+        auto_offset_reset: ResetStrategy = DEFAULT["auto_offset_reset"],
+        isolation_level: str = DEFAULT["isolation_level"],
         rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
         check_crcs: bool = True,  # False: saves a little CPU and delivers damaged records
         key_deserializer: Deserializer = None,

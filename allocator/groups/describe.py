@@ -15,7 +15,6 @@ from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
-    GROUP_NAME,
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -25,6 +24,8 @@ from allocator.groups.zookeeper.znodes import (
     in_join_order,
     to_ranges,
 )
+from allocator.names import GROUP_NAME
+from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
@@ -103,7 +104,7 @@ class GroupState:
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
 
 
-async def list_groups(zk: ZooKeeper, root: str = "/allocator") -> list[str]:
+async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
     """The groups under a root, by name. Any znode may stand there; one with another name is no group."""
     try:
         return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
@@ -111,7 +112,7 @@ async def list_groups(zk: ZooKeeper, root: str = "/allocator") -> list[str]:
         return []
 
 
-async def describe(zk: ZooKeeper, group: str, root: str = "/allocator") -> GroupState | None:
+async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
     """The group's state, None if there is no such group. What cannot be read is listed in `problems`."""
     store = Store(zk, Paths(root, group))
     problems: list[str] = []

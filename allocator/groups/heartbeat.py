@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from allocator.errors import BrokerError
+from allocator.settings import DEFAULT
 from allocator.tasks import wait_for_event
 
 __all__ = ["HeartbeatLoop", "HeartbeatTimer"]
@@ -22,8 +23,8 @@ class HeartbeatTimer:
         self,
         clock: Callable[[], float],
         *,
-        session_timeout_s: float = 10.0,
-        interval_s: float = 3.0,
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        interval_s: float = DEFAULT["heartbeat_interval_s"],
         max_poll_interval_s: float | None = None,
     ) -> None:
         self.clock = clock

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.groups.membership import PartitionCountSource
+from allocator.names import check_pattern_syntax
 
 __all__ = ["ANY_TOPIC", "TopicPattern", "TopicSelection", "check_pattern", "compiled", "topic_pattern"]
 
@@ -93,10 +94,10 @@ def topic_pattern(text: str) -> TopicPattern:
 
 def compiled(pattern: str | None) -> re.Pattern[str] | None:
     """Raises ConfigError for a pattern that is not a regular expression."""
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    if pattern is None:
+        return None
+    check_pattern_syntax(pattern)
+    return re.compile(pattern)
 
 
 def check_pattern(pattern: str | None, membership: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Optional
 from allocator.client.connection import same_cluster
 from allocator.errors import ConfigError
 from allocator.groups.patterns import check_pattern
+from allocator.settings import DEFAULT
 
 __all__ = ["RECREATED", "MirrorSettings"]
 
@@ -42,7 +43,7 @@ class MirrorSettings:
     topics: Sequence[str] = ()
     pattern: Optional[str] = None
     group: str = "allocator-mirror"
-    membership: Literal["zookeeper", "kafka"] = "zookeeper"
+    membership: Literal["zookeeper", "kafka"] = DEFAULT["membership"]
     zookeeper: Optional[str] = None
     create: bool = False
     old_zookeeper: Optional[str] = None
@@ -55,7 +56,7 @@ class MirrorSettings:
     recreated: Mapping[str, str] = field(default_factory=dict)
     commit_interval_s: float = 1.0
     buffer_bytes: int = 64 << 20
-    session_timeout_s: float = 10.0
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
 
     def check(self) -> None:
         """Raises ConfigError listing every fault that shows without connecting, MissingExtra."""

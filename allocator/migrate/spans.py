@@ -9,6 +9,7 @@ from typing import Any, Final
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError
 from allocator.fetch.batch import Batch
+from allocator.settings import DEFAULT
 from allocator.types import IsolationLevel, TopicPartition
 
 __all__ = ["SpanUnread", "read_spans"]
@@ -30,7 +31,7 @@ async def read_spans(
     spans: Mapping[TopicPartition, tuple[int, int]],
     security: Mapping[str, Any] | None = None,
     *,
-    isolation_level: IsolationLevel = "read_uncommitted",
+    isolation_level: IsolationLevel = DEFAULT["isolation_level"],
 ) -> AsyncGenerator[Batch, None]:
     """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
 

@@ -22,6 +22,7 @@ from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, children
 from allocator.migrate.spans import read_spans
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
+from allocator.settings import DEFAULT
 from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -51,7 +52,7 @@ class OffsetStore:
     group: str
     storage: str = "kafka"
     zookeepers: tuple[str, ...] = ()
-    root: str = "/allocator"
+    root: str = DEFAULT["root"]
     security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
 

@@ -14,12 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.assignors import resolve
-from allocator.client.connection import parse_addresses
 from allocator.client.security import KEYS, check_security
-from allocator.consumer.settings import MASK, Faults, Flag, Number, SettingKind, Text, Texts, Whole, setting
-from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.zookeeper.znodes import GROUP_NAME
+from allocator.consumer.membership_config import MembershipConfig
+from allocator.errors import ConfigError
+from allocator.groups.names import default_client_id
+from allocator.names import check_pattern_syntax, check_topic
+from allocator.settings import (
+    MASK,
+    Faults,
+    Flag,
+    Number,
+    SettingKind,
+    Text,
+    Texts,
+    Whole,
+    refusal,
+    setting,
+    shared,
+)
 from allocator.spark import connector
 from allocator.spark.ranges import (
     ALLOWED,
@@ -31,9 +43,7 @@ from allocator.spark.ranges import (
     read_place,
     read_times,
 )
-from allocator.subscription.kinds import check_topic
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["Options", "own_name", "read_options"]
 
@@ -58,42 +68,6 @@ class _Parsed:
         return text
 
 
-def _address(text: str) -> str | None:
-    try:
-        parse_addresses([text])
-    except ConfigError as error:
-        return str(error).removeprefix("brokers: ")
-    return None
-
-
-def _topic(text: str) -> str | None:
-    try:
-        check_topic(text)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def _ensemble(text: str) -> str | None:
-    try:
-        ZooKeeper(text)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def _pattern(text: str) -> str | None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        return str(error)
-    return None
-
-
-def _group(text: str) -> str | None:
-    return None if GROUP_NAME.match(text) and text not in (".", "..") else "no '/', no control character"
-
-
 def _start(text: str) -> StartOrEnd:
     return read_place(text, (EARLIEST, LATEST, COMMITTED))
 
@@ -112,75 +86,106 @@ _TIME = _Parsed("a time (milliseconds since the epoch, or ISO 8601 with its zone
 
 @dataclass(frozen=True)
 class Options:
-    """All options, checked. The comment says what more and what less of it does."""
+    """All options, checked."""
 
-    # some brokers of the cluster, "host:port,host:port"; the others are learnt from them
-    brokers: tuple[str, ...] = setting(Texts('"host:port,host:port"', _address))
-    # what to read: topics by name, or
-    topics: Optional[tuple[str, ...]] = setting(Texts("topics, with commas between them", _topic), None)
-    # topics whose whole name the regular expression matches, new ones too, or
-    topics_pattern: Optional[str] = setting(Text(check=_pattern, what="a regular expression"), None)
-    # single partitions: {"orders": [0, 1]}
-    assign: Optional[tuple[TopicPartition, ...]] = setting(
-        _Parsed('JSON such as {"orders": [0, 1]}', partitions_of), None
+    brokers: tuple[str, ...] = shared("brokers")
+    topics: Optional[tuple[str, ...]] = setting(
+        Texts("topics, with commas between them", check_topic), None, "The topics to read."
     )
-    # whose committed offsets are read and written
-    group: Optional[str] = setting(Text(check=_group, what="a name of 1 to 249 characters"), None)
-    # default: earliest for a batch, latest for a new stream; a checkpoint comes before it. "committed" begins where
-    # the group stands, and at the earliest record of a partition of which it committed nothing
-    starting_offsets: Optional[StartOrEnd] = field(default=None, metadata={"kind": _START})
-    # as above, by time: one for all partitions, or JSON of times by partition
-    starting_timestamps: Optional[StartOrEnd] = field(default=None, metadata={"kind": _TIME})
-    # batch only; default latest: what is there when the batch is planned
-    ending_offsets: Optional[StartOrEnd] = field(default=None, metadata={"kind": _END})
-    ending_timestamps: Optional[StartOrEnd] = field(default=None, metadata={"kind": _TIME})
-    # where a time to begin at is later than every record: "error" (default), or the partition's end, which a time to
-    # end at always means there
-    timestamp_strategy: str = setting(Text(("error", "latest")), "error")
-    # records of one micro-batch, shared out by what each partition has; more: fewer, larger batches
-    max_offsets_per_trigger: Optional[int] = setting(Whole(1, 2**62), None)
-    # tasks at least: large partitions are split by offsets; more: more tasks at once, each with its own connection
-    min_partitions: Optional[int] = setting(Whole(1, 1_000_000), None)
-    # records of one task at most (by offsets); less: more, shorter tasks
-    max_records_per_partition: Optional[int] = setting(Whole(1, 2**62), None)
-    # stream only. "after_batch": each finished micro-batch commits to the group, so that lag monitors and plain
-    # consumers see how far it is; "never" leaves the group alone
-    commit: str = setting(Text(("never", "after_batch")), "never")
-    # true (default): offsets that are gone (retention, a topic made anew) are an error; false: they are passed over
-    fail_on_data_loss: bool = setting(Flag(), True)
-    # true adds the column headers
-    include_headers: bool = setting(Flag(), False)
-    # "read_uncommitted" (default) also gives records of transactions that are open or were aborted
-    isolation_level: str = setting(Text(("read_uncommitted", "read_committed")), "read_uncommitted")
-    # of the executors: replicas in the same rack are read, where brokers select them (KIP-392)
-    rack: Optional[str] = setting(Text(), None)
-    # seconds, default 60: a task that reads nothing for so long fails, naming its partition; more: longer outages of
-    # brokers are waited for; less: Spark retries it sooner
-    timeout_s: float = setting(Number(0, 86400, above=True), 60.0)
-    # bytes of one fetch, and about of one Arrow batch, default 8 MiB; more: memory; less: more round trips. Brokers
-    # before 0.10.1 cannot send a record that is larger
-    fetch_bytes: int = setting(Whole(1024, unit="bytes"), 8 << 20)
-    # ZooKeeper, "host:port,host:port/chroot": looked at for members of the group before anything is committed to it
-    zookeeper: Optional[str] = setting(Text(check=_ensemble, what='"host:port,host:port/chroot"'), None)
-    # where groups stand in ZooKeeper
-    zookeeper_root: str = setting(Text(what="an absolute path"), "/allocator")
-    # stream only. "zookeeper": the query is a member of the group and reads the partitions that it is given, beside
-    # other members; it commits always. "none" (default) reads all partitions
-    membership: str = setting(Text(("none", "zookeeper")), "none")
-    # of the member: relative capacity, for allocator functions that heed it
-    weight: float = setting(Number(0, 1e6, above=True, unit="relative capacity"), 1.0)
-    # of the member: allocator functions that it can work with, the preferred first; default naive
-    assignor: Optional[tuple[str, ...]] = setting(Texts("allocator functions, with commas between them"), None)
-    # of the member: seconds, default 30; more: the partitions of a crashed query wait longer
-    session_timeout_s: float = setting(Number(1, 3600), 30.0)
-    # of the member: how the others see it; default: made from the host's name
-    client_id: Optional[str] = setting(Text(), None)
-    # where records are written to, whatever a column `topic` says; without it, that column does it record by record
-    topic: Optional[str] = setting(Text(check=_topic, what="a topic"), None)
-    # of what is written
-    compression: str = setting(Text(("none", "gzip", "snappy", "lz4", "zstd")), "none")
-    # TLS, SASL and proxy settings, as `security.<name of kafka-python>`
+    topics_pattern: Optional[str] = setting(
+        Text(check=check_pattern_syntax, what="a regular expression"),
+        None,
+        "Instead of `topics`: those whose whole name the regular expression matches, new ones too.",
+    )
+    assign: Optional[tuple[TopicPartition, ...]] = setting(
+        _Parsed('JSON such as {"orders": [0, 1]}', partitions_of),
+        None,
+        'Instead of `topics`: single partitions, `{"orders": [0, 1]}`.',
+    )
+    group: Optional[str] = shared("group", required=False)
+    starting_offsets: Optional[StartOrEnd] = setting(
+        _START,
+        None,
+        "`earliest`, `latest`, `committed`, `timestamp:<ms or ISO 8601>`, or JSON by partition. Default: `earliest` "
+        "for a batch, `latest` for a new stream; a checkpoint comes before it. `committed` begins at the group's "
+        "offset, and at the earliest record of a partition without one.",
+    )
+    starting_timestamps: Optional[StartOrEnd] = setting(
+        _TIME, None, "Instead of `starting_offsets`: one time for all partitions, or JSON of times by partition."
+    )
+    ending_offsets: Optional[StartOrEnd] = setting(
+        _END, None, "Batches only. Default `latest`: the end when the batch is planned."
+    )
+    ending_timestamps: Optional[StartOrEnd] = setting(
+        _TIME, None, "Instead of `ending_offsets`. A time after every record means the end."
+    )
+    timestamp_strategy: str = setting(
+        Text(("error", "latest")),
+        "error",
+        "For a time to begin at that is later than every record: `error`, or `latest`, the partition's end.",
+    )
+    max_offsets_per_trigger: Optional[int] = setting(
+        Whole(1, 2**62),
+        None,
+        "Records of one micro-batch, divided by the number that each partition has. More: fewer, larger batches.",
+    )
+    min_partitions: Optional[int] = setting(
+        Whole(1, 1_000_000),
+        None,
+        "The least number of tasks: large partitions are split by offsets. More: more tasks at once, each with its own "
+        "connection.",
+    )
+    max_records_per_partition: Optional[int] = setting(
+        Whole(1, 2**62), None, "Records of one task at most, counted by offsets. Less: more, shorter tasks."
+    )
+    commit: str = setting(
+        Text(("never", "after_batch")),
+        "never",
+        "Streams only. `after_batch`: each finished micro-batch commits to the group, so that lag monitors and plain "
+        "consumers see its progress. `never` leaves the group alone.",
+    )
+    fail_on_data_loss: bool = setting(
+        Flag(), True, "True: lost offsets (retention, a topic created again) are an error. False: they are skipped."
+    )
+    include_headers: bool = setting(Flag(), False, "True adds the column `headers`.")
+    isolation_level: str = shared("isolation_level")
+    rack: Optional[str] = shared("rack", text="For Spark: the rack of the executors.")
+    timeout_s: float = setting(
+        Number(0, 86400, above=True),
+        60.0,
+        "Seconds after which a task that reads nothing fails and names its partition. More: waits for longer outages "
+        "of brokers. Less: Spark retries sooner.",
+    )
+    fetch_bytes: int = setting(
+        Whole(1024, unit="bytes"),
+        8 << 20,
+        "Bytes of one fetch, and about of one Arrow batch. More: memory. Less: more round trips. Brokers before 0.10.1 "
+        "cannot send a larger record.",
+    )
+    zookeeper: Optional[str] = shared(
+        "zookeeper", text="A query that commits asks it for members of the group before it commits."
+    )
+    zookeeper_root: str = shared("root")
+    membership: str = setting(
+        Text(("none", "zookeeper")),
+        "none",
+        "Streams only. `zookeeper`: the query is a member of the group and reads the partitions that it is assigned, "
+        "beside other members; it always commits. `none` reads all partitions.",
+    )
+    weight: float = shared("weight")
+    assignor: Optional[tuple[str, ...]] = shared("assignor")
+    session_timeout_s: float = shared("session_timeout_s")
+    client_id: Optional[str] = shared("client_id")
+    topic: Optional[str] = setting(
+        Text(check=check_topic, what="a topic"),
+        None,
+        "Writing: the topic of all records. Without it, a column `topic` names the topic of each record.",
+    )
+    compression: str = setting(
+        Text(("none", "gzip", "snappy", "lz4", "zstd")), "none", "Writing: the compression of batches."
+    )
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """TLS, SASL and proxy settings, given as `security.<name of kafka-python>`."""
 
     @property
     def start(self) -> StartOrEnd | None:
@@ -272,10 +277,8 @@ def _value(name: str, text: str, kind: SettingKind, faults: Faults, option: str)
     try:
         return kind.read(kind.parse(text))
     except ValueError as error:
-        why = str(error)
-        plain = not why or re.match(r"invalid literal|could not convert", why)
         shown = text if len(text) <= 120 else text[:117] + "..."
-        faults.add(option, f"{name} = {shown}: must be {kind.allowed}" + ("" if plain else f"; {why}"))
+        faults.add(option, f"{name} = {shown}: {refusal(kind, error)}")
         return None
 
 
@@ -318,18 +321,36 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
             if option in names:
                 fault(option, f"{names[option]} is for a member: give membership = zookeeper, or leave it out")
         return
-    for option in ("group", "zookeeper"):
-        if getattr(options, option) is None:
-            fault(option, f"membership = zookeeper needs {option}")
     if options.assign is not None:
         fault("assign", "assign chooses partitions by hand, and membership = zookeeper has the group do it")
     if options.commit == "never" and "commit" in names:
         fault("commit", "commit = never: a member commits always, as the next owner of a partition begins there")
-    try:
-        for name in options.assignor or ():
-            resolve(name)
-    except AllocatorError as error:
-        fault("assignor", str(error))
+    keywords = member_keywords(options)
+    values = {**vars(options), "pattern": options.topics_pattern}
+    for found in MembershipConfig.of(**keywords).faults():
+        fault(_OPTION.get(found.settings[0], found.settings[0]), found.text(values))
+
+
+# flat keywords of `Consumer` that are options by another name
+_OPTION = {"pattern": "topics_pattern", "root": "zookeeper_root"}
+
+
+def member_keywords(options: Options) -> dict[str, Any]:
+    """The keywords of `MembershipConfig.of` for a stream that is a member."""
+    return {
+        "membership": "zookeeper",
+        "group": options.group,
+        "client_id": options.client_id or default_client_id("spark"),
+        "topics": options.topics or (),
+        "pattern": options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
+        "assignor": options.assignor,
+        "weight": options.weight,
+        "rack": options.rack,
+        "session_timeout_s": options.session_timeout_s,
+        "connect_timeout_s": options.timeout_s,
+        "zookeeper": options.zookeeper,
+        "root": options.zookeeper_root,
+    }
 
 
 def _check_together(options: Options, names: Mapping[str, str], use: str | None, faults: Faults) -> None:

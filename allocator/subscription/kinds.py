@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Optional, Union
 
 from allocator.errors import ConfigError
+from allocator.names import check_topic
 
 __all__ = [
     "EARLIEST",
@@ -17,7 +17,6 @@ __all__ = [
     "FetchState",
     "ResetStrategy",
     "SubscriptionType",
-    "check_topic",
     "checked",
     "reset_timestamp",
 ]
@@ -108,27 +107,6 @@ MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
     # a newer leader may have the log whole
     FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
 }
-
-
-# -- topics ----------
-# What a topic may be called.
-
-
-_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-def check_topic(name: Any) -> None:
-    """The rule that brokers apply (Kafka's `Topic.validate`).
-
-    A wrong name would otherwise only fail much later, and there as a topic that does not exist. Raises `TypeError`
-    for what is no string, `ConfigError` (a `ValueError`) for a name that no topic can have.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"a topic name is a string, not {name!r}")
-    if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no topic name: 1 to 249 of letters, digits, '.', '_' and '-', and not '.' or '..'"
-        )
 
 
 def checked(topics: str | Iterable[str]) -> set[str]:

@@ -19,7 +19,6 @@ from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, 
 from allocator.groups.names import member_name
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
-    GROUP_NAME,
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -28,6 +27,7 @@ from allocator.groups.zookeeper.znodes import (
     Paths,
     in_join_order,
 )
+from allocator.names import GROUP_NAME
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.history import History, News, Series

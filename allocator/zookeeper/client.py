@@ -24,6 +24,8 @@ from kazoo.retry import KazooRetry
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.foreign import os_cause, shown
+from allocator.names import parse_ensemble
+from allocator.settings import DEFAULT
 from allocator.tasks import wait_for_event
 from allocator.zookeeper.security import check_options, check_tls, hide_credentials
 
@@ -38,7 +40,6 @@ __all__ = [
     "ZnodeExists",
     "ZooKeeper",
     "ZooKeeperError",
-    "check_path",
 ]
 
 log = logging.getLogger(__name__)
@@ -47,14 +48,6 @@ T = TypeVar("T")
 
 
 Watch = Callable[[], None]
-
-
-def check_path(what: str, path: str) -> str:
-    """The path. Raises ConfigError for one that no znode can have."""
-    first, *parts = path.split("/")
-    if first or not parts or any(part in ("", ".", "..") for part in parts):
-        raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")
-    return path
 
 
 class _Attempts(logging.Filter):
@@ -168,16 +161,17 @@ class ZooKeeper:
     """
 
     def __init__(
-        self, hosts: str, *, session_timeout_s: float = 10.0, options: Mapping[str, Any] | None = None
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         options = check_options(options)
-        if not hosts or not isinstance(hosts, str):
-            raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {hosts!r}")
         if session_timeout_s <= 0:
             raise ConfigError(f"session_timeout_s must be positive, not {session_timeout_s!r}")
-        servers, _, chroot = hosts.partition("/")
         self.hosts = hosts
-        self.chroot = check_path("the chroot of ZooKeeper", f"/{chroot.strip('/')}") if chroot.strip("/") else ""
+        self._servers, self.chroot = parse_ensemble(hosts)
         self.requested_timeout_s = session_timeout_s
         self.session_timeout_s = session_timeout_s
         """The timeout that the ensemble granted, once connected."""
@@ -185,7 +179,6 @@ class ZooKeeper:
         """When the present connection, or the last, was asked for, by `boot_clock`."""
         self.state = SessionState.LOST
         self._away_since = float("inf")  # when the last connection was lost, by `boot_clock`
-        self._servers = servers
         self._options = options
         self._client: KazooClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -51,7 +51,7 @@ async def test_nothing_is_touched_before_the_first_next_and_a_generation_comes_w
         (first, *_) = broker.requests(JOIN)
         assert first.protocol_type == "consumer"
         assert [p.name for p in first.protocols] == ["range", "roundrobin"]
-        assert (first.session_timeout_ms, first.rebalance_timeout_ms) == (3000, 30000)
+        assert (first.session_timeout_ms, first.rebalance_timeout_ms) == (3000, 60000)
         assert set(Subscription.decode(first.protocols[0].metadata).topics) == {"missing", "u", "t"}
         await group.close()
 

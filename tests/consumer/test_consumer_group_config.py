@@ -25,7 +25,7 @@ def faults(**options: Any) -> list[str]:
 
 def test_the_defaults() -> None:
     config = ConsumerGroupConfig(**GOOD)
-    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (3, 30, 30)
+    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (3, 10, 60)
     assert (config.join_backoff_s, config.timeout_s) == (5, 5)
     assert (config.partition_watch_interval_s, config.watch_partition_changes) == (5, False)
     assert config.retention_s is None
@@ -35,18 +35,18 @@ def test_the_defaults() -> None:
     assert config.membership == "zookeeper"
     assert config.client_id.startswith("allocator-")
     settings = group_settings_of(config)
-    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (3, 30, 30)
+    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (3, 10, 60)
 
 
 def test_all_faults_are_told_at_once() -> None:
     found = faults(group="", brokers="", topics=[], zookeeper=None, session_timeout_s=-1, start_offset="middle")
     assert [fault.split(" ", 1)[0] for fault in found] == [
         "brokers",
-        "topics",
-        "group",
-        "zookeeper",
         "session_timeout_s",
         "start_offset",
+        "group",
+        "topics",
+        "zookeeper",
     ]
 
 
@@ -75,8 +75,8 @@ def test_what_a_group_cannot_do_without(name: str) -> None:
 def test_times_are_seconds_within_what_the_protocol_can_say(name: str) -> None:
     for value in (-1, -0.001, (2**31 - 1) / 1000, float("inf"), float("nan"), True, "5", None):
         (fault,) = faults(**{name: value})
-        assert fault.startswith(f"{name} = {value!r}: must be a number of seconds")
-    room = {"session_timeout_s": (2**31 - 2) / 1000} if name == "heartbeat_interval_s" else {}
+        assert fault.startswith(f"{name} = {value!r}: must be a number (seconds), ")
+    room = {"session_timeout_s": 3600} if name == "heartbeat_interval_s" else {}
     ConsumerGroupConfig(**GOOD, **{name: 1000, **room})
     if name == "join_backoff_s":
         ConsumerGroupConfig(**GOOD, join_backoff_s=0)  # joins again at once
@@ -87,29 +87,29 @@ def test_times_are_seconds_within_what_the_protocol_can_say(name: str) -> None:
 def test_retention_is_a_time_or_the_brokers_own() -> None:
     for value in (-1, -0.001, 0, True, "1d", float("inf")):
         (fault,) = faults(retention_s=value)
-        assert fault.startswith(f"retention_s = {value!r}: must be a number of seconds, more than 0")
+        assert fault.startswith(f"retention_s = {value!r}: must be a number (seconds), more than 0")
     assert ConsumerGroupConfig(**GOOD, retention_s=86400 * 365).retention_s == 86400 * 365
 
 
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("start_offset", "none", "must be 'earliest' or 'latest'"),
-        ("start_offset", 0, "must be 'earliest' or 'latest'"),
+        ("start_offset", "none", 'must be "earliest" or "latest"'),
+        ("start_offset", 0, 'must be "earliest" or "latest"'),
         ("membership", "fixed", "must be 'zookeeper' or 'kafka'"),
-        ("watch_partition_changes", 1, "must be True or False"),
-        ("topics", "orders", "must be a list of names"),
+        ("watch_partition_changes", 1, "must be true or false"),
+        ("topics", "orders", "must be a list of texts"),
         ("topics", ["or/ders"], "'or/ders' is no topic name"),
-        ("topics", [5], "a topic name is a string, not 5"),
+        ("topics", [5], "must be a list of texts"),
         ("brokers", "b:port", "'b:port' is not an address"),
         ("brokers", [7], "7 is not an address"),
         ("security", {"sasl_mecanism": "PLAIN"}, "did you mean 'sasl_mechanism'?"),
         ("zookeeper_options", {"user": "me"}, "unknown ZooKeeper option 'user'"),
         ("root", "allocator", "must be an absolute path"),
         ("group", "a/b", "cannot be a znode"),
-        ("assignor", [], "assignor = []: name at least one"),
+        ("assignor", [], "the list is empty; name at least one"),
         ("assignor", ["range", "raange"], "did you mean 'range'?"),
-        ("assignor", 5, "assignor = 5: name at least one"),
+        ("assignor", 5, "it must be a name, a function, or a list of them"),
         ("client", "mock", "must be a function of this config"),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_else_is_refused(name: str, value: Any, match: str) -> None:
 
 
 def test_each_membership_needs_what_belongs_to_it() -> None:
-    assert faults(zookeeper=None) == ['zookeeper is missing: "host:port,host:port/chroot", or membership="kafka"']
+    assert faults(zookeeper=None) == ["zookeeper not set with membership = 'zookeeper': this membership needs it"]
     config = ConsumerGroupConfig(group="a/b", brokers=["b:9092"], topics=["t"], membership="kafka")
     assert config.zookeeper is None
     (fault,) = faults(membership="kafka", heartbeat_interval_s=20)

@@ -17,7 +17,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 def engine(**options: Any) -> ConsumerCore:
     return ConsumerCore(
-        MembershipConfig(membership="fixed", group="g", client_id="c", topics=("t",)),
+        MembershipConfig.of(membership="fixed", group="g", client_id="c", topics=("t",)),
         brokers="127.0.0.1:1",
         listener=None,
         auto_commit_interval_s=0.001,

@@ -10,13 +10,14 @@ from typing import Any, Final
 import pytest
 
 from allocator import Consumer, ConsumerGroupConfig
-from allocator.consumer.keywords import KINDS, NEEDED
 from allocator.errors import AllocatorError, ConfigError
+from allocator.settings import SETTINGS
 
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
 # of every kind; what is a fine value for an argument is left out there
 WRONG: Final = [-1, 0, 1.5, math.nan, math.inf, 1e300, 2**70, True, "x", b"x", ["x"], {"x": 1}, object(), ("a", 1)]
 # told by their own words, which the tests of those rooms have
+KEYWORDS: Final = {name for name, each in SETTINGS.items() if not each.group_only} - {"topics", "assignor"}
 OTHERS: Final = {"topics", "partitions", "assignor", "listener", "key_deserializer", "value_deserializer"}
 SECONDS: Final = ["session_timeout_s", "heartbeat_interval_s", "settle_s", "max_wait_s"]
 
@@ -29,14 +30,13 @@ def said(**settings: Any) -> str:
 
 def test_every_argument_is_checked_and_knows_whether_it_may_be_none() -> None:
     parameters = inspect.signature(Consumer).parameters
-    assert set(parameters) - OTHERS == set(KINDS)
-    for name in KINDS:
-        if name == "client_id" or name == "group":
-            continue  # None stands for a name that is made; None is for membership "fixed"
-        assert (name in NEEDED) == (parameters[name].default is not None and name != "auto_commit_interval_s"), name
+    assert set(parameters) - OTHERS == KEYWORDS
+    for name in KEYWORDS - {"brokers", "group"}:
+        text = said(**{name: None}) if not SETTINGS[name].accepts_none() else ""
+        assert text.startswith(f"{name} = None: must be") == (parameters[name].default is not None) or not text, name
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("name", sorted(KEYWORDS))
 def test_a_value_of_the_wrong_type_is_named_and_nothing_else_is_raised(name: str) -> None:
     refused = 0
     for value in WRONG:

@@ -153,7 +153,7 @@ async def test_the_next_generation_protocol_is_one_more_setting(
             await wait_until_async(shared, 30, "the share of the member that is back")
     with pytest.raises(ConfigError, match="the broker assigns"):
         service.consumer(group_protocol="consumer", assignor=["range"])
-    with pytest.raises(ConfigError, match="'next', not one of classic, consumer"):
+    with pytest.raises(ConfigError, match=r'group_protocol = .next.: must be "classic" or "consumer"'):
         service.consumer(group_protocol="next")
 
 
@@ -391,11 +391,12 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"membership": "zk"}, ["'zk', not one of zookeeper, kafka, fixed"]),
-        ({"zookeeper": None}, ["zookeeper is missing"]),
-        ({"group": None}, ["group is missing", "fixed"]),
-        ({"partitions": [TopicPartition("t", 0)]}, ["topics and partitions exclude each other", "by hand only with"]),
-        ({"pattern": "["}, ["topics and pattern exclude each other", "not a regular expression"]),
+        ({"membership": "zk"}, ["membership = 'zk'", 'must be "zookeeper" or "kafka" or "fixed"']),
+        ({"zookeeper": None}, ["zookeeper not set with membership = 'zookeeper': this membership needs it"]),
+        ({"group": None}, ["group not set with membership = 'zookeeper'", "fixed"]),
+        ({"partitions": [TopicPartition("t", 0)]}, ["they exclude each other", "by hand only with"]),
+        ({"pattern": "o"}, ["topics = ('t',) with pattern = 'o': they exclude each other"]),
+        ({"pattern": "["}, ["pattern = '['", "not a regular expression"]),
         ({"membership": "kafka", "heartbeat_interval_s": 6}, ["heartbeat_interval_s is 6; at most half"]),
         ({"membership": "kafka", "max_poll_interval_s": 0, "weight": 0}, ["max_poll_interval_s", "weight"]),
     ],

@@ -126,13 +126,14 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
         """
     ) == [
         "FILE: kafka.broker is not a setting; did you mean kafka.brokers?",
-        'FILE: kafka.brokers is missing: must be a list of "host:port" (or set ALLOCATOR_KAFKA_BROKERS)',
+        'FILE: kafka.brokers is missing: must be "host:port,host:port", or a list of "host:port" '
+        "(or set ALLOCATOR_KAFKA_BROKERS)",
         'FILE: zookeeper.hosts = 2181: must be "host:port,host:port/chroot"',
-        'FILE: group.name = "a/b": must be a name of 1 to 249 characters; '
-        "no '/', no control character, not '.' or '..'",
         'FILE: handler.target = "nothing": must be "package.module:function"; '
         "a colon stands between the module and the function",
         'FILE: handler.concurrency = "8": must be a whole number from 1 to 1024',
+        'FILE: group.name = "a/b" with group.membership = "zookeeper": group name \'a/b\' cannot be a znode: it must '
+        "have 1 to 249 characters, no '/', no control character, and be neither '.' nor '..'",
     ]
 
 
@@ -147,10 +148,10 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
             "[consume]\nmax_wait_s = nan",
             "consume.max_wait_s = NaN: must be a number (seconds), at least 0, at most 300",
         ),
-        ("[consume]\nmin_bytes = 1.5", "consume.min_bytes = 1.5: must be a whole number (bytes) from 1 to 2147483647"),
+        ("[consume]\nmin_bytes = 1.5", "consume.min_bytes = 1.5: must be a whole number (bytes) from 0 to 2147483647"),
         (
             "[consume]\nmin_bytes = true",
-            "consume.min_bytes = true: must be a whole number (bytes) from 1 to 2147483647",
+            "consume.min_bytes = true: must be a whole number (bytes) from 0 to 2147483647",
         ),
         (
             '[consume]\nisolation_level = "read_comitted"',
@@ -162,7 +163,7 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
             'consume.auto_offset_reset = "oldest": must be "earliest" or "latest" or "none" '
             "or a time (milliseconds since the epoch)",
         ),
-        ("[commit]\ninterval_s = 0", "commit.interval_s = 0: must be a number (seconds), at least 0.01, at most 86400"),
+        ("[commit]\ninterval_s = 0", "commit.interval_s = 0: must be a number (seconds), more than 0, at most 86400"),
         ('[log]\nlevel = "INFO"', 'log.level = "INFO": must be "debug" or "info" or "warning" or "error"'),
         ('[commit]\nlevel = "info"', "commit.level is not a setting; did you mean log.level?"),
         ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
@@ -247,14 +248,14 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ('["kafka1:9092", "[::1]:9093"]', '["kafka1:99999"]', "'kafka1:99999' is not host:port"),
+        ('["kafka1:9092", "[::1]:9093"]', '["kafka1:99999"]', "'kafka1:99999' is not an address"),
         ('["kafka1:9092", "[::1]:9093"]', "[]", "it is empty"),
         ('["kafka1:9092", "[::1]:9093"]', '"a:1,,b:1"', "it has an empty entry"),
-        ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'must be a list of "host:port"'),
+        ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'or a list of "host:port"; 5 is not an address'),
         ('["orders", "returns"]', '["orders", "orders"]', "'orders' stands there twice"),
         ('["orders", "returns"]', '["no topic"]', "'no topic' is no topic name"),
         ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot follows the '/'"),
-        ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not host:port"),
+        ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not an address"),
     ],
 )
 def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault: str) -> None:
@@ -289,7 +290,7 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
         ('[group]\nmembership = "kafak"', 'or "fixed" or "kiel" or "consumers" or "pykafka"; did you mean "kafka"?'),
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
-        ('[group]\nmembership = "kafka"\nsession_timeout_s = 5', "may be half of the second"),
+        ('[group]\nmembership = "kafka"\nsession_timeout_s = 5', "at most half of session_timeout_s"),
     ],
 )
 def test_settings_that_contradict_each_other(files: Files, addition: str, fault: str) -> None:
@@ -307,7 +308,7 @@ def test_topics_and_pattern_exclude_each_other_and_one_is_needed(files: Files) -
     neither = edited('topics = ["orders", "returns"]', "")
     assert files.faults(neither) == ["FILE: group.topics not set with group.pattern not set: set exactly one of them"]
     assert files.faults(edited('topics = ["orders", "returns"]', 'pattern = "("'))[0].startswith(
-        'FILE: group.pattern = "(": must be a regular expression; missing )'
+        "FILE: group.pattern = \"(\": must be a regular expression; pattern '(' is not a regular expression: missing )"
     )
 
 

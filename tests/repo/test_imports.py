@@ -17,6 +17,8 @@ SHARED = {
     "clock",
     "errors",
     "foreign",
+    "names",
+    "settings",
     "types",
     "tasks",
     "measures",

@@ -137,7 +137,7 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "brokers": "a:b"}, READ, "is not an address"),
         ({**OURS, "security.protocol": "TLS"}, READ, "security_protocol is 'TLS'"),
         ({**OURS, "kafka.ssl.truststore.location": "/x.jks"}, READ, "Java key store"),
-        ({**OURS, "membership": "zookeeper", "group": "g"}, STREAM, "needs zookeeper"),
+        ({**OURS, "membership": "zookeeper", "group": "g"}, STREAM, "zookeeper not set with membership"),
         ({**OURS, "weight": "2"}, STREAM, "is for a member"),
         ({**OURS, "membership": "zookeeper", "group": "g", "zookeeper": "z:1", "commit": "never"}, STREAM, "always"),
         (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.kafka_classic.messages import STATIC_MEMBERS
 from allocator.groups.kafka_group import passes
+from allocator.settings import DEFAULT
 
 __all__ = ["KafkaGroupSettings", "KafkaSettings"]
 
@@ -15,11 +16,9 @@ __all__ = ["KafkaGroupSettings", "KafkaSettings"]
 class KafkaGroupSettings:
     """How the member speaks the protocol. Times in seconds. Raises `ConfigError` for settings that contradict."""
 
-    session_timeout_s: float = 10.0  # more: a dead member's partitions stand still longer; less: a pause costs them
-    heartbeat_interval_s: float = 3.0  # more: rebalances are noticed later; less: more requests
-    # how long a rebalance waits for a member that drains and commits. more: a hung member holds up the group;
-    # less: a slow one loses its partitions. Brokers before 0.10.1 use the session timeout instead.
-    rebalance_timeout_s: float = 60.0
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
     max_poll_interval_s: float | None = None  # None: the user may be silent for any time
     instance_id: str | None = None  # of a static member (KIP-345): it never leaves, its successor takes its place
     retry_backoff_s: float = 0.1
@@ -56,8 +55,8 @@ class KafkaSettings:
     name: str = ""
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
-    weight: float = 1.0
+    weight: float = DEFAULT["weight"]
     rack: str | None = None
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for any time
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for any time
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
     group: KafkaGroupSettings = field(default_factory=KafkaGroupSettings)

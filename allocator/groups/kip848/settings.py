@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from allocator.errors import ConfigError
+from allocator.settings import DEFAULT
 
 __all__ = ["Kip848GroupSettings", "Kip848Settings"]
 
@@ -17,9 +18,7 @@ class Kip848GroupSettings:
     (`consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms`).
     """
 
-    # how long the coordinator waits for a member that drains and commits. more: a hung member holds up the next owner;
-    # less: a slow one loses all its partitions
-    rebalance_timeout_s: float = 60.0
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
     max_poll_interval_s: float | None = None  # None: the user may be silent for any time
     instance_id: str | None = None  # of a static member: its partitions stay unassigned until it is back, or expires
     rack: str | None = None
@@ -47,5 +46,5 @@ class Kip848Settings:
     # topics that the group had before. Python's syntax is also the same for all memberships
     pattern: str | None = None
     topic_poll_s: float = 10.0  # with a pattern: how soon new topics are noticed, at one metadata request each
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for the coordinator; None: for any time
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for any time
     group: Kip848GroupSettings = field(default_factory=Kip848GroupSettings)

@@ -34,6 +34,7 @@ from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.groups.membership import AssignmentListener, GroupMembership, Membership, PartitionCountSource
 from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.measures import Measures
+from allocator.settings import DEFAULT
 from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 from allocator.zookeeper.client import (
     BadVersion,
@@ -80,7 +81,7 @@ class KielSettings(OwnersSettings):
 
     # how long a partition that may come from a member of kiel's is left alone; more: it stands still for longer; less:
     # what such a member commits later is read twice
-    settle_s: float = 3.0
+    settle_s: float = DEFAULT["settle_s"]
 
 
 class KielMembership(GroupMembership):

@@ -25,6 +25,7 @@ from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.patterns import TopicSelection
 from allocator.groups.session import SessionMembership
 from allocator.measures import Measures
+from allocator.settings import DEFAULT
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
@@ -45,7 +46,7 @@ class OwnersSettings:
     name: str = ""
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for ever
     max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 

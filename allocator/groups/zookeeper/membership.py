@@ -35,6 +35,7 @@ from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
 from allocator.measures import Measures
+from allocator.settings import DEFAULT
 from allocator.tasks import TaskGroup
 from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import (
@@ -60,9 +61,9 @@ class ZooKeeperSettings:
     name: str = ""
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
-    weight: float = 1.0
+    weight: float = DEFAULT["weight"]
     rack: str | None = None
-    connect_timeout_s: float | None = 15.0  # how long `join` waits for ZooKeeper before it gives up; None: for ever
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for ever
     max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
     leader: LeaderSettings = field(default_factory=LeaderSettings)
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from allocator.errors import AllocatorError, ConfigError, GroupNameError, MissingExtra
+from allocator.errors import AllocatorError, ConfigError, MissingExtra
 from allocator.foreign import plain, shown
 from allocator.groups.patterns import topic_pattern
+from allocator.names import check_group, check_path
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.zookeeper.client import check_path
 
 __all__ = ["AssignmentDocument", "Claim", "InflateBudget", "InvalidZnode", "MemberInfo", "Paths", "Waiting", "quick"]
 
@@ -45,8 +45,6 @@ MAX_PARTITIONS = 1_000_000  # that members hold in one group; as many again may 
 SMALL_BYTES = 100_000  # inflated; what is larger, or has more partitions than SMALL_PARTITIONS, takes long to decode
 SMALL_PARTITIONS = 20_000
 
-GROUP_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
-
 
 class InvalidZnode(AllocatorError):
     """A znode holds what no version of this library writes; `version` is that of its data, where it is known."""
@@ -65,11 +63,7 @@ class Paths:
     group: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.group, str) or not GROUP_NAME.match(self.group) or self.group in (".", ".."):
-            raise GroupNameError(
-                f"group name {self.group!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control "
-                "character, and be neither '.' nor '..'"
-            )
+        check_group(self.group)
         check_path("ZooKeeper root", self.root)
 
     @property

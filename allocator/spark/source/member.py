@@ -26,10 +26,9 @@ from allocator.consumer.measures import lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.groups.membership import Membership
-from allocator.groups.names import default_client_id
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.spark.options import Options
+from allocator.spark.options import Options, member_keywords
 from allocator.spark.source.plan import begin_again
 from allocator.subscription.loss import stamped
 from allocator.tasks import wait_for_event
@@ -212,20 +211,7 @@ class _Inside:
             client = KafkaClient(options.brokers, client_id="allocator-spark-member", security=options.security)
             await client.connect(options.timeout_s)
             self._client = client
-            joining = MembershipConfig(
-                membership="zookeeper",
-                group=self._group,
-                client_id=options.client_id or default_client_id("spark"),
-                topics=options.topics or (),
-                pattern=options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
-                assignor=options.assignor,
-                weight=options.weight,
-                rack=options.rack,
-                session_timeout_s=options.session_timeout_s,
-                connect_timeout_s=options.timeout_s,
-                zookeeper=options.zookeeper,
-                root=options.zookeeper_root,
-            )
+            joining = MembershipConfig.of(**member_keywords(options))
             if options.topics_pattern is not None:
                 client.follow_all()
             else:

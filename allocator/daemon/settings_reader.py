@@ -1,0 +1,131 @@
+"""Reads a settings file, with what the environment overrides: strictly typed, every fault at once.
+
+A section is a frozen dataclass whose fields are made by `setting` and `shared`; a file is a set of sections. Nothing is
+altered on the way: a value that is not allowed is a fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from allocator.settings import MASK, REQUIRED, Addresses, Faults, SettingKind, Texts, nearest, refusal
+
+__all__ = ["SettingsReader"]
+
+
+class SettingsReader:
+    """Reads the sections of one file, once."""
+
+    def __init__(self, sections: Mapping[str, type[Any]], source: str, prefix: str) -> None:
+        self.sections = sections
+        self.prefix = prefix
+        self.faults = Faults(source)
+        self._shown: dict[str, str] = {}
+
+    def read(self, document: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+        """Section name -> instance. Faults are in `faults`; a faulty setting stands at its default, or None."""
+        self._unknown_sections(document)
+        self._unknown_variables(environ)
+        return {
+            name: self._section(name, section, document.get(name, {}), environ)
+            for name, section in self.sections.items()
+        }
+
+    def fault(self, keys: Sequence[str], why: str) -> None:
+        """Settings that contradict each other, unless one of them is faulty by itself."""
+        if not self.faults.keys.intersection(keys):
+            self.faults.add(keys[0], f"{' with '.join(self._shown.get(key, f'{key} not set') for key in keys)}: {why}")
+
+    def _section(self, name: str, section: type[Any], given: Any, environ: Mapping[str, str]) -> Any:
+        fields = {field.name: field for field in dataclasses.fields(section)}
+        if not isinstance(given, Mapping):
+            self.faults.add(name, f"{name} = {_toml(given)}: must be a table, written [{name}]")
+            given = {}
+        for key in given:
+            if key not in fields:
+                self._unknown_key(name, key, fields)
+        values = {}
+        for key, field in fields.items():
+            value = self._value(f"{name}.{key}", field, given.get(key), environ.get(self._variable(name, key), ""))
+            if value is not REQUIRED:
+                values[key] = value
+        return section(**values)
+
+    def _value(self, key: str, field: dataclasses.Field[Any], given: Any, text: str) -> Any:
+        kind: SettingKind = field.metadata["kind"]
+        secret: bool = field.metadata["secret"]
+        variable = self._variable(*key.split("."))
+        if given is None and not text:
+            if field.default is not REQUIRED:
+                self._shown[key] = f"{key} = {_toml(field.default)}" if field.default is not None else f"{key} not set"
+                return REQUIRED
+            self.faults.add(key, f"{key} is missing: must be {kind.allowed} (or set {variable})")
+            return None
+        raw = text or given
+        shown = MASK if secret else _toml(raw)
+        self._shown[key] = f"{key} = {shown}" + (f" (from {variable})" if text else "")
+        try:
+            return kind.read(kind.parse(text) if text else given)
+        except ValueError as error:
+            why = refusal(kind, error, secret=secret)
+            if text and isinstance(kind, (Addresses, Texts)):
+                why += "; write several with commas between"
+            if text.startswith("tcp://"):
+                why += "; Kubernetes sets this variable for a Service of such a name: set enableServiceLinks: false"
+            if text:
+                self.faults.add(key, f"({key}) = {shown}: {why}", where=f"environment: {variable}")
+            else:
+                self.faults.add(key, f"{key} = {shown}: {why}")
+            return None if field.default is REQUIRED else field.default
+
+    def _unknown_key(self, name: str, key: str, fields: Mapping[str, Any]) -> None:
+        near = nearest(key, fields)
+        elsewhere = [f"{other}.{key}" for other, section in self.sections.items() if key in _names(section)]
+        hint = f"{name}.{near[0]}" if near else elsewhere[0] if elsewhere else ""
+        self.faults.add(
+            f"{name}.{key}",
+            f"{name}.{key} is not a setting; "
+            + (f"did you mean {hint}?" if hint else f"[{name}] has {', '.join(fields)}"),
+        )
+
+    def _unknown_sections(self, document: Mapping[str, Any]) -> None:
+        for name, value in document.items():
+            if name in self.sections:
+                continue
+            near = nearest(name, self.sections)
+            owners = [f"{other}.{name}" for other, section in self.sections.items() if name in _names(section)]
+            what = f"[{name}] is not a section" if isinstance(value, Mapping) else f"{name} stands in no section"
+            hint = f"[{near[0]}]" if near else owners[0] if owners else ""
+            self.faults.add(
+                name,
+                f"{what}; " + (f"did you mean {hint}?" if hint else f"the sections are {', '.join(self.sections)}"),
+            )
+
+    def _unknown_variables(self, environ: Mapping[str, str]) -> None:
+        known = [self._variable(name, key) for name, section in self.sections.items() for key in _names(section)]
+        for variable in sorted(environ):
+            if variable in known or not variable.startswith(f"{self.prefix}_"):
+                continue
+            # only what looks like a slip: others use the prefix too (container platforms announce services so)
+            near = difflib.get_close_matches(variable, known, 1, cutoff=0.85)
+            if near:
+                self.faults.add(variable, f"{variable} is not a setting; did you mean {near[0]}?", where="environment")
+
+    def _variable(self, section: str, key: str) -> str:
+        return f"{self.prefix}_{section}_{key}".upper()
+
+
+def _names(section: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(section)]
+
+
+def _toml(value: Any) -> str:
+    """A value as it would stand in the file."""
+    if isinstance(value, tuple):
+        value = list(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."

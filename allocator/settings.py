@@ -1,0 +1,576 @@
+"""Every setting of a consumer, declared once: its type, range, default, meaning, and where it applies.
+
+`SETTINGS` is the table. `Consumer`, `ConsumerGroupConfig`, `GroupedConsumer`, the daemon's file and environment, the
+options of Spark and docs/reference/settings.md take kinds, defaults and texts from it. A setting that one entrance has
+alone (the daemon's handlers, Spark's offsets) is a field made by `setting` in the section of that entrance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Union, get_args
+
+from allocator.errors import ConfigError
+from allocator.foreign import shown
+from allocator.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
+from allocator.types import GroupProtocol, IsolationLevel, MembershipName, OffsetReset, OffsetStorage
+
+__all__ = [
+    "DEFAULT",
+    "MASK",
+    "REQUIRED",
+    "SETTINGS",
+    "Addresses",
+    "Faults",
+    "Flag",
+    "Number",
+    "Setting",
+    "SettingKind",
+    "Text",
+    "Texts",
+    "Whole",
+    "keyword_faults",
+    "nearest",
+    "refusal",
+    "setting",
+    "shared",
+]
+
+MASK: Final = "***"
+REQUIRED: Final[Any] = dataclasses.MISSING
+Check = Callable[[str], object]
+"""Raises ValueError that says what is wrong with the text."""
+
+
+# -- kinds of values ---------------------------------------------------------------------------------------------------
+
+
+class SettingKind(Protocol):
+    """The values that a setting takes."""
+
+    @property
+    def allowed(self) -> str:
+        """As it reads after "must be"."""
+
+    def read(self, value: Any) -> Any:
+        """The value, typed. Raises ValueError, with a text if there is more to say than `allowed`."""
+
+    def parse(self, text: str) -> Any:
+        """The value that the text of an environment variable or of a Spark option stands for. Raises ValueError."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is not empty: one of `choices`, or one that `check` accepts."""
+
+    choices: tuple[str, ...] = ()
+    check: Check | None = None
+    what: str = "text"
+
+    @property
+    def allowed(self) -> str:
+        return " or ".join(json.dumps(choice) for choice in self.choices) if self.choices else self.what
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not value or (self.choices and value not in self.choices):
+            raise ValueError(_did_you_mean(value, self.choices))
+        if self.check:
+            self.check(value)
+        return value
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts; one text with commas stands for its parts."""
+
+    what: str = "a list of texts"
+    check: Check | None = None
+
+    @property
+    def allowed(self) -> str:
+        return self.what
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ValueError
+        items = tuple(value)
+        if not items or "" in items:
+            raise ValueError("it has an empty entry" if items else "it is empty")
+        repeated = sorted({item for item in items if items.count(item) > 1})
+        if repeated:
+            raise ValueError(f"{repeated[0]!r} stands there twice")
+        for item in items:
+            if self.check:
+                self.check(item)
+        return items
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses of brokers, in any collection, or in one text with commas between them."""
+
+    allowed: str = '"host:port,host:port", or a list of "host:port"'
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping)):
+            raise ValueError
+        items = tuple(value)
+        if not items or "" in items:
+            raise ValueError("it has an empty entry" if items else "it is empty")
+        for item in items:
+            parse_address(item)
+        return items
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Number:
+    """Seconds and other measures; whole numbers count too."""
+
+    low: float = 0.0
+    high: float = math.inf
+    above: bool = False
+    """`low` itself is not allowed."""
+    unit: str = "seconds"
+
+    @property
+    def allowed(self) -> str:
+        edge = f"more than {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"a number ({self.unit}), {edge}" + (f", at most {self.high:g}" if self.high < math.inf else "")
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError
+        if value < self.low or value > self.high or (self.above and value == self.low):
+            if self.unit == "seconds" and self.low < value / 1000 <= self.high:
+                raise ValueError(f"{value:g} milliseconds are {value / 1000:g} seconds")
+            raise ValueError
+        return float(value)
+
+    def parse(self, text: str) -> float:
+        return float(text)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number: a count, or bytes."""
+
+    low: int = 0
+    high: int = 2**31 - 1
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number{f' ({self.unit})' if self.unit else ''} from {self.low} to {self.high}"
+
+    def read(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> int:
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Flag:
+    allowed: str = "true or false"
+
+    def read(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError
+        return text.lower() == "true"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A mapping with the names of another library, which checks what is in it."""
+
+    allowed: str = "a dict"
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> Any:
+        raise ValueError
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Where to begin: a word, in upper or lower case, or a time."""
+
+    words: tuple[str, ...] = get_args(OffsetReset)
+
+    @property
+    def allowed(self) -> str:
+        return f"{Text(self.words).allowed} or a time (milliseconds since the epoch)"
+
+    def read(self, value: Any) -> Union[str, int]:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Whole(high=2**62).read(value)
+        Text(self.words).read(value.lower() if isinstance(value, str) else value)
+        return str(value)
+
+    def parse(self, text: str) -> Union[str, int]:
+        return int(text) if text.isdigit() else text
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+ZOOKEEPER: Final = ("zookeeper", "kiel", "consumers", "pykafka")
+KAFKA: Final = ("kafka",)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. A default of None means "not used"."""
+
+    kind: SettingKind
+    default: Any
+    text: str
+    """The meaning, for the docs: what it is, and the effect of more and of less."""
+    memberships: tuple[str, ...] = ()
+    """The only memberships that use it; empty: all."""
+    optional: bool = False
+    """None is allowed although it is not the default."""
+    secret: bool = False
+    group_default: Any = None
+    """The default of `ConsumerGroupConfig` where it must differ."""
+    group_only: bool = False
+    """`ConsumerGroupConfig` has it, `Consumer` has not."""
+
+    def accepts_none(self) -> bool:
+        return self.optional or self.default is None
+
+
+_SECONDS: Final = Number(0, 86400, above=True)
+_BYTES: Final = Whole(1, unit="bytes")
+_NAME: Final = Text()
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    "brokers": Setting(
+        Addresses(),
+        REQUIRED,
+        "Some brokers of the cluster; the client learns the others from them. More: starts although some are down.",
+    ),
+    "group": Setting(
+        _NAME,
+        REQUIRED,
+        "The name under which members share partitions and commit offsets. None, which only `fixed` allows: nothing is "
+        "committed.",
+        optional=True,
+    ),
+    "topics": Setting(
+        Texts("a list of topics", check_topic), None, "The topics to subscribe to; excludes `pattern` and `partitions`."
+    ),
+    "pattern": Setting(
+        Text(check=check_pattern_syntax, what="a regular expression"),
+        None,
+        "Subscribes to topics whose name matches from its beginning, future ones too. With `zookeeper` the leader "
+        "matches it: RE2's syntax, without lookaround and backreferences; needs `zk-partition-allocator[patterns]`.",
+    ),
+    "membership": Setting(
+        Text(get_args(MembershipName)),
+        "zookeeper",
+        "Decides which partitions are this member's. `zookeeper`: this project's own protocol, on any cluster. "
+        "`kafka`: Kafka's group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if they have "
+        "the same assignor. `fixed`: all partitions of the topics, or chosen ones, whatever others read. `kiel`, "
+        "`consumers`, `pykafka`: a group that has members of kiel 0.9.3, of Kafka's own client of 0.8, or of pykafka's "
+        "BalancedConsumer. Offsets stay where they are.",
+    ),
+    "assignor": Setting(
+        Texts("a list of assignors"),
+        None,
+        "Assignors that this member offers, the preferred one first: a name, `package.module:function`, or in Python a "
+        "callable. None: `naive`. `range`, `roundrobin`, `sticky` and `cooperative-sticky` exist in other clients too. "
+        "With `group_protocol` `consumer`: one of the broker's own. `ConsumerGroup` offers `range` and `roundrobin`, "
+        "as other clients of generations do.",
+        group_default=("range", "roundrobin"),
+    ),
+    "client_id": Setting(
+        _NAME, None, "The name of this member in lists and logs. None: made from host and process. It may repeat."
+    ),
+    "weight": Setting(
+        Number(0, 1e6, above=True, unit="relative capacity"),
+        1.0,
+        "Relative capacity, for assignors that consider it: 2 asks for twice the partitions of 1.",
+    ),
+    "rack": Setting(
+        _NAME,
+        None,
+        "Where this process runs, as the brokers name their racks: the consumer reads from replicas in the same rack "
+        "where brokers select them (KIP-392), and assignors consider it. Leave it out in a group with members of "
+        "kafka-go, which cannot read the data of a member with a rack.",
+    ),
+    "connect_timeout_s": Setting(
+        _SECONDS,
+        30.0,
+        "Seconds that the start waits for Kafka and ZooKeeper. More: waits for a cluster that is coming up. Less: a "
+        "supervisor learns sooner that the process cannot start.",
+    ),
+    "max_poll_interval_s": Setting(
+        Number(0, 30 * 86400, above=True),
+        None,
+        "Seconds without a request for records after which the member leaves the group; it joins again at the next "
+        "request. None: never.",
+    ),
+    "offsets": Setting(
+        Text(get_args(OffsetStorage)),
+        None,
+        "Where committed offsets are: `kafka`, `zookeeper` (as before 0.8.2) or `both`. None: where the other members "
+        "keep them.",
+    ),
+    "zookeeper": Setting(
+        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'),
+        None,
+        "The ensemble, with an optional chroot at its end.",
+        memberships=ZOOKEEPER,
+    ),
+    "root": Setting(
+        Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),
+        "/allocator",
+        "The znode of the groups. Members with different roots never meet.",
+        memberships=ZOOKEEPER,
+    ),
+    "zookeeper_options": Setting(
+        Table(),
+        None,
+        "Credentials, ACL, SASL and TLS, under kazoo's names.",
+        memberships=ZOOKEEPER,
+        secret=True,
+    ),
+    "session_timeout_s": Setting(
+        Number(0, 3600, above=True),
+        10.0,
+        "Seconds until the group gives up a silent member. More: the partitions of a crashed member wait longer. Less: "
+        "a pause of this process, or of ZooKeeper, ends its ownership. The ensemble may grant another value, by its "
+        "own limits. Brokers refuse less than 6 unless configured otherwise; with KIP-848 the broker sets it.",
+        memberships=ZOOKEEPER + KAFKA,
+    ),
+    "heartbeat_interval_s": Setting(
+        Number(0, 3600, above=True),
+        3.0,
+        "Seconds between heartbeats, at most half of the session timeout: one lost heartbeat must not end the "
+        "membership. More: the member notices a rebalance later. Less: more requests.",
+        memberships=KAFKA,
+    ),
+    "rebalance_timeout_s": Setting(
+        _SECONDS,
+        60.0,
+        "Seconds that a rebalance waits for a member that drains and commits. More: a member that hangs holds up the "
+        "group. Less: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
+        memberships=KAFKA,
+    ),
+    "group_protocol": Setting(
+        Text(get_args(GroupProtocol)),
+        "classic",
+        "`classic`, or `consumer` (KIP-848, brokers from 4.0): then the broker assigns, and sets session timeout and "
+        "heartbeat interval.",
+        memberships=KAFKA,
+    ),
+    "instance_id": Setting(
+        _NAME,
+        None,
+        "A name of this process among all of the group that it keeps over restarts (a static member: KIP-345, brokers "
+        "from 2.3). Its partitions wait for it up to the session timeout instead of moving twice.",
+        memberships=KAFKA,
+    ),
+    "settle_s": Setting(
+        Number(0, 3600),
+        3.0,
+        "Seconds that a partition from a member of kiel's, which does not tell what it holds, is left alone. More: it "
+        "stands still longer. Less: records that the former owner commits late are handled twice.",
+        memberships=("kiel",),
+    ),
+    "security": Setting(Table(), None, "TLS and SASL to Kafka, under kafka-python's names.", secret=True),
+    "auto_offset_reset": Setting(
+        Reset(),
+        "earliest",
+        "Where to begin without a committed offset, or when the log no longer has the position. `earliest` may repeat "
+        "records, `latest` may skip some, a time begins at the first record that is not older, `none` is an error.",
+    ),
+    "auto_commit_interval_s": Setting(
+        _SECONDS,
+        5.0,
+        "Seconds between commits. More: more records repeat after a crash. Less: more requests. None: only `commit` "
+        "commits.",
+        optional=True,
+    ),
+    "isolation_level": Setting(
+        Text(get_args(IsolationLevel)),
+        "read_uncommitted",
+        "`read_uncommitted` also delivers records of open and aborted transactions.",
+    ),
+    "max_wait_s": Setting(
+        Number(0, 300),
+        0.5,
+        "Seconds that a broker may wait for `min_bytes`. More: fewer requests. Less: more of them.",
+    ),
+    "min_bytes": Setting(
+        Whole(0, unit="bytes"),
+        1,
+        "Bytes that a broker waits for. More: larger fetches, each up to `max_wait_s` late.",
+    ),
+    "max_bytes": Setting(
+        _BYTES,
+        52_428_800,
+        "Bytes of one response. With brokers before 0.10.1 also the size of the largest record that can be read.",
+    ),
+    "max_partition_bytes": Setting(
+        _BYTES,
+        1_048_576,
+        "Bytes of one partition in a response. Less: smaller batches. Brokers before 0.10.1 cannot send a larger "
+        "record.",
+    ),
+    "prefetch_bytes": Setting(
+        _BYTES,
+        33_554_432,
+        "Bytes that are read ahead, for all partitions together. More: memory. Less: the handler may wait.",
+    ),
+    "start_offset": Setting(
+        Text(("earliest", "latest")),
+        "earliest",
+        "Where a partition begins for which the group has committed nothing.",
+        group_only=True,
+    ),
+    "join_backoff_s": Setting(
+        Number(0, 86400),
+        5.0,
+        "Seconds from a failure to the next attempt to join; not after a generation that ended in order.",
+        group_only=True,
+    ),
+    "watch_partition_changes": Setting(
+        Flag(),
+        False,
+        "Has this member watch the number of partitions; a change ends the generation, and it joins again.",
+        group_only=True,
+    ),
+    "partition_watch_interval_s": Setting(
+        _SECONDS, 5.0, "Seconds between these checks of the number of partitions.", group_only=True
+    ),
+    "retention_s": Setting(
+        Number(above=True),
+        None,
+        "Seconds that the broker keeps the commits. None: as long as it is configured to.",
+        group_only=True,
+    ),
+    "timeout_s": Setting(
+        _SECONDS,
+        5.0,
+        "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
+        group_only=True,
+    ),
+}
+
+DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in SETTINGS.items()}
+"""Name -> default, for signatures and fields."""
+
+
+# -- fields of sections ------------------------------------------------------------------------------------------------
+
+
+def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False) -> Any:
+    """A field of a section. With the default REQUIRED it must be given; None means "not used".
+
+    A secret is left out of `repr`, and masked in faults and in `--check`.
+    """
+    metadata = {"kind": kind, "secret": secret, "text": text}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+
+
+def shared(name: str, *, text: str = "", required: bool = True) -> Any:
+    """A field of a section that means the same as a setting of the table; `text` adds what holds in that section.
+
+    `required` False: None is its default there if the table has none.
+    """
+    declared = SETTINGS[name]
+    default = None if declared.default is REQUIRED and not required else declared.default
+    return setting(declared.kind, default, f"{declared.text} {text}".strip(), secret=declared.secret)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+class Faults:
+    """All that is wrong, collected."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: list[str] = []
+        self.keys: set[str] = set()
+        """The settings that are faulty; checks of several settings together leave them alone."""
+
+    def add(self, key: str, what: str, *, where: str = "") -> None:
+        self.keys.add(key)
+        self.lines.append(f"{where or self.source}: {what}")
+
+    def raise_if_any(self) -> None:
+        if self.lines:
+            count = f"{len(self.lines)} faults" if len(self.lines) > 1 else "a fault"
+            raise ConfigError("\n  ".join([f"the settings have {count}:", *self.lines]))
+
+
+def refusal(kind: SettingKind, error: ValueError, *, secret: bool = False) -> str:
+    """What follows "name = value: " when `kind` refused the value with `error`."""
+    said = str(error)
+    # `int("x")` and `float("x")` say nothing that `allowed` does not say better
+    more = said and not secret and not re.match(r"invalid literal|could not convert", said)
+    return f"must be {kind.allowed}" + (f"; {said}" if more else "")
+
+
+_IN_PYTHON: Final = ("topics", "assignor")
+
+
+def keyword_faults(given: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> "session_timeout_s = 10000: must be ..." for each keyword argument at fault.
+
+    Names that are not in the table are left alone, and so are topics and assignors, which Python takes in more forms
+    than a file. An empty text stands for None.
+    """
+    faults = {}
+    for name, value in given.items():
+        declared = SETTINGS.get(name) if name not in _IN_PYTHON else None
+        if declared is None or ((value is None or value == "") and declared.accepts_none()):
+            continue
+        try:
+            declared.kind.read(value)
+        except ValueError as error:
+            quoted = name if declared.secret else f"{name} = {shown(value)}"
+            faults[name] = f"{quoted}: {refusal(declared.kind, error, secret=declared.secret)}"
+    return faults
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The one of `names` that is most like `name`, if any is; upper case and hyphens are slips as well."""
+    spelt = {each.lower(): each for each in names}
+    return [spelt[each] for each in difflib.get_close_matches(name.lower().replace("-", "_"), spelt, 1)]
+
+
+def _did_you_mean(value: Any, choices: Sequence[str]) -> str:
+    near = nearest(str(value), choices)
+    return f"did you mean {json.dumps(near[0])}?" if near else ""

@@ -1,0 +1,112 @@
+"""The tables of docs/reference/settings.md, out of the code; `python tests/repo/settings_page.py` writes the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from allocator.daemon.config import SECTIONS
+from allocator.settings import REQUIRED, SETTINGS, Setting, SettingKind
+from allocator.spark import connector
+from allocator.spark.options import ONLY, Options
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
+INTRODUCTION = """# Settings
+
+<!-- written by `python tests/repo/settings_page.py` out of the code -->
+
+Each setting is declared once, in `allocator/settings.py`; `Consumer`, `ConsumerGroup`, `GroupedConsumer`, the daemon
+and Spark take the same defaults and ranges from there. Times are in seconds. A default of nothing means that the
+setting is not used unless given. An option of another membership than the chosen one has no effect, so that a service
+moves by changing `membership` alone.
+"""
+DAEMON = """## The daemon's file
+
+A TOML file with these sections; `allocator run FILE --check` names every fault at once. Each setting can come from the
+environment instead, as `ALLOCATOR_<SECTION>_<SETTING>`: `ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092`.
+"""
+SPARK = """## Options of Spark
+
+For `format("allocator")`. Case, dots and underscores do not matter, and the names of Spark's own connector are
+understood.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        INTRODUCTION,
+        "## `Consumer`, `GroupedConsumer`, `ConsumerGroupConfig`\n",
+        _consumers({name: each for name, each in SETTINGS.items() if not each.group_only}),
+        "`ConsumerGroupConfig` alone:\n",
+        _consumers({name: each for name, each in SETTINGS.items() if each.group_only}),
+        DAEMON,
+        *_daemon(),
+        SPARK,
+        _spark(),
+    ]
+    return "\n".join(parts)
+
+
+def _consumers(settings: dict[str, Setting]) -> str:
+    rows = [
+        (f"`{name}`", _default(each.default), _values(each.kind), ", ".join(each.memberships) or "all", each.text)
+        for name, each in settings.items()
+    ]
+    return _table(("setting", "default", "values", "memberships", "meaning"), rows)
+
+
+def _daemon() -> Iterator[str]:
+    for name, section in SECTIONS.items():
+        about = (inspect.getdoc(section) or "").partition(": ")[2]
+        yield f"### [{name}]\n\n{about[:1].upper()}{about[1:]}\n"
+        rows = [
+            (f"`{field.name}`", _default(field.default), _values(field.metadata["kind"]), field.metadata["text"])
+            for field in dataclasses.fields(section)
+        ]
+        yield _table(("setting", "default", "values", "meaning"), rows)
+
+
+def _spark() -> str:
+    rows = []
+    for field in dataclasses.fields(Options):
+        if "kind" not in field.metadata:
+            continue
+        theirs = [name for name, ours in connector.NAMES.items() if ours == field.name]
+        needed = field.default is REQUIRED
+        rows.append(
+            (
+                f"`{field.name}`",
+                ", ".join(f"`{name}`" for name in theirs),
+                "required" if needed else _default(field.default),
+                ", ".join(ONLY.get(field.name, ())) or "all",
+                _values(field.metadata["kind"]),
+                field.metadata["text"],
+            )
+        )
+    security = "TLS, SASL and proxy settings, under kafka-python's names. Java key stores must become PEM files."
+    theirs = "`kafka.security.protocol`, `kafka.sasl.*`, `kafka.ssl.*`"
+    rows.append(("`security.*`", theirs, "", "all", "text", security))
+    return _table(("option", "the connector's name", "default", "for", "values", "meaning"), rows)
+
+
+def _default(value: Any) -> str:
+    if value is REQUIRED:
+        return "required"
+    return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _values(kind: SettingKind) -> str:
+    return kind.allowed
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [titles, ("---",) * len(titles), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

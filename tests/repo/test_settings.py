@@ -1,0 +1,128 @@
+"""One table has every setting: no default stands elsewhere, and every entrance and the page agree with it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import settings_page
+from repository import module_name, sources
+from test_imports import room_of
+
+from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, SingleConsumer, SwitchingConsumer
+from allocator.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.daemon.config import SECTIONS
+from allocator.settings import REQUIRED, SETTINGS, keyword_faults
+from allocator.spark.options import Options
+
+EVERYWHERE = {name for name, each in SETTINGS.items() if not each.group_only}
+# kiel's signatures, where these are compatible by value; and what a member said of itself, by another library too
+APART = {
+    ("allocator.compat.grouped", "min_bytes"),
+    ("allocator.compat.grouped", "max_bytes"),
+    ("allocator.compat.single", "min_bytes"),
+    ("allocator.compat.single", "max_bytes"),
+    ("allocator.assignors.types", "weight"),
+    ("allocator.groups.zookeeper.znodes", "weight"),
+    ("allocator.groups.kafka_classic.plan", "weight"),
+    # names of the part itself
+    ("allocator.client.client", "client_id"),
+    ("allocator.migrate.mirror_settings", "group"),
+    # a stream is no member unless it is asked to be
+    ("allocator.spark.options", "membership"),
+}
+
+
+def defaults(tree: ast.AST) -> Iterator[tuple[int, str, ast.expr]]:
+    """(line, name, default) of every parameter and every annotated field."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            positional = [*node.args.posonlyargs, *node.args.args]
+            with_default = positional[len(positional) - len(node.args.defaults) :]
+            pairs = [*zip(with_default, node.args.defaults), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
+            yield from ((given.lineno, given.arg, value) for given, value in pairs if value is not None)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.lineno, node.target.id, node.value
+
+
+def literal(value: ast.expr) -> bool:
+    """A default other than "not given", also as the second argument of `setting` or of `field`."""
+    if isinstance(value, ast.Call):
+        given = [*value.args[1:2], *(keyword.value for keyword in value.keywords if keyword.arg == "default")]
+        return any(map(literal, given))
+    try:
+        return bool(ast.literal_eval(value))
+    except ValueError:
+        return False
+
+
+def test_no_default_is_declared_twice() -> None:
+    found = [
+        f"{path}:{line}: {name}"
+        for path in sources()
+        for line, name, value in defaults(ast.parse(Path(path).read_text()))
+        if name in EVERYWHERE
+        and literal(value)
+        and (module_name(path), name) not in APART
+        and room_of(module_name(path)) != "testing"  # stands alone, with names of its own
+    ]
+    assert not found
+
+
+def test_the_search_finds_each_form_of_a_default() -> None:
+    code = (
+        "def f(a=1, *, root='/x', rack=None): ...\nclass C:\n    weight: float = 2.0\n    rack: str = kind(T(), 'r')\n"
+    )
+    assert [name for _, name, value in defaults(ast.parse(code)) if literal(value)] == ["a", "root", "weight", "rack"]
+
+
+@pytest.mark.parametrize("entrance", [Consumer, GroupedConsumer, SingleConsumer, SwitchingConsumer, MembershipConfig])
+def test_the_defaults_of_a_signature_are_the_tables(entrance: Any) -> None:
+    module = inspect.getmodule(entrance)
+    for name, parameter in inspect.signature(entrance).parameters.items():
+        if name in EVERYWHERE and module is not None and (module.__name__, name) not in APART:
+            assert parameter.default in (SETTINGS[name].default, inspect.Parameter.empty, ()), name
+
+
+@pytest.mark.parametrize("section", [*SECTIONS.values(), *OPTIONS.values(), ConsumerGroupConfig, Options])
+def test_the_defaults_of_fields_are_the_tables(section: Any) -> None:
+    for field in dataclasses.fields(section):
+        if field.name not in SETTINGS or (section.__module__, field.name) in APART:
+            continue
+        declared = SETTINGS[field.name]
+        if section is Options and (declared.group_only or field.name == "security"):
+            continue  # the time of a task, under the same name; options of its own by prefix
+        if section is ConsumerGroupConfig:
+            wanted = (declared.default, declared.group_default, "", REQUIRED)
+        else:
+            wanted = (declared.default, None) if declared.default is REQUIRED else (declared.default,)
+        assert field.default in wanted, field.name
+        if "kind" in field.metadata and field.name != "topics":
+            assert field.metadata["kind"] is declared.kind, field.name
+
+
+def test_every_default_is_allowed() -> None:
+    assert not keyword_faults({name: each.default for name, each in SETTINGS.items() if each.default is not REQUIRED})
+
+
+def test_what_a_membership_takes_is_what_the_table_says() -> None:
+    for membership, options in OPTIONS.items():
+        named = {name for name, each in SETTINGS.items() if membership in each.memberships}
+        assert {field.name for field in dataclasses.fields(options)} == named, membership
+
+
+def test_every_setting_says_what_it_is() -> None:
+    texts = {name: each.text for name, each in SETTINGS.items()}
+    for section in (*SECTIONS.values(), Options):
+        fields = [field for field in dataclasses.fields(section) if field.name != "security"]
+        texts.update((f"{section.__name__}.{field.name}", field.metadata["text"]) for field in fields)
+    assert not [name for name, text in texts.items() if not text.endswith(".")]
+
+
+def test_the_page_is_written_out_of_the_code() -> None:
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run: python tests/repo/settings_page.py"

@@ -1,4 +1,4 @@
-"""What may be wrong with brokers, topics, clocks and session timeouts. Pure."""
+"""Findings about brokers, topics, clocks and session timeouts. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from allocator.doctor.look import Look
 __all__ = ["cluster_findings"]
 
 OLD = (0, 10)
-SKEW_S = 2.0  # clocks that are kept by NTP differ by milliseconds; requests take their time too
-LATE_S = 10.0  # a broker that restarts waits this long and longer for the znode of its former session to go
+SKEW_S = 2.0  # NTP keeps clocks within milliseconds; requests take time too
+LATE_S = 10.0  # a restarted broker waits at least this long until the znode of its former session is deleted
 
 
 def cluster_findings(before: Look, after: Look) -> Iterator[Finding]:
@@ -34,9 +34,9 @@ def _brokers(look: Look) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"broker {broker.id} at {broker.address} belongs to the cluster and does not answer: {broker.refused}",
                 (f"broker {broker.id}",),
-                "What it leads cannot be read, and a group that it coordinates can neither commit nor rebalance.",
-                f"Check that {broker.address} is the address which clients are to use (advertised.listeners), that "
-                "no firewall is between, and that the process is not paused or collecting garbage.",
+                "The partitions that it leads cannot be read, and its groups can neither commit nor rebalance.",
+                f"Check that clients can use the address {broker.address} (advertised.listeners), that no firewall "
+                "blocks it, and that the process is not paused or in garbage collection.",
             )
     versions = Counter(broker.version for broker in look.brokers.values() if broker.version)
     if len(versions) > 1:
@@ -46,14 +46,14 @@ def _brokers(look: Look) -> Iterator[Finding]:
             Severity.WARNING,
             f"the brokers are of different versions: {listed}",
             tuple(f"broker {b.id}: {version_text(b.version)}" for b in look.brokers.values() if b.version),
-            "A client speaks as the broker does that it met first; requests of newer versions fail on the older ones, "
-            "and which one answers changes with each reconnection.",
+            "A client uses the request versions of the first broker that it connects to. Newer requests fail on older "
+            "brokers, and the first broker changes with each reconnection.",
             "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
         )
     if look.version and look.version < OLD:
-        missing = "records have no timestamps, so nothing can be reset to a time"
+        missing = "records have no timestamps, so offsets cannot be reset to a time"
         if look.version < (0, 9):
-            missing += "; there are no groups by Kafka's own protocol and no TLS"
+            missing += "; Kafka's own group protocol and TLS do not exist"
         if look.version < (0, 8, 2):
             missing += "; offsets are kept in ZooKeeper only"
         yield Finding(
@@ -61,8 +61,8 @@ def _brokers(look: Look) -> Iterator[Finding]:
             Severity.INFO,
             f"the brokers are Kafka {version_text(look.version)}",
             tuple(f"broker {node}" for node in sorted(look.brokers)),
-            f"It gets no fixes any more; {missing}.",
-            "Plan to move off it: mirror the topics, map the offsets, cut over.",
+            f"This version gets no fixes; {missing}.",
+            "Plan a migration: mirror the topics, map the offsets, cut over.",
         )
 
 
@@ -74,23 +74,23 @@ def _replicas(look: Look) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{len(leaderless)} partitions have no leader",
             names(leaderless),
-            "They can neither be read nor written until a replica that has their records is up again.",
-            "Start the brokers that hold them: "
+            "Clients can neither read nor write them until a replica with their records is available.",
+            "Start the brokers with their replicas: "
             + _numbers({node for p in leaderless for node in look.replicas[p].all} - set(look.brokers))
-            + ". If they are lost for good, an unclean election brings the partitions back without their last records.",
+            + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
         )
     lacking = {p for p, seen in look.replicas.items() if set(seen.all) - set(seen.in_sync)} - set(leaderless)
     if lacking:
         behind = {node for p in lacking for node in set(look.replicas[p].all) - set(look.replicas[p].in_sync)}
         gone, slow = behind - set(look.brokers), behind & set(look.brokers)
-        who = [f"{_numbers(nodes)} {what}" for nodes, what in ((gone, "not there"), (slow, "behind")) if nodes]
+        causes = [f"{_numbers(nodes)} {what}" for nodes, what in ((gone, "unavailable"), (slow, "behind")) if nodes]
         yield Finding(
             "under-replicated",
             Severity.WARNING,
-            f"{len(lacking)} partitions have fewer replicas in sync than they should: {'; '.join(who)}",
+            f"{len(lacking)} partitions have replicas that are not in sync: {'; '.join(causes)}",
             names(lacking),
-            "The next broker that fails may take acknowledged records with it, or leave partitions without a leader.",
-            "Start what is not there; where a broker is behind, look at its disk, network and num.replica.fetchers.",
+            "If another broker fails, acknowledged records may be lost, or partitions may have no leader.",
+            "Start unavailable brokers. For a broker that is behind, check its disk, network and num.replica.fetchers.",
         )
 
 
@@ -102,9 +102,9 @@ def _clocks(before: Look, after: Look) -> Iterator[Finding]:
             Severity.WARNING,
             f"ZooKeeper's clock is {_ahead(skew_s)} this machine's",
             ("ZooKeeper", "this machine"),
-            "Ownership does not rest on wall clocks, but logs cannot be put side by side, and offsets that are reset "
-            "to a time begin elsewhere.",
-            "Compare both with NTP (`chronyc tracking`) and correct the one that is wrong.",
+            "Ownership does not depend on wall clocks. But log times cannot be compared, and an offset reset to a time "
+            "finds another offset.",
+            "Compare both with NTP (`chronyc tracking`) and correct the wrong one.",
         )
     for each in after.registrations:
         skew_s = (each.broker_ms - each.zookeeper_ms) / 1000
@@ -114,8 +114,8 @@ def _clocks(before: Look, after: Look) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"when broker {each.broker} started, its clock was {_ahead(skew_s)} ZooKeeper's",
                 (f"broker {each.broker}", "ZooKeeper"),
-                "It stamps records (LogAppendTime) and expires records and offsets by that clock.",
-                "Compare both with NTP (`chronyc tracking`); the broker says so again until it is restarted.",
+                "The broker stamps records (LogAppendTime) and expires records and offsets by that clock.",
+                "Compare both with NTP (`chronyc tracking`); this finding stays until the broker restarts.",
             )
     if after.ahead:
         furthest = max(after.ahead.values())
@@ -125,22 +125,23 @@ def _clocks(before: Look, after: Look) -> Iterator[Finding]:
             f"{len(after.ahead)} partitions hold records stamped up to {(furthest - after.ended_ms) / 1000:.0f} s "
             "ahead of this machine's clock",
             names(after.ahead),
-            "Their log segments outlive the retention time, and offsets that are reset to a time land before records "
-            "that are newer. A producer writes seconds or microseconds for milliseconds, or its clock is wrong.",
-            "Find the producer; message.timestamp.type=LogAppendTime, or message.timestamp.difference.max.ms, keeps "
-            "such records out.",
+            "Their log segments stay longer than the retention time, and an offset reset to a time finds a wrong "
+            "offset. "
+            "A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
+            "Find the producer. message.timestamp.type=LogAppendTime or message.timestamp.difference.max.ms prevents "
+            "such records.",
         )
 
 
 def _zookeeper_skew_s(before: Look, after: Look) -> float:
-    """Seconds, at least, that ZooKeeper's clock is ahead of ours (negative: behind); 0 if that cannot be told."""
+    """Minimum seconds that ZooKeeper's clock is ahead of this one (negative: behind); 0 if unknown."""
     newest = after.zookeeper_ms
     if newest is None:
         return 0.0
     if newest > after.ended_ms:
         return (newest - after.ended_ms) / 1000
     if before.zookeeper_ms is not None and newest > before.zookeeper_ms and newest < before.begun_ms:
-        return (newest - before.begun_ms) / 1000  # it was written between the two looks
+        return (newest - before.begun_ms) / 1000  # it was written between the two polls
     return 0.0
 
 
@@ -153,12 +154,13 @@ def _session_timeouts(look: Look) -> Iterator[Finding]:
             Severity.WARNING,
             f"ZooKeeper grants {granted:g} s where {asked:g} s are asked for: the {limit} that it allows",
             ("ZooKeeper",),
-            "Members that die are noticed at that time, not at the one in the settings. By default ZooKeeper allows "
-            "2 to 20 times its tickTime.",
+            "The group notices a crashed member after the granted timeout, not after the one in the settings. By "
+            "default "
+            "ZooKeeper allows 2 to 20 times its tickTime.",
             "Set the members' session timeout within the range, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
         )
     if asked is None or (look.state is not None and look.state.members and look.kafka is None):
-        return  # what the coordinator allows is nothing to members through ZooKeeper
+        return  # the coordinator's range does not apply to members through ZooKeeper
     least, most = (_seconds(look, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
     if (least is not None and asked < least) or (most is not None and asked > most):
         yield Finding(
@@ -167,7 +169,7 @@ def _session_timeouts(look: Look) -> Iterator[Finding]:
             f"the brokers allow session timeouts of {least or 0:g} to {most or 0:g} s in groups by Kafka's own "
             f"protocol, and {asked:g} s are asked for",
             ("Kafka's group coordinator",),
-            "A member that asks for one out of range is refused when it joins.",
+            "The coordinator refuses a member with a session timeout out of this range.",
             "Set the members' session timeout within the range, or group.min.session.timeout.ms and "
             "group.max.session.timeout.ms of the brokers.",
         )

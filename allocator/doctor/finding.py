@@ -1,4 +1,4 @@
-"""What the doctor says: one thing that is wrong, and what to do about it."""
+"""One finding of the doctor: a problem, its consequence, and the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COULD_NOT_LOOK = "could-not-look"
 
 
 class Severity(IntEnum):
-    """INFO is worth knowing; WARNING will cost somebody a night; CRITICAL loses or repeats records, or stands still."""
+    """INFO needs no action; WARNING will become a problem; CRITICAL loses or repeats records, or stops partitions."""
 
     INFO = 1
     WARNING = 2
@@ -28,18 +28,18 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `id` is stable: alerts and scripts may rely on it (docs/doctor.md lists them)."""
+    """One problem. `id` is stable, so alerts and scripts may use it (docs/doctor.md lists all ids)."""
 
     id: str
     severity: Severity
     what: str
     where: tuple[str, ...]
-    """Partitions, members, brokers, znodes: all of them, however many."""
+    """All affected partitions, members, brokers and znodes."""
     why: str
     """Why it matters."""
     do: str
     command: Optional[str] = None
-    """What to type, where one command does it; values to be chosen stand in capitals."""
+    """The command, if one command is the remedy. Values for the user to choose are in capitals."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`where` as one line, cut after some names."""
+        """`where` in one line, limited to a few names."""
         more = f" and {len(self.where) - SHOWN} more" if len(self.where) > SHOWN else ""
         return ", ".join(self.where[:SHOWN]) + more
 

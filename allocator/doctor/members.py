@@ -1,4 +1,4 @@
-"""What may be wrong with the members of a group and with who owns what. Pure."""
+"""Findings about the members of a group and the ownership of partitions. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["DEFAULT_SESSION_S", "member_findings"]
 
 DEFAULT_SESSION_S = 10.0
 UNEVEN = 1.5  # times the fair share; and at least two partitions above it
-BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # these share out something else than the number of partitions
+BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # they balance something other than the number of partitions
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}
 
 
 def member_findings(before: Look, after: Look, root: str, patience_s: float) -> Iterator[Finding]:
-    """`patience_s`: what takes longer than this does not end by itself."""
+    """`patience_s`: a state that lasts longer than this does not end by itself."""
     yield from _presence(after, root)
     yield from _layouts(after, root)
     yield from _given_up(before, after)
@@ -46,7 +46,7 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"ZooKeeper has no group {look.group!r} under {root}{known}{kafka}",
                 (look.group,),
-                "Nobody consumes under this name, or it was asked for in another place than where its members are.",
+                "No member consumes under this name, or its members use another ensemble, root or chroot.",
                 "Check the name, the root and the ZooKeeper chroot against the settings of a member.",
                 "allocator group list",
             )
@@ -56,17 +56,17 @@ def _presence(look: Look, root: str) -> Iterator[Finding]:
         return
     logs = look.report.logs
     lag = logs.lag_of(logs.committed)
-    waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait behind what it committed"
+    waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"
     if not look.version:
-        waiting = "Kafka was not asked how many records wait"
+        waiting = "the number of waiting records is unknown without Kafka"
     in_kafka = f" (Kafka says {look.kafka.state})" if look.kafka is not None else ""
     yield Finding(
         "no-members",
         Severity.WARNING if lag != (0, 0) or not look.version else Severity.INFO,
         f"the group has no members{in_kafka}; {waiting}",
         (look.report.state.group,),
-        "Nothing is consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
-        "Start its members, or leave it if it is not needed any more.",
+        "No records are consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
+        "Start its members. If the group is no longer needed, do nothing.",
     )
 
 
@@ -81,35 +81,36 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
         yield Finding(
             "several-protocols",
             Severity.CRITICAL,
-            f"members of one name share partitions in {len(together)} ways that know nothing of each other",
+            f"members of this group use {len(together)} protocols that do not coordinate with each other",
             together,
-            "Each way gives out all partitions, so each record is processed more than once, and they commit over one "
-            "another; Kafka refuses the commits of those outside its own protocol.",
-            "Let one kind go on and stop the other, or give it another group name.",
+            "Each protocol assigns all partitions, so each record is processed more than once, and members "
+            "overwrite each "
+            "other's commits. Kafka refuses commits of members outside its own protocol.",
+            "Keep the members of one protocol, and stop the others or give them another group name.",
         )
     if kiel:
         yield Finding(
             "kiel-layout",
             Severity.WARNING,
-            f"{len(look.old.kiel)} members stand where kiel's do",
+            f"{len(look.old.kiel)} members are registered in kiel's layout",
             tuple(f"{kiel[0]}/{member}" for member in look.old.kiel),
-            "Members of kiel do not wait for each other to let go: each rebalance has some records processed twice.",
-            'Upgrade them one by one with membership = "kiel"; once only ours are left, move the group over.',
+            "Members of kiel do not wait for each other to release partitions: each rebalance repeats some records.",
+            'Upgrade them one by one with membership = "kiel". When the last member of kiel is gone, move the group.',
             f"allocator group adopt {group}",
         )
     if old:
         yield Finding(
             "old-consumer-layout",
             Severity.WARNING,
-            f"{len(look.old.consumers)} members stand where Kafka 0.8's high-level consumers do",
+            f"{len(look.old.consumers)} members are registered in the layout of Kafka 0.8's high-level consumers",
             tuple(f"{old[0]}/{member}" for member in look.old.consumers),
-            "No client since 0.9 knows of them, and Kafka 4 has no ZooKeeper in which they could stand.",
-            "Move them to a newer client before the cluster is upgraded beyond 3.x.",
+            "Clients since 0.9 do not see them, and Kafka 4 has no ZooKeeper for them.",
+            "Move them to a newer client before you upgrade the cluster beyond 3.x.",
         )
 
 
 def _given_up(before: Look, after: Look) -> Iterator[Finding]:
-    """Partitions that consumers of 0.8 should be reading, and none has claimed, in both looks."""
+    """Partitions that consumers of 0.8 subscribe to and do not claim, in both polls."""
 
     def unowned(look: Look) -> set[TopicPartition]:
         old = look.old
@@ -122,10 +123,10 @@ def _given_up(before: Look, after: Look) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{len(lacking)} partitions have no owner under {OLD_OWNERS.format(after.group)}",
             names(lacking),
-            "Their records are processed by nobody. Consumers of 0.8 try a claim a few times (rebalance.max.retries), "
-            "and when the former owner has not let go by then they wait until members come or go.",
-            "Restart one member, which makes all look again; then raise rebalance.max.retries or rebalance.backoff.ms "
-            "until they last longer than a session timeout and the slowest handler.",
+            "No member processes their records. Consumers of 0.8 retry a claim a few times (rebalance.max.retries). If "
+            "the former owner still holds it then, they wait until a member joins or leaves.",
+            "Restart one member, so that all members retry. Then raise rebalance.max.retries or rebalance.backoff.ms "
+            "until the retries last longer than a session timeout and the slowest handler.",
         )
 
 
@@ -139,15 +140,15 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             "left-out-partitions",
             Severity.WARNING,
             f"{len(without)} partitions have no owner, because allocator function "
-            f"{plain(document.strategy) if document is not None else ''} leaves them out",
+            f"{plain(document.strategy) if document is not None else ''} omits them",
             names(without),
-            "Their records are processed by nobody; the lag of these partitions grows.",
-            "Have the function give them to a member. If they are left out on purpose, make sure that somebody else "
-            "reads them.",
+            "No member processes their records; the lag of these partitions grows.",
+            "Change the function so that it assigns them. If it omits them on purpose, make sure that another "
+            "consumer reads them.",
             f"allocator group describe {group}",
         )
     unowned = set(after.report.unowned) - without
-    if before is not after:  # what moves is without an owner for a moment
+    if before is not after:  # a moving partition has no owner for a moment
         unowned &= set(before.report.unowned) if before.report is not None else set()
     if unowned:
         yield Finding(
@@ -155,9 +156,9 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{len(unowned)} partitions have no owner",
             names(unowned),
-            "Their records are processed by nobody; the lag of these partitions grows until somebody owns them.",
-            "See what else is found of this group (a stuck member, an assignment that was refused); the leader's log "
-            f"says why. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
+            "No member processes their records; the lag of these partitions grows until they have an owner.",
+            "Check the other findings about this group (a stuck member, a refused assignment). The leader's log "
+            f"has the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
             f"allocator group describe {group}",
         )
     doubly = _claimed_twice(after.report.state)
@@ -171,9 +172,10 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             f"{len(doubly)} partitions are claimed by several members: "
             + ", ".join(map(after.report.state.name_of, sorted({m for holders in doubly.values() for m in holders}))),
             names(doubly),
-            "Each of those members processes their records. No version of this library does this: a claim was written "
-            "by other means, or ZooKeeper was restored from a backup under living members.",
-            "Restart all of these members but one; report it, with the znodes, if nobody touched them.",
+            "Each of these members processes their records. No version of this library writes such claims: another "
+            "program wrote one, or ZooKeeper was restored from a backup under live members.",
+            "Restart all of these members except one. If no other program wrote the znodes, report it with their "
+            "content.",
         )
 
 
@@ -195,13 +197,14 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
             yield Finding(
                 "stuck-member",
                 Severity.CRITICAL,
-                f"{_called(state, member)} was told {age_s:.0f} s ago to let go of {len(entry.partitions)} partitions, "
-                f"and still holds them (its claim is at revision {_revision(state, member)}, this was {entry.since})",
+                f"{_called(state, member)} was told {age_s:.0f} s ago to release {len(entry.partitions)} partitions, "
+                f"and still holds them (its claim is at revision {_revision(state, member)}, the request at "
+                f"{entry.since})",
                 (state.name_of(member), *names(entry.partitions)),
-                "A member lets go when what is in its handler is done. Until then whoever is to have these partitions "
+                "A member releases partitions when its handler has finished their records. Until then the next owner "
                 "waits, and so does the rest of the rebalance.",
-                "Look at what its handler does (a call without a timeout?), or restart that process: its session ends, "
-                "and the partitions move.",
+                "Check its handler (a call without a timeout?), or restart that process: its session ends, and the "
+                "partitions move.",
             )
     for member, parts in state.document.owners.items():
         claim = state.claims.get(member)
@@ -211,11 +214,12 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
             yield Finding(
                 "stuck-member",
                 Severity.CRITICAL,
-                f"{_called(state, member)} was given {len(unclaimed)} partitions {age_s:.0f} s ago and has not begun "
+                f"{_called(state, member)} was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not "
+                "started them "
                 f"(its claim is at revision {_revision(state, member)}, the assignment at {state.document.revision})",
                 (state.name_of(member), *names(unclaimed)),
-                "Nobody processes them, and the leader will not give them to another while this member stands.",
-                "Look at its log, or restart that process.",
+                "No member processes them, and the leader cannot assign them to another while this member is alive.",
+                "Check its log, or restart that process.",
             )
     session_s = after.asked_s or DEFAULT_SESSION_S
     for member in state.members:
@@ -224,13 +228,14 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
             yield Finding(
                 "silent-member",
                 Severity.CRITICAL,
-                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, others have; "
+                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, while others have; "
                 f"the session timeout is {session_s:g} s",
                 (state.name_of(member),),
-                "It proves each quarter of its session timeout that it lives, and delivers nothing when it cannot. Its "
-                "event loop is blocked while kazoo's thread keeps the session, so its partitions stand still and do "
-                "not move; or its session timeout is many times the one named here.",
-                "See what blocks its event loop (a call that is not awaited?), or restart that process.",
+                "A member renews its lease each quarter of its session timeout, and delivers nothing without a "
+                "lease. Its "
+                "event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions and "
+                "they do not move. Or its session timeout is many times the one named here.",
+                "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
             )
 
 
@@ -242,9 +247,9 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.WARNING,
             "; ".join(unreadable[:3]) + (f"; and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""),
             tuple(problem.split()[1] for problem in unreadable),
-            "Something else writes under this root, or a newer version of this library does. What cannot be read is "
-            "left out, so a member may get no partitions.",
-            "Find out who wrote it; delete the znode if nothing owns it.",
+            "Another program, or a newer version of this library, writes under this root. The group ignores invalid "
+            "znodes, so a member may get no partitions.",
+            "Find the program that wrote it. Delete the znode if no member owns it.",
         )
     document = state.document
     if document is None:
@@ -255,9 +260,9 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"the leader keeps the assignment of generation {document.generation}: {document.problem}",
             (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
-            "The allocator function raised, or its answer was not each partition exactly once. Members that came since "
-            "get nothing, and what members that went had is nobody's.",
-            "Correct the function, or choose another one; the leader calls it again when something changes.",
+            "The allocator function raised an exception, or did not return each partition exactly once. Members that "
+            "joined since get no partitions, and partitions of members that left have no owner.",
+            "Correct the function, or choose another one. The leader calls it again at the next change.",
         )
     for member, why in document.refused.items():
         yield Finding(
@@ -265,8 +270,9 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{_called(state, member)} gets no partitions: {why}",
             (state.name_of(member),),
-            "It offers no allocator function that the rest of its group has.",
-            "Give all members a function in common, in the same order; during a change let new members offer both.",
+            "It has no allocator function in common with the rest of its group.",
+            "Configure a common function in all members, in the same order. During a change, let new members "
+            "offer both.",
         )
 
 
@@ -280,9 +286,10 @@ def _differences(look: Look) -> Iterator[Finding]:
             Severity.WARNING,
             "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
             tuple(map(look.state.name_of, members)),
-            "The oldest member's order decides among those that all have. When it leaves, another function may be "
-            "chosen, and most partitions move.",
-            "Finish the deployment, or give all members the same functions in the same order.",
+            "The order of the oldest member decides among the common functions. When it leaves, the group may "
+            "switch to "
+            "another function, and most partitions move.",
+            "Finish the deployment, or configure the same functions in the same order in all members.",
         )
     wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
     if len(wanted) > 1:
@@ -291,7 +298,7 @@ def _differences(look: Look) -> Iterator[Finding]:
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
             tuple(map(look.state.name_of, members)),
-            "That may be meant. If not, some topics have fewer members than the group seems to have.",
+            "This may be intended. If not, some topics have fewer members than the group.",
             "Compare the members' topics.",
             f"allocator group describe {look.state.group}",
         )
@@ -302,7 +309,7 @@ def _differences(look: Look) -> Iterator[Finding]:
             Severity.WARNING,
             f"members subscribe to topics that the cluster does not have: {', '.join(sorted(missing))}",
             tuple(sorted(missing)),
-            "They wait for them without an error: a typo looks like a quiet topic.",
+            "Members wait for such topics without an error, so a typo looks like an idle topic.",
             "Correct the name, or create the topic.",
         )
 
@@ -317,9 +324,9 @@ def _kafka(before: Look, after: Look) -> Iterator[Finding]:
             f"Kafka's coordinator says {after.kafka.state}, and said {before.kafka.state if before.kafka else ''} "
             f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s ago",
             tuple(member.name for member in after.kafka.members),
-            "Nobody in the group consumes until every member has joined again; one that does not poll holds it up for "
+            "No member consumes until every member has joined again. A member that does not poll delays the group for "
             "its whole rebalance timeout.",
-            "Find the member whose handler takes so long; give it fewer records at once, or more time.",
+            "Find the member with the slow handler. Give it fewer records at once, or a longer timeout.",
         )
     wanted = {member.topics for member in after.kafka.members if member.topics}
     if len(wanted) > 1:
@@ -328,13 +335,13 @@ def _kafka(before: Look, after: Look) -> Iterator[Finding]:
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
             tuple(member.name for member in after.kafka.members),
-            "That may be meant. If not, some topics have fewer members than the group seems to have.",
+            "This may be intended. If not, some topics have fewer members than the group.",
             "Compare the members' topics.",
         )
 
 
 def _shares(look: Look) -> Iterator[Finding]:
-    """Partitions by member, where all members want the same."""
+    """The number of partitions of each member, if all members have the same subscription."""
     held: dict[str, int] = {}
     weights: Mapping[str, float] = {}
     strategy = ""
@@ -363,8 +370,8 @@ def _shares(look: Look) -> Iterator[Finding]:
             Severity.INFO,
             f"{len(idle)} of {len(held)} members own nothing: the topics have {total} partitions",
             tuple(called[member] for member in idle),
-            "They stand by and make nothing faster.",
-            "Leave them as a reserve, stop them, or add partitions (which changes where keys go).",
+            "They are idle and do not increase throughput.",
+            "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
         return
     if strategy in BY_NUMBER_NOT:
@@ -380,8 +387,8 @@ def _shares(look: Look) -> Iterator[Finding]:
             f"{called[worst]} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
             f"(allocator function {strategy or 'unknown'})",
             tuple(sorted(called[member] for member in over)),
-            "The group is as slow as its busiest member. With `range` this comes of many topics: each is dealt from "
-            "the first member on.",
+            "The group is as slow as its busiest member. `range` causes this with many topics, because it assigns each "
+            "topic from the first member on.",
             'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
         )
 

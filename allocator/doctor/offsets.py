@@ -1,4 +1,4 @@
-"""What may be wrong with a group's offsets. Pure."""
+"""Findings about the offsets of a group. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from allocator.types import TopicPartition
 
 __all__ = ["offset_findings"]
 
-MARKERS = 10  # transactions leave some offsets at the end that no consumer sees
-NOISE = 0.1  # of what was written: lag goes up and down by so much as commits come a little sooner or later
+MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
+NOISE = 0.1  # of the written records: lag varies by this much with the time of the commits
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
@@ -32,7 +32,7 @@ def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
 
     def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
-        """The command, which knows of offsets in Kafka alone."""
+        """The command, for offsets in Kafka only."""
         chosen = sorted({p.topic for p in partitions if p not in look.old_offsets})
         topics = " ".join(f"--topic {topic}" for topic in chosen)
         return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
@@ -50,21 +50,23 @@ def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{sum(below.values())} records were deleted before the group had read them, in {len(below)} partitions",
             names(below),
-            "They are lost to this group. A member that starts there goes where auto_offset_reset says: at `latest` "
-            "it skips what is left as well.",
-            "Save what is left: stop the members and begin at the oldest record. Then give the topic more retention "
-            "than the group's longest outage.",
+            "The group has lost these records. A member that starts there follows auto_offset_reset: with "
+            "`latest` it skips "
+            "the remaining records too.",
+            "Save the remaining records: stop the members and reset to the earliest record. Then set the retention of "
+            "the topic above the longest outage of the group.",
             reset("earliest", below),
         )
     if above:
         yield Finding(
             "offset-above-log-end",
             Severity.CRITICAL,
-            f"offsets of {len(above)} partitions lie up to {max(above.values())} records beyond the end of the log",
+            f"offsets of {len(above)} partitions are up to {max(above.values())} records beyond the end of the log",
             names(above),
-            "The topic was made anew, offsets of another cluster were copied without a map, or an unclean election cut "
-            "the log. Members go where auto_offset_reset says, and read twice or skip.",
-            "Find out which of the three it was, then stop the members and set the offsets.",
+            "The topic was deleted and created again, offsets of another cluster were copied without a map, or "
+            "an unclean "
+            "election truncated the log. Members follow auto_offset_reset, and repeat or skip records.",
+            "Find the cause, then stop the members and reset the offsets.",
             reset("OFFSET", above),
         )
 
@@ -78,8 +80,8 @@ def _gone(look: Look, report: GroupReport) -> Iterator[Finding]:
             Severity.WARNING if assigned else Severity.INFO,
             f"the group has {'an assignment' if assigned else 'offsets'} of {len(gone)} partitions that do not exist",
             names(gone),
-            "The topic was deleted. If it is made again under this name, members begin at the old offsets.",
-            "Nothing, if it stays deleted; Kafka drops the offsets in time.",
+            "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
+            "Do nothing if it stays deleted: Kafka drops the offsets in time.",
         )
 
 
@@ -88,13 +90,13 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
     if in_zookeeper:
         yield Finding(
             "offsets-in-zookeeper",
-            # whose place it is
             Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
-            f"offsets of {len(in_zookeeper)} partitions stand in ZooKeeper and not in Kafka",
+            f"offsets of {len(in_zookeeper)} partitions are in ZooKeeper and not in Kafka",
             names(in_zookeeper),
-            "kiel and consumers of 0.8 keep them there. Most newer clients look in Kafka alone, and would begin at an "
-            "end of the log.",
-            "Let GroupedConsumer take them over, or copy them while the group has no members.",
+            "kiel and consumers of 0.8 store them there. Most newer clients read offsets from Kafka only, and "
+            "would start "
+            "at the earliest or latest record.",
+            "Use GroupedConsumer, which reads them, or copy them while the group has no members.",
             f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper "
             "--brokers BROKERS --zookeeper ZOOKEEPER --execute",
         )
@@ -107,12 +109,13 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
         yield Finding(
             "offsets-missing",
             Severity.WARNING,
-            f"{len(bare)} partitions are owned and hold records, and the group has no offset committed there",
+            f"{len(bare)} partitions have an owner and records, but no committed offset",
             names(bare),
-            "Whoever gets them next goes where auto_offset_reset says: from the start, or past what was not read. The "
-            f"offsets expired, or were never committed.{kept}",
-            "If the handler commits, see whether it finishes records at all. If offsets expired, raise "
-            "offsets.retention.minutes above the longest time that a partition is quiet.",
+            "The next owner follows auto_offset_reset: it repeats records, or skips unread ones. The offsets "
+            "expired, or "
+            f"were never committed.{kept}",
+            "If the handler commits, check that it finishes records. If offsets expired, raise "
+            "offsets.retention.minutes above the longest idle time of a partition.",
         )
 
 
@@ -130,15 +133,14 @@ def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
         Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
         f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records for longer",
         (report.state.group,),
-        "Kafka knows no members of this group. Running members commit idle offsets again in good time, but when all "
-        "of them have been stopped for so long, the offsets are dropped, and the next owner begins where "
-        "auto_offset_reset says.",
+        "Kafka knows no members of this group. Running members commit idle offsets again in time. If all members are "
+        "stopped for longer, Kafka drops the offsets, and the next owner follows auto_offset_reset.",
         "Set offsets.retention.minutes of the brokers at least as high as the topics' retention.",
     )
 
 
 def _log_retention_minutes(look: Look) -> float | None:
-    """None: for ever, or unknown; a topic's own setting is not asked for."""
+    """None: unlimited or unknown. Ignores the setting of a single topic."""
     for name, factor in (("ms", 1 / 60_000), ("minutes", 1), ("hours", 60)):
         text = look.settings.get(f"log.retention.{name}")
         if text is not None:
@@ -164,12 +166,12 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
         yield Finding(
             "no-progress",
             Severity.CRITICAL,
-            f"nothing was committed in {seconds:.0f} s in {len(still)} partitions that have owners, "
+            f"no offset was committed in {seconds:.0f} s in {len(still)} partitions that have owners, "
             f"with {sum(still.values())} records waiting",
             names(still),
-            "A handler hangs, or fails at one record again and again. (Seconds prove it only if the members commit "
-            "more often than that: look again with a longer --interval.)",
-            "Look at the owner's log for that partition; a dead-letter topic keeps one bad record from stopping all.",
+            "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
+            "doctor again with a longer --interval.)",
+            "Check the owner's log for that partition. A dead-letter topic lets the group continue after a bad record.",
             f"allocator group describe {report.state.group}",
         )
     if growing:
@@ -179,9 +181,11 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
             Severity.WARNING,
             f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
             names(growing),
-            "The members are slower than the producers. If that stays so, records are deleted before they are read.",
-            "Add members (up to the number of partitions), or make the handler faster; look again with a longer "
-            "--interval to tell a burst from a trend.",
+            "The members are slower than the producers. If this continues, retention deletes records before the "
+            "group reads "
+            "them.",
+            "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
+            "whether this is a burst or a trend.",
         )
 
 

@@ -1,5 +1,5 @@
-"""What people and their monitoring see of groups and of a daemon: a page, a JSON API, metrics, health.
+"""The status page of groups and of a daemon, the JSON API, metrics, health.
 
-In: the znodes of groups, what the brokers say of their offsets, and the public surface of `consumer`. Out: HTTP. May
-touch: nothing, unless whoever asks has the token; then what `actions.py` lists, and nothing else.
+In: the znodes of groups, their offsets from the brokers, and the public surface of `consumer`. Out: HTTP. May
+touch: nothing, except the actions in `actions.py` for a caller with the token.
 """

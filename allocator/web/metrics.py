@@ -1,4 +1,7 @@
-"""Consumers as a collector of prometheus-client's; `pip install 'zk-partition-allocator[web]'` brings that."""
+"""Prometheus collectors: `ConsumerCollector` for consumers, `GroupCollector` for the groups that a `Watcher` follows.
+
+They need prometheus-client: `pip install 'zk-partition-allocator[web]'`.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,14 @@ from allocator.web.watch import WatchedGroup, Watcher
 __all__ = ["ConsumerCollector"]
 
 LABELS = ["group", "client_id"]
-
-
-# the name that Kafka's own clients use, what it measures, and where it is
+# name in Kafka's own clients, description, measure
 TIMES: tuple[tuple[str, str, Callable[[Measures], Measure]], ...] = (
     ("join_time", "a group rejoin", lambda m: m.join),
     ("sync_time", "a group sync", lambda m: m.sync),
     ("commit_latency", "a commit request", lambda m: m.commit),
     (
         "heartbeat_response_time",
-        "the answer to a heartbeat (with ZooKeeper: a proof of the session)",
+        "the response to a heartbeat (with ZooKeeper: a lease renewal)",
         lambda m: m.heartbeat,
     ),
 )
@@ -34,9 +35,9 @@ TIMES: tuple[tuple[str, str, Callable[[Measures], Measure]], ...] = (
 class ConsumerCollector(Collector):
     """Register it once: `prometheus_client.REGISTRY.register(ConsumerCollector([consumer]))`.
 
-    Names are those of Kafka's own clients behind `allocator_`, in base units: seconds, and rates per second over the
-    last 30 to 60 s. Beside them stand counters and summaries of all time, which Prometheus can compute rates of.
-    `consumers` is read at each scrape, so a list may change meanwhile. Reads what is known; asks nobody.
+    Names are those of Kafka's own clients after the prefix `allocator_`, in base units: seconds, and rates per second
+    over the last 30 to 60 s. Counters and summaries since the start let Prometheus compute its own rates. Each scrape
+    reads `consumers`, so a list may change. A scrape sends no request.
     """
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
@@ -49,18 +50,18 @@ class ConsumerCollector(Collector):
             yield from _times(name, what, [(labels, of(measures)) for labels, measures in measured])
         yield _ages(measured)
         assigned = GaugeMetricFamily(
-            "allocator_assigned_partitions", "Partitions that are this consumer's at present", labels=LABELS
+            "allocator_assigned_partitions", "Partitions that this consumer owns now", labels=LABELS
         )
         may_act = GaugeMetricFamily(
-            "allocator_may_act", "1 while records may be handled and offsets committed", labels=LABELS
+            "allocator_may_act", "1 while the consumer may deliver records and commit offsets", labels=LABELS
         )
-        generation = GaugeMetricFamily("allocator_generation", "Number of the assignment it follows", labels=LABELS)
+        generation = GaugeMetricFamily("allocator_generation", "Generation of the current assignment", labels=LABELS)
         lag = GaugeMetricFamily(
             "allocator_records_lag",
-            "Records between position and end as of the last fetch",
+            "Records between the position and the log end at the last fetch",
             labels=[*LABELS, "topic", "partition"],
         )
-        lag_max = GaugeMetricFamily("allocator_records_lag_max", "Largest lag of its partitions", labels=LABELS)
+        lag_max = GaugeMetricFamily("allocator_records_lag_max", "Largest lag of any owned partition", labels=LABELS)
         for labels, consumer in each:
             assigned.add_metric(labels, len(consumer.assignment()))
             may_act.add_metric(labels, float(consumer.may_act()))
@@ -73,16 +74,16 @@ class ConsumerCollector(Collector):
         yield from (assigned, may_act, generation, lag, lag_max)
         for what in ("assigned", "revoked", "lost"):
             moved = CounterMetricFamily(
-                f"allocator_partitions_{what}", f"Partitions that were {what}, of all time", labels=LABELS
+                f"allocator_partitions_{what}", f"Partitions {what} since the start", labels=LABELS
             )
             for labels, measures in measured:
                 moved.add_metric(labels, getattr(measures, f"partitions_{what}"))
             yield moved
         for name, what in (
-            ("resets", "Positions that the log did not have and that were replaced"),
-            ("records_lost", "Offsets that were skipped because the log did not have them"),
+            ("resets", "Positions outside the log that were reset"),
+            ("records_lost", "Offsets skipped because the log no longer has them"),
         ):
-            counter = CounterMetricFamily(f"allocator_{name}", f"{what}, of all time", labels=LABELS)
+            counter = CounterMetricFamily(f"allocator_{name}", f"{what}, since the start", labels=LABELS)
             for labels, measures in measured:
                 counter.add_metric(labels, getattr(measures, name))
             yield counter
@@ -91,8 +92,8 @@ class ConsumerCollector(Collector):
 def _times(name: str, what: str, measured: Iterable[tuple[list[str], Measure]]) -> Iterator[Metric]:
     average = GaugeMetricFamily(f"allocator_{name}_avg_seconds", f"Average time of {what}", labels=LABELS)
     longest = GaugeMetricFamily(f"allocator_{name}_max_seconds", f"Longest time of {what}", labels=LABELS)
-    rate = GaugeMetricFamily(f"allocator_{name.split('_')[0]}_rate", f"How often a second: {what}", labels=LABELS)
-    summary = SummaryMetricFamily(f"allocator_{name}_seconds", f"Times of {what}, of all time", labels=LABELS)
+    rate = GaugeMetricFamily(f"allocator_{name.split('_')[0]}_rate", f"Rate per second of {what}", labels=LABELS)
+    summary = SummaryMetricFamily(f"allocator_{name}_seconds", f"Times of {what} since the start", labels=LABELS)
     for labels, measure in measured:
         average.add_metric(labels, measure.avg_s)
         longest.add_metric(labels, measure.max_s)
@@ -111,53 +112,57 @@ def _ages(measured: Iterable[tuple[list[str], Measures]]) -> Metric:
     return age
 
 
-# -- group_metrics ----------
-# The groups that a `Watcher` sees, as a collector of prometheus-client's.
-
-
-GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
+GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
     ("members", "Members of the group", lambda g: len(g.report.state.members)),
-    ("partitions", "Partitions that it reads, should read, or has offsets of", lambda g: len(g.report.partitions)),
-    ("unowned_partitions", "Partitions that it should read and nobody does", lambda g: len(g.report.unowned)),
-    ("generation", "Number of its newest assignment", lambda g: g.report.state.generation),
-    ("rebalancing", "1 while partitions change hands", lambda g: float(g.report.phase == "rebalancing")),
-    ("findings", "Problems that are known of it", lambda g: g.wrong),
+    (
+        "partitions",
+        "Partitions that the group owns, subscribes to, or has offsets of",
+        lambda g: len(g.report.partitions),
+    ),
+    (
+        "unowned_partitions",
+        "Partitions that the group subscribes to and no member owns",
+        lambda g: len(g.report.unowned),
+    ),
+    ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
+    ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
+    ("findings", "Findings above INFO about the group", lambda g: g.wrong),
 )
 
 
 class GroupCollector(Collector):
-    """Register it once. Asks nobody: what a scrape tells is what the watcher knows, and it counts since it watches.
+    """Register it once. A scrape sends no request: it reads the watcher, which counts since its start.
 
-    Offsets are summed by topic: `deriv` of them is what is written and what is committed, in records a second.
+    Offsets are summed by topic: their `deriv` is the rate of written and of committed records.
     """
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("allocator_cluster_up", "1 while it answers", labels=["cluster"])
+        up = GaugeMetricFamily("allocator_cluster_up", "1 while the cluster answers", labels=["cluster"])
         for cluster in self._watcher.clusters:
             up.add_metric([cluster], float(cluster not in self._watcher.problems))
         yield up
         groups = [(name, group) for name, group in sorted(self._watcher.groups.items()) if group.seen]
-        for what, text, value in GAUGES:
+        for what, text, value in GROUP_GAUGES:
             gauge = GaugeMetricFamily(f"allocator_group_{what}", text, labels=["group"])
             for name, group in groups:
                 gauge.add_metric([name], value(group))
             yield gauge
         count = CounterMetricFamily(
             "allocator_group_partitions_moved",
-            "Partitions that changed owner, since this server watches",
+            "Partitions that changed their owner since this server started",
             labels=["group"],
         )
         times = SummaryMetricFamily(
             "allocator_group_rebalance_seconds",
-            "Rebalances that this server saw wholly, and their length from the first news on",
+            "Rebalances that this server observed completely, and their duration from the first event",
             labels=["group"],
         )
         unnoticed = CounterMetricFamily(
             "allocator_group_unnoticed_seconds",
-            "At most so long partitions stood still before crashes were noticed: the members' session timeouts",
+            "Upper bound of the time without an owner before crashes were noticed: the session timeouts of the members",
             labels=["group"],
         )
         for name, group in groups:
@@ -171,14 +176,18 @@ class GroupCollector(Collector):
         labels = ["group", "topic"]
         lag = GaugeMetricFamily(
             "allocator_group_lag",
-            "Records between committed offsets and the ends of the logs, of topics that it reads; absent if unknown",
+            "Records between committed offsets and log ends of the subscribed topics; absent if unknown",
             labels=labels,
         )
         committed = GaugeMetricFamily(
-            "allocator_group_committed_offsets", "Sum over the partitions that have one", labels=labels
+            "allocator_group_committed_offsets",
+            "Sum of the committed offsets over all partitions that have one",
+            labels=labels,
         )
         ends = GaugeMetricFamily(
-            "allocator_group_end_offsets", "Sum over the partitions; absent if one is unknown", labels=labels
+            "allocator_group_end_offsets",
+            "Sum of the log end offsets over all partitions; absent if one is unknown",
+            labels=labels,
         )
         for name, group in groups:
             logs = group.report.logs
@@ -186,7 +195,7 @@ class GroupCollector(Collector):
             for partition in group.report.current:
                 by_topic.setdefault(partition.topic, []).append(partition)
             totals = {topic: logs.lag_of(partitions).total for topic, partitions in by_topic.items()}
-            # no sample is better than a sum that leaves partitions out
+            # no sample is better than a sum without some partitions
             lags = {topic: total for topic, total in totals.items() if total is not None}
             done: Counter[str] = Counter()
             written: Counter[str] = Counter()

@@ -41,7 +41,7 @@ def _ref(name: str) -> Schema:
 FIGURES: dict[str, Schema] = {
     "group": TEXT,
     "phase": {"enum": ["stable", "rebalancing", "empty"]},
-    "paused": {**YES, "description": "Whether its members are told to leave."},
+    "paused": {**YES, "description": "Whether the group is paused: its members leave."},
     "generation": COUNT,
     "partitions": COUNT,
     "unowned": COUNT,
@@ -76,8 +76,8 @@ SCHEMAS: dict[str, Schema] = {
         **_object(
             topic=TEXT,
             partitions={**TEXT, "description": 'As ranges: "0-3,7".'},
-            owners={**_list(WHOLE), "description": "For each partition the index in `members`; -1 for nobody."},
-            to={**_map(COUNT), "description": "Partition on the move -> index of the member that gets it."},
+            owners={**_list(WHOLE), "description": "For each partition the index in `members`; -1 for none."},
+            to={**_map(COUNT), "description": "Moving partition -> index of the member that gets it."},
             moved={**_map(TEXT), "description": "Partition that the last rebalance moved -> former owner."},
             unowned=_list(COUNT),
             retired={**YES, "description": "Whether no member subscribes to it any more."},
@@ -96,10 +96,12 @@ SCHEMAS: dict[str, Schema] = {
         generation=COUNT,
         began={**REAL, "description": "Epoch seconds, as is every time here."},
         ended=_maybe(REAL),
-        took_s={**_maybe(REAL), "description": "From the first news on; null while it goes on or if unknown."},
+        took_s={**_maybe(REAL), "description": "From the first event; null during the rebalance or if unknown."},
         unnoticed_s={
             **_maybe(REAL),
-            "description": "Partitions of crashed members stood still for up to about so long before; null if unknown.",
+            "description": (
+                "About the longest time that partitions of crashed members had no reader before; null if unknown."
+            ),
         },
         superseded=YES,
         why=_list(TEXT),
@@ -151,8 +153,8 @@ SCHEMAS: dict[str, Schema] = {
             "type": ["string", "integer"],
             "description": "earliest, latest, an offset, timestamp:MILLISECONDS, or an ISO 8601 time",
         },
-        topics={**_list(TEXT), "description": "None: all of the group."},
-        confirm={**TEXT, "description": "The group's name; without it nothing is done, only said."},
+        topics={**_list(TEXT), "description": "Empty: all topics of the group."},
+        confirm={**TEXT, "description": "The name of the group. Without it the server only returns the plan."},
     ),
 }
 
@@ -205,7 +207,7 @@ def describe_api() -> dict[str, Any]:
         "info": {
             "title": "allocator",
             "version": __version__,
-            "description": "What `allocator web` and the daemon's web server tell of groups. Changes need a token.",
+            "description": "The groups, from `allocator web` and the web server of the daemon. Changes need a token.",
         },
         "paths": {
             "/api/groups": _get("All groups", "Overview"),

@@ -1,4 +1,4 @@
-"""Keeps in view what the groups of one root do, for as long as somebody wants to see it."""
+"""Follows the state of all groups under one root, for the status page, the API and the metrics."""
 
 from __future__ import annotations
 
@@ -33,30 +33,23 @@ from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.history import History, News, Series
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
-__all__ = ["ClusterAccess", "Rounds", "WatchedGroup", "Watcher"]
+__all__ = ["ClusterAccess", "DoctorTrends", "WatchedGroup", "Watcher"]
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
-
-
-REST = 4  # asking Kafka takes at most one part in so many and one of the time, however many partitions there are
-
-
-DOCTOR_S = 30.0  # between two looks of the doctor; more: later findings; less: more requests, O(members) for a look
-
-
+PAUSE_FACTOR = 4  # the pause after a poll, as a multiple of its duration: bounds the load on Kafka
+DOCTOR_S = 30.0  # between two polls of the doctor; more: later findings; less: more requests, O(members) for a poll
 DOCTOR_PAUSE_S = 2.0
-
-
-RUBBISH = 20  # problems named
-
-
-EVENT_S = 2.0  # how long the event of a deletion may come after an answer that lacks the znode
+SHOWN_PROBLEMS = 20
+EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
+# lag that grows and missing progress are judged over this time. More: later findings; less: false alarms
+TREND_S = 90.0
+TRENDS = frozenset({"no-progress", "lag-grows"})
 
 
 class ClusterAccess(Protocol):
-    """Where the clusters are; `allocator.cli.read.Access` is one."""
+    """Addresses and credentials of the clusters, such as `allocator.cli.read.Access`."""
 
     @property
     def root(self) -> str: ...
@@ -73,7 +66,7 @@ class ClusterAccess(Protocol):
 
 
 class WatchedGroup:
-    """One group as it is known now. `version` grows with each change of a part: "state", "lag", "history"."""
+    """The latest known state of one group. `version` has a counter for each part; each change increments it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,16 +80,16 @@ class WatchedGroup:
         self.examined = -1
         """Version of the state that the doctor saw last."""
         self.findings: list[Finding] = []
-        """What the doctor said when it looked last."""
+        """The latest findings of the doctor."""
         self.noted: list[Finding] = []
-        """What the process that shows it knows by itself."""
+        """Findings of the process that shows the group."""
         self.version = {"state": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
-        """What was made of it last, by those who show it: part -> (versions, text)."""
+        """The latest rendered texts: part -> (versions, text)."""
 
     @property
     def problems(self) -> list[Finding]:
-        """What is wrong, the worst first: the doctor's findings, and what has changed since it looked."""
+        """The doctor's findings, the worst first, and problems that appeared since."""
         if self.examined == self.version["state"]:
             return [*self.noted, *self.findings]
         since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
@@ -104,11 +97,11 @@ class WatchedGroup:
 
     @property
     def wrong(self) -> int:
-        """How many of `problems` are more than worth knowing."""
+        """The number of `problems` above INFO."""
         return sum(finding.severity > Severity.INFO for finding in self.problems)
 
     def judge(self, findings: list[Finding], of_state: int) -> None:
-        """Caller: the doctor, with the version of the state that it looked at."""
+        """Caller: the doctor, with the version of the state that it examined."""
         self.findings, self.examined = findings, of_state
         self.version["findings"] += 1
 
@@ -121,7 +114,7 @@ class WatchedGroup:
             self.version["history"] += 1
 
     def measure(self, logs: Logs, existing: Any, now: float) -> None:
-        """Caller: what asks Kafka."""
+        """Caller: the poll of Kafka."""
         if existing != self.report.subscribed:
             self.version["state"] += 1
         self.report = GroupReport(self.report.state, logs, existing)
@@ -129,7 +122,7 @@ class WatchedGroup:
         self.version["lag"] += 1
 
     def unmeasured(self, now: float) -> None:
-        """Caller: what asks Kafka, when it does not answer: offsets of a moment ago are not those of now."""
+        """Caller: the poll of Kafka, if it fails: old offsets must not look current."""
         self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
         self.series.unknown(now)
         self.version["lag"] += 1
@@ -138,8 +131,7 @@ class WatchedGroup:
 class GroupWatch:
     """Reads one group again whenever a watch fires.
 
-    At rest it costs ZooKeeper four watches and nothing else; in a rebalance one read for each document and each
-    claim that changes.
+    Without changes it costs four watches. A rebalance costs one read for each changed document and claim.
     """
 
     def __init__(self, zk: ZooKeeper, access: ClusterAccess, group: WatchedGroup, changed: Callable[[], None]) -> None:
@@ -180,7 +172,7 @@ class GroupWatch:
                 if await self._store.zk.exists(self._store.paths.members) is None:
                     return
                 continue
-            # before the first look, changes went unseen
+            # changes before the first read are unknown
             self._group.learn(state, time.time(), News(None if first else told_at, frozenset(self._crashed)))
             first = False
             self._crashed.clear()
@@ -194,12 +186,12 @@ class GroupWatch:
             document, _ = await self._document.get()
         except InvalidZnode as error:
             problems.append(str(error))
-        # after the document, which answers to them: else who has left seems to be there still, and his partitions
-        # to move for no reason
+        # read the members after the document: otherwise a member that has left seems to be present, and its
+        # partitions seem to move without a reason
         names = await self._names.get()
         ours = in_join_order(names)
         problems += [f"znode {self._store.paths.member(name)} is not a member of ours" for name in set(names) - {*ours}]
-        # a member whose znode was deleted by hand still holds what its claim says
+        # a member without a znode still owns the partitions in its claim
         claiming = in_join_order({*ours, *await self._claim_names.get()})
         await asyncio.gather(*(self._read_info(name, problems) for name in ours if name not in self._infos))
         await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
@@ -221,9 +213,9 @@ class GroupWatch:
             problems += filter(None, [elsewhere(choice, self._brokers)])
         except ConfigError as error:
             problems.append(str(error))
-        # copies: what was said of an earlier moment must not change
+        # copies: an earlier GroupState must not change
         infos, claims = dict(self._infos), dict(self._claims)
-        return GroupState(self._group.name, infos, claims, document, tuple(problems[:RUBBISH]))
+        return GroupState(self._group.name, infos, claims, document, tuple(problems[:SHOWN_PROBLEMS]))
 
     async def _read_info(self, name: str, problems: list[str]) -> None:
         try:
@@ -250,19 +242,19 @@ class GroupWatch:
             await self._notice_end(name)
 
     async def _notice_end(self, name: str) -> None:
-        """A claim that was read is gone."""
+        """Handles a deleted claim."""
         watched, claim = self._watched[name], self._claims.pop(name)
-        # kazoo tells answers and events in two threads: the list without it may come before the event
+        # kazoo delivers responses and events in two threads: the list may come before the event
         if claim.held and await wait_for_event(watched.fired, EVENT_S) and watched.deleted:
             self._crashed.add(name)
 
 
 class _WatchedClaim(Watched["Claim | None"]):
-    """A member's claim. One that leaves in good order empties it before it deletes it."""
+    """The claim of a member. A member that leaves cleanly empties its claim before it deletes it."""
 
     def __init__(self, store: Store, member: str, budget: InflateBudget, changed: Callable[[], None]) -> None:
         self.deleted = False
-        """Whether it was deleted as it was read last."""
+        """Whether it was deleted with its latest content."""
         self.fired = asyncio.Event()
         self._poke = changed
         super().__init__(partial(store.claim, member, budget=budget, deleted=self._gone), self._told)
@@ -278,8 +270,8 @@ class _WatchedClaim(Watched["Claim | None"]):
 class Watcher:
     """All groups under a root, or only those named by `only`.
 
-    `run` goes on through any failure but settings that cannot be used; `problems` says what is wrong at present. The
-    event that `subscribe` returns is set at each change.
+    `run` continues after every failure except a ConfigError, and `problems` has the current failures. Each change sets
+    the events of `subscribe`.
     """
 
     def __init__(
@@ -287,7 +279,7 @@ class Watcher:
     ) -> None:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
-        """What does not answer at present: "zookeeper", "kafka", "doctor" or "watcher", and why."""
+        """What fails now: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
         self.ready = False
         """Whether the groups have been read, and ZooKeeper answers."""
         self._access = access
@@ -297,12 +289,12 @@ class Watcher:
         self._waiters: set[asyncio.Event] = set()
         self.zk: Optional[ZooKeeper] = None
         self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
-        """Those it asks."""
+        """The clusters that it polls."""
         self._client: Optional[KafkaClient] = None
-        self._rounds: dict[str, Rounds] = {}
+        self._trends: dict[str, DoctorTrends] = {}
 
     def subscribe(self) -> asyncio.Event:
-        """Set at each change; `unsubscribe` it."""
+        """Returns an event that each change sets. Call `unsubscribe` at the end."""
         event = asyncio.Event()
         event.set()
         self._waiters.add(event)
@@ -316,7 +308,7 @@ class Watcher:
             event.set()
 
     def note(self, name: str, findings: list[Finding]) -> None:
-        """What is known of a group without asking its clusters, instead of what was noted before."""
+        """Replaces the findings of the process itself about a group."""
         group = self.groups.get(name)
         if group is not None and group.noted != findings:
             group.noted = findings
@@ -324,17 +316,17 @@ class Watcher:
             self._changed()
 
     def forget(self) -> None:
-        """What was seen so long ago that a rebalance since would look as one of now."""
+        """Drops a state that is so old that later rebalances would get wrong times."""
         self.groups.clear()
         self.problems.clear()
         self.ready = False
 
     async def until_ready(self, timeout_s: float) -> None:
-        """Returns once the groups have been read, or when the time is over."""
+        """Returns when all groups have been read, or after the timeout."""
         await self.until(lambda: self.ready and all(group.seen for group in self.groups.values()), timeout_s)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Returns once the condition holds, which is asked at each change, or when the time is over."""
+        """Returns when the condition holds, or after the timeout. Each change evaluates the condition."""
         ends = time.monotonic() + timeout_s
         news = self.subscribe()
         try:
@@ -346,7 +338,7 @@ class Watcher:
             self.unsubscribe(news)
 
     def fail(self, error: BaseException) -> None:
-        """Says why nothing is watched any more. Caller: the owner of `run`."""
+        """Records why the watcher ended. Caller: the owner of `run`."""
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
         self.ready = False
         self._changed()
@@ -386,12 +378,12 @@ class Watcher:
         async with self._access.ensemble() as zk:
             self.zk = zk
             try:
-                scope = TaskGroup()
-                await scope.run(self._follow_groups(zk, scope))
+                tasks = TaskGroup()
+                await tasks.run(self._follow_groups(zk, tasks))
             finally:
                 self.zk = None
 
-    async def _follow_groups(self, zk: ZooKeeper, scope: TaskGroup) -> None:
+    async def _follow_groups(self, zk: ZooKeeper, tasks: TaskGroup) -> None:
         poked = asyncio.Event()
         listed = Watched(partial(_children, zk, self._access.root), poked.set)
         watched: dict[str, asyncio.Task[None]] = {}
@@ -402,7 +394,7 @@ class Watcher:
             for name in names:
                 if name not in watched or watched[name].done():
                     group = self.groups.setdefault(name, WatchedGroup(name))
-                    watched[name] = scope.start(GroupWatch(zk, self._access, group, self._changed).run(), name)
+                    watched[name] = tasks.start(GroupWatch(zk, self._access, group, self._changed).run(), name)
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
             for name in set(self.groups) - {*names}:
@@ -426,7 +418,7 @@ class Watcher:
                     self.problems.pop("kafka", None)
                     self._changed()
                     took = time.monotonic() - began
-                    await asyncio.sleep(max(self._interval_s - took, REST * took, 0.05))
+                    await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
             finally:
                 self._client = None
 
@@ -443,26 +435,26 @@ class Watcher:
     # -- the doctor ----------------------------------------------------------------------------------------------
 
     async def _examine(self) -> None:
-        """Looks at each group again and again, and sooner at one that has changed and come to rest."""
+        """Examines each group regularly, and a changed group as soon as its rebalance has ended."""
         while True:
             began = time.monotonic()
             for group in list(self.groups.values()):
                 if self.zk is None or not group.seen or not self._is_due(group):
                     continue
                 if self._client is None and self._access.brokers is not None:
-                    continue  # Kafka's silence is said elsewhere
+                    continue  # `problems` already says that Kafka does not answer
                 version = group.version["state"]
                 now = await look(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
-                rounds = self._rounds.setdefault(group.name, Rounds(self._access.root))
-                group.judge(rounds.judge(now), version)
+                trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
+                group.judge(trends.judge(now), version)
                 self._changed()
-            self._rounds = {name: rounds for name, rounds in self._rounds.items() if name in self.groups}
+            self._trends = {name: trends for name, trends in self._trends.items() if name in self.groups}
             if self.problems.pop("doctor", None) is not None:
                 self._changed()
-            await asyncio.sleep(max(DOCTOR_PAUSE_S, REST * (time.monotonic() - began)))
+            await asyncio.sleep(max(DOCTOR_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def _is_due(self, group: WatchedGroup) -> bool:
-        last = self._rounds[group.name].last if group.name in self._rounds else None
+        last = self._trends[group.name].last if group.name in self._trends else None
         if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True
         return group.examined != group.version["state"] and group.history.open is None
@@ -471,27 +463,15 @@ class Watcher:
 async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list[str]:
     while True:
         try:
-            # any znode may stand there; one with another name is no group
+            # ignore znodes that are not groups
             return sorted(filter(GROUP_NAME.match, await zk.get_children(root, watch)))
         except NoZnode:
             if await zk.exists(root, watch) is None:
                 return []
 
 
-# -- rounds ----------
-# What the doctor says of a group at which somebody looks again and again. No I/O.
-
-
-# Within seconds, lag grows and nothing is committed in any group: what only time shows is judged over at least so
-# long. More: told later; less: false alarms
-TREND_S = 90.0
-
-
-TRENDS = frozenset({"no-progress", "lag-grows"})
-
-
-class Rounds:
-    """The looks at one group. Keeps three of them, however many there were."""
+class DoctorTrends:
+    """Findings from repeated polls of one group. Keeps three polls. No I/O."""
 
     def __init__(self, root: str) -> None:
         self.last: Optional[Look] = None
@@ -500,7 +480,7 @@ class Rounds:
         self._next: Optional[Look] = None
 
     def judge(self, now: Look) -> list[Finding]:
-        """What is wrong, the worst first."""
+        """All findings, the worst first."""
         before, self.last = self.last or now, now
         if self._old is None or self._next is None:
             self._old = self._next = now

@@ -62,7 +62,7 @@ async def test_a_broker_that_died(
 
     await wait_until_async(told, 60, lambda: f"both findings, not {found}", interval_s=0.5)
     assert "Start the brokers that hold them: broker 2." in found["leaderless"][0].do
-    assert "broker 2 not there" in found["under-replicated"][0].what
+    assert "broker 2 unavailable" in found["under-replicated"][0].what
 
 
 @pytest.mark.long

@@ -236,7 +236,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
             press("Rebalance")
-            page.sees("dialog .answer", "the next generation is on its way")
+            page.sees("dialog .answer", "the next generation will follow")
             press("Pause")
             page.sees("dialog .answer", "told to leave")
             page.sees("#phase", "paused, going on: 1")

@@ -1,4 +1,4 @@
-// Changes to a group, each shown before it is done. The token is kept in this page's memory and nowhere else.
+// Changes to a group; the page shows each one before it makes it. The token stays in the memory of this page.
 
 import { element } from "./charts.js";
 
@@ -43,23 +43,23 @@ export const openActions = (group) => {
   };
   dialog.replaceChildren(
     element("h2", { id: "dialog-title" }, `Change ${name}`),
-    element("p", { class: "muted" }, "Nothing is changed without the token that the server was started with."),
+    element("p", { class: "muted" }, "Every change needs the token of the server."),
     field("Token", secret),
-    element("h3", {}, "Compute the assignment anew"),
+    element("h3", {}, "Recompute the assignment"),
     element("p", { class: "muted" }, "Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without anybody joining."),
-    button("Rebalance", "", async () => { await ask(name, "rebalance", {}); return "Asked for: the next generation is on its way."; }),
+    button("Rebalance", "", async () => { await ask(name, "rebalance", {}); return "Requested: the next generation will follow."; }),
     element("h3", {}, "Pause and resume"),
     element("p", { class: "muted" }, "Members that follow the group's setting (SwitchingConsumer) finish what they have, commit, and leave until it is resumed. Others go on, and have to be stopped where they run."),
     element("div", { class: "row" },
-      button("Pause", "", async () => { await ask(name, "pause", {}); return "Its members are told to leave."; }),
-      button("Resume", "", async () => { await ask(name, "resume", {}); return "Its members are told to join."; })),
+      button("Pause", "", async () => { await ask(name, "pause", {}); return "Requested: its members will leave."; }),
+      button("Resume", "", async () => { await ask(name, "resume", {}); return "Requested: its members will join."; })),
     element("h3", {}, "Reset offsets"),
-    element("p", { class: "muted" }, "Only while the group has no members, who would commit their own over these."),
+    element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
     field("To", to, "earliest, latest, timestamp:MILLISECONDS, or an offset"),
     field("Topics, with commas", topics),
-    button("Show what would be done", "", async () => { const found = await ask(name, "offsets/reset", body()); show(found); return `${found.partitions.length} partitions; nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`; }),
+    button("Show the plan", "", async () => { const found = await ask(name, "offsets/reset", body()); show(found); return `${found.partitions.length} partitions; nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`; }),
     plan,
-    field(`To do it, write the name of the group: ${name}`, confirm),
+    field(`To confirm, enter the name of the group: ${name}`, confirm),
     element("div", { class: "row" },
       button("Reset offsets", "danger", async () => { const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value }); show(done); return done.executed ? `${done.partitions.length} offsets were committed.` : "Nothing was changed."; }),
       (() => { const close = element("button", { type: "button" }, "Close"); close.addEventListener("click", () => dialog.close()); return close; })()),

@@ -1,4 +1,4 @@
-// What the server tells, shown. One stream of events; each part of the page is drawn when its event comes.
+// Draws the status page from one stream of events. Each event redraws its part of the page.
 
 import { Grid, Looks, colours, paint, piece, sizeFor } from "./draw.js";
 import { Chart, clock, element, number, span, timeline } from "./charts.js";
@@ -16,14 +16,14 @@ const chosen = () => decodeURIComponent(location.hash.replace(/^#/, "")) || null
 
 const connect = () => {
   stream?.close();
-  get("cell").textContent = ""; // what is said of the group before
+  get("cell").textContent = ""; // it describes the former group
   get("legend").replaceChildren();
   Object.assign(state, { name: chosen(), group: null, lag: null, history: [], points: [], only: null, cursor: null, grids: [], current: true });
   const source = (stream = new EventSource(state.name === null ? "api/events" : `api/events?group=${encodeURIComponent(state.name)}`));
   link("connecting", "quiet busy");
   source.onopen = () => link("live", "good");
   source.onerror = () => {
-    link("no connection: what is shown may be old", "bad");
+    link("no connection: this page may be outdated", "bad");
     if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (stream === source) connect(); }, 3000);
   };
   const on = (kind, show) => source.addEventListener(kind, (event) => show(JSON.parse(event.data)));
@@ -43,7 +43,7 @@ addEventListener("hashchange", connect);
 const showOverview = ({ ready, read_only, groups, problems }) => {
   get("act").hidden = read_only;
   state.current = ready;
-  link(problems.length ? "connected, but not everything answers" : "live", problems.length ? "busy" : "good");
+  link(problems.length ? "connected, but a cluster does not answer" : "live", problems.length ? "busy" : "good");
   if (state.group) showPhase();
   const focused = document.activeElement?.closest?.("#groups a")?.getAttribute("href");
   get("groups").replaceChildren(...groups.map((each) => {
@@ -60,7 +60,7 @@ const showOverview = ({ ready, read_only, groups, problems }) => {
     if (groups.length) { history.replaceState(null, "", `#${encodeURIComponent(groups[0].group)}`); connect(); return; }
     get("group").hidden = true;
     get("empty").hidden = false;
-    get("empty").textContent = ready ? "There is no group yet. One appears here when its first member joins." : problems.length ? "Nothing is known yet." : "Waiting for the first answer.";
+    get("empty").textContent = ready ? "There is no group yet. One appears here when its first member joins." : problems.length ? "No data yet." : "Waiting for the first response.";
   }
 };
 
@@ -102,7 +102,7 @@ const showGroup = () => {
   drawGrids();
 };
 
-// Without ZooKeeper nobody knows whether a group that was stable still is
+// without ZooKeeper the current phase is unknown
 const showPhase = () => {
   const group = state.group;
   const phase = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
@@ -116,7 +116,7 @@ const showFigures = () => {
   const now = state.points.at(-1), rate = (value) => (value === null || value === undefined ? "–" : `${number(value)}/s`);
   const figures = [
     ["generation", group.generation], ["members", group.members.length], ["partitions", group.partitions],
-    ["on the move", moving], ["unowned", none, none > 0], ["lag", state.lag ? number(state.lag.lag) : number(group.lag)],
+    ["moving", moving], ["unowned", none, none > 0], ["lag", state.lag ? number(state.lag.lag) : number(group.lag)],
     ["written", rate(now?.produced)], ["committed", rate(now?.consumed)],
   ];
   get("figures").replaceChildren(...figures.map(([what, value, bad]) => element("div", { class: bad ? "bad" : undefined }, element("dt", {}, what), element("dd", {}, typeof value === "number" ? value.toLocaleString("en").replaceAll(",", "\u202f") : value))));
@@ -130,7 +130,7 @@ const showMembers = () => {
     c.fillStyle = look.fill; c.fillRect(13, 9, 26, 22);
     c.fillStyle = look.ink; c.font = "600 20px system-ui, sans-serif"; c.textAlign = "center"; c.textBaseline = "middle"; c.fillText(look.tag, 26, 21);
     const notes = [
-      member.id === state.group.leader && "leads", member.gone && "its znode is gone, its claim stands",
+      member.id === state.group.leader && "leads", member.gone && "its znode is deleted, its claim exists",
       member.refused && "refused", member.releasing && `releases ${member.releasing}`, member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
     ].filter(Boolean).join(", ");
     const button = element("button", { type: "button", "aria-pressed": String(state.only === member.id), title: member.id },
@@ -167,7 +167,7 @@ const buildGrids = () => {
   box.replaceChildren(...state.grids.map((grid) => grid.box));
   box.tabIndex = 0;
   box.setAttribute("role", "application");
-  box.setAttribute("aria-label", "Partitions by topic. Arrow keys choose one, page up and page down change the topic; what it is is read out below.");
+  box.setAttribute("aria-label", "Partitions by topic. Arrow keys choose one, page up and page down change the topic. The text below describes it.");
 };
 
 const drawGrids = () => {
@@ -180,7 +180,7 @@ const drawGrids = () => {
   const who = state.group.members[0]?.id ?? null;
   get("legend").replaceChildren(
     count(moved, "moved in the last rebalance", { owner: who, to: null, moved: true }),
-    count(moving, "on the move (frame: to whom)", { owner: null, to: who, moved: false }),
+    count(moving, "moving (frame: new owner)", { owner: null, to: who, moved: false }),
     count(none, "without an owner", { owner: null, to: null, moved: false, unowned: true }),
     ...(retired ? [count(retired, "that no member subscribes to", { owner: null, to: null, moved: false, unowned: false })] : []));
 };
@@ -229,7 +229,7 @@ get("grids").addEventListener("keydown", (event) => {
 
 // -- what happened, and figures over time ------------------------------------------------------------------------
 
-// Most moves have one end in common, who came or who left: it is named once
+// most moves share one member, which joined or left: name it once
 const ways = (between) => {
   const all = (end) => between.length > 1 && between.every((one) => one[end] === between[0][end]);
   const called = (name) => name ?? "nobody", some = between.slice(0, 6), more = between.length > 6 ? ", …" : "";
@@ -256,7 +256,7 @@ const showHistory = () => {
 
 const showFindings = (findings) => {
   get("findings").className = findings.some((each) => each.severity === "critical") ? "" : findings.some((each) => each.severity === "warning") ? "warned" : "none";
-  get("findings").querySelector("ul").replaceChildren(...(findings.length ? findings : [{ severity: "good", what: "Nothing is wrong as far as can be seen." }]).map((each) => {
+  get("findings").querySelector("ul").replaceChildren(...(findings.length ? findings : [{ severity: "good", what: "No findings." }]).map((each) => {
     const kind = { critical: "bad", warning: "busy", good: "good" }[each.severity] ?? "quiet";
     const more = [each.where, each.why, each.do].filter(Boolean).join(" · ");
     return element("li", {}, element("b", { class: `badge ${kind}` }, each.severity), each.what,

@@ -6,7 +6,7 @@ from allocator.doctor.doctor import Look
 from allocator.groups.describe import GroupReport, GroupState, Logs
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.watch import Rounds
+from allocator.web.watch import DoctorTrends
 
 P = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"
@@ -23,44 +23,44 @@ def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out:
     return Look("g", 1000 * at_s, 1000 * at_s, report=GroupReport(state, logs, [P]))
 
 
-def ids(rounds: Rounds, look: Look) -> set[str]:
-    return {finding.id for finding in rounds.judge(look)}
+def ids(trends: DoctorTrends, look: Look) -> set[str]:
+    return {finding.id for finding in trends.judge(look)}
 
 
 def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:
-    rounds = Rounds("/allocator")
-    assert ids(rounds, seen(0, 100, 150)) == set()
-    assert ids(rounds, seen(4, 100, 170)) == set()
-    assert ids(rounds, seen(34, 100, 300)) == set()
-    assert ids(rounds, seen(94, 100, 600)) == {"no-progress"}
-    assert ids(rounds, seen(100, 590, 600)) == set(), "it is over as soon as something is committed"
+    trends = DoctorTrends("/allocator")
+    assert ids(trends, seen(0, 100, 150)) == set()
+    assert ids(trends, seen(4, 100, 170)) == set()
+    assert ids(trends, seen(34, 100, 300)) == set()
+    assert ids(trends, seen(94, 100, 600)) == {"no-progress"}
+    assert ids(trends, seen(100, 590, 600)) == set(), "it is over as soon as something is committed"
 
 
 def test_lag_that_goes_up_and_down_is_no_trend() -> None:
-    rounds = Rounds("/allocator")
-    ids(rounds, seen(0, 1000, 1010))
-    assert ids(rounds, seen(120, 3000, 3060)) == set(), "50 more of 2000 that were written"
-    assert ids(rounds, seen(240, 4000, 6000)) == {"lag-grows"}
+    trends = DoctorTrends("/allocator")
+    ids(trends, seen(0, 1000, 1010))
+    assert ids(trends, seen(120, 3000, 3060)) == set(), "50 more of 2000 that were written"
+    assert ids(trends, seen(240, 4000, 6000)) == {"lag-grows"}
 
 
 def test_the_trend_is_never_judged_over_less_however_often_one_looks() -> None:
-    rounds = Rounds("/allocator")
+    trends = DoctorTrends("/allocator")
     for at_s in range(0, 600, 3):
         # ten records a second, and a commit every 5 s: nothing is wrong with that
-        assert ids(rounds, seen(at_s, 10 * (at_s - at_s % 5), 10 * at_s)) == set(), at_s
+        assert ids(trends, seen(at_s, 10 * (at_s - at_s % 5), 10 * at_s)) == set(), at_s
 
 
 def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
-    rounds = Rounds("/allocator")
-    ids(rounds, seen(0, 5, 5))
-    ids(rounds, seen(2, 5, 5, owned=False))
-    found = rounds.judge(seen(4, 5, 5, owned=False))
+    trends = DoctorTrends("/allocator")
+    ids(trends, seen(0, 5, 5))
+    ids(trends, seen(2, 5, 5, owned=False))
+    found = trends.judge(seen(4, 5, 5, owned=False))
     assert [finding.id for finding in found] == ["unowned-partitions"]
 
 
 def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() -> None:
-    rounds = Rounds("/allocator")
+    trends = DoctorTrends("/allocator")
     for at_s in (0, 2, 4):
-        (found,) = rounds.judge(seen(at_s, 5, 5, owned=False, left_out=True))
+        (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True))
         assert (found.id, found.where) == ("left-out-partitions", ("t:0",))
         assert "allocator function shop:by_region" in found.what

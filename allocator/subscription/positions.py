@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Optional
 
 from allocator.errors import NotAssigned
-from allocator.subscription.kinds import FetchState, ResetStrategy, reset_timestamp
+from allocator.subscription.kinds import ResetStrategy, reset_timestamp
 from allocator.subscription.loss import NoPosition, OutOfTurn
 from allocator.subscription.partition import Changes, TopicPartitionState, as_position
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -52,11 +52,6 @@ class Positions:
             if tp in self.assignment:
                 self.assignment[tp].mark_pending_revocation()
 
-    def move_partition_to_end(self, partition: TopicPartition) -> None:
-        """Let the others come first in `fetchable_partitions` from now on. Unassigned: nothing happens."""
-        if partition in self.assignment:
-            self.assignment[partition] = self.assignment.pop(partition)
-
     # -- what may be fetched
 
     def pause(self, partition: TopicPartition) -> None:
@@ -66,10 +61,6 @@ class Positions:
     def resume(self, partition: TopicPartition) -> None:
         self._of(partition).resume()
 
-    def is_paused(self, partition: TopicPartition) -> bool:
-        state = self.assignment.get(partition)
-        return state is not None and state.paused
-
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
 
@@ -77,10 +68,6 @@ class Positions:
         """Assigned, with a position that needs no validation, not paused, not about to be revoked."""
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable()
-
-    def fetchable_partitions(self) -> list[TopicPartition]:
-        """In the order of assignment."""
-        return [tp for tp, state in self.assignment.items() if state.is_fetchable()]
 
     # -- positions
 
@@ -109,10 +96,6 @@ class Positions:
     def has_valid_position(self, partition: TopicPartition) -> bool:
         state = self.assignment.get(partition)
         return state is not None and state.has_valid_position
-
-    def has_all_fetch_positions(self) -> bool:
-        """Whether every assigned partition has a position (True when none is assigned)."""
-        return all(state.has_valid_position for state in self.assignment.values())
 
     def missing_fetch_positions(self) -> set[TopicPartition]:
         """Partitions that have neither a position nor a reset under way: the consumer should look for offsets."""
@@ -243,17 +226,6 @@ class Resets(Positions):
     def halt_recreated(self, partition: TopicPartition) -> None:
         """The position is one of a topic that is gone: nothing is handed out until a seek. Caller: fetch."""
         self._of(partition).recreated()
-
-    def reset_missing_positions(self) -> None:
-        """Request a reset of every partition that has no position; resets under way go on as they are.
-
-        Raises one `NoPosition` for them all when the default strategy is "none".
-        """
-        missing = self.missing_fetch_positions()
-        if missing and self._default_reset is None:
-            raise NoPosition(missing)
-        for tp in missing:
-            self.request_offset_reset(tp)
 
     def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
         state = self.assignment.get(partition)
@@ -413,7 +385,3 @@ class Validations(Resets):
             # only what follows the divergence is read again
             state.seek(divergent)
         return LogTruncation(partition, asked, divergent, resolved)
-
-    def truncated_partitions(self) -> set[TopicPartition]:
-        """Those that wait for the user to seek them, because the log was cut before their position."""
-        return {tp for tp, state in self.assignment.items() if state.phase is FetchState.TRUNCATED}

@@ -1,4 +1,4 @@
-"""Which topics this member wants, and which ones its group wants."""
+"""What is subscribed and assigned: the state in which the rooms meet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class Choice:
         self.subscription_type = SubscriptionType.NONE
         self.subscribed_pattern: re.Pattern[str] | None = None
         self.rebalance_listener: Any = None
-        self._group_subscription: frozenset[str] = frozenset()
 
     def subscribe(
         self, topics: Sequence[str] = (), pattern: str | re.Pattern[str] | None = None, listener: Any = None
@@ -85,30 +84,13 @@ class Choice:
             return
         log.info("subscribed to %s", ", ".join(sorted(wanted)) or "no topic")
         self.subscription = wanted
-        self._group_subscription |= wanted
-
-    def group_subscribe(self, topics: str | Iterable[str]) -> None:
-        """Add the topics of the other members. Caller: the group's leader, whose metadata must cover them all."""
-        self._need_auto()
-        self._group_subscription |= {topics} if isinstance(topics, str) else frozenset(topics)
-
-    def reset_group_subscription(self) -> None:
-        """Back to this member's own topics. Caller: a member that leads no more."""
-        self._need_auto()
-        if self.subscription is None:
-            raise OutOfTurn("nothing is subscribed")
-        self._group_subscription &= self.subscription
-
-    def group_subscription(self) -> set[str]:
-        """The topics whose metadata this member should watch: everyone's for a leader, else its own. A copy."""
-        return set(self._group_subscription)
 
     def partitions_auto_assigned(self) -> bool:
         """Whether a group assigns the partitions (False also while nothing is chosen)."""
         return self.subscription_type in (SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN)
 
     def _forget_choice(self) -> None:
-        # the listener stays, for partitions may still be on their way out; so do the group's topics
+        # the listener stays, because partitions may still be on their way out
         self.subscription = None
         self.subscribed_pattern = None
         self._set_subscription_type(SubscriptionType.NONE)
@@ -137,10 +119,6 @@ class Choice:
             f"the consumer is already used by {self.subscription_type.name}; topics, a pattern and assigned partitions "
             "exclude each other, so unsubscribe first"
         )
-
-
-# -- state ----------
-# Subscription, assignment and positions of one consumer.
 
 
 class SubscriptionState(Choice, Validations):
@@ -194,7 +172,7 @@ class SubscriptionState(Choice, Validations):
     def unsubscribe(self) -> None:
         """Give up topics, pattern and every partition; afterwards any kind of subscription may be chosen.
 
-        The listener stays until the next `subscribe`, the topics of the group until they are reset.
+        The listener stays until the next `subscribe`.
         """
         self._forget_choice()
         self._user_assignment = frozenset()

@@ -429,7 +429,7 @@ async def test_positions_are_found_where_there_are_none() -> None:
     cluster.append(A1, 10)
     state.request_offset_reset(A1, "earliest")
     async with fetching(cluster, state) as fetcher:
-        await until(state.has_all_fetch_positions, "positions")
+        await until(lambda: len(state.all_consumed_offsets()) == 2, "positions")
         assert {tp: p.offset for tp, p in state.all_consumed_offsets().items()} == {A0: 10, A1: 5}
         assert (await take(fetcher, state)).base_offset == 5
 

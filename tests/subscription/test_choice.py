@@ -8,10 +8,11 @@ import re
 from typing import Any, Callable
 
 import pytest
+from as_kafka_python import KafkaPythonState as SubscriptionState
 from kafka.errors import IllegalStateError, NoOffsetForPartitionError
 
 from allocator.errors import ConfigError, IllegalState, NoOffsetsError
-from allocator.subscription import NoPosition, SubscriptionState, SubscriptionType
+from allocator.subscription import NoPosition, SubscriptionType
 from allocator.subscription.kinds import KINDS
 from allocator.types import TopicPartition
 

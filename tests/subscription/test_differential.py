@@ -11,11 +11,11 @@ from typing import Any, Callable
 from unittest import mock
 
 import kafka.consumer.subscription_state as theirs
+from as_kafka_python import KafkaPythonState as SubscriptionState
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allocator.subscription import SubscriptionState
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 TOPICS = ["a", "b", "c"]

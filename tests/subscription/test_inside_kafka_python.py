@@ -8,10 +8,11 @@ from typing import Callable
 
 import kafka.consumer.group
 import pytest
+from as_kafka_python import KafkaPythonState as SubscriptionState
 from kafka import KafkaConsumer
 from kafka.errors import IllegalStateError
 
-from allocator.subscription import RebalanceListener, SubscriptionState
+from allocator.subscription import RebalanceListener
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from as_kafka_python import KafkaPythonState as SubscriptionState
+from as_kafka_python import truncated
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator.errors import AllocatorError
-from allocator.subscription import SubscriptionState
 from allocator.subscription.kinds import MOVES
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -256,7 +257,7 @@ class States(RuleBasedStateMachine):
         ):
             times = [m.retry_at for m in model.values() if (m.reset is not None if of_reset else m.validating)]
             assert found == min((time for time in times if time is not None), default=None)
-        assert state.truncated_partitions() == {tp for tp, m in model.items() if m.truncated}
+        assert truncated(state) == {tp for tp, m in model.items() if m.truncated}
         assert state.all_consumed_offsets() == {
             tp: OffsetAndMetadata(m.position, "", m.leader_epoch) for tp, m in model.items() if m.position is not None
         }

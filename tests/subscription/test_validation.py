@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from as_kafka_python import KafkaPythonState as SubscriptionState
+from as_kafka_python import truncated
 from hand_clock import Clock
 
 from allocator.errors import NotAssigned
-from allocator.subscription import FetchState, LogTruncation, SubscriptionState
+from allocator.subscription import FetchState, LogTruncation
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, GONE = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("gone", 9)
@@ -84,7 +86,7 @@ def test_a_log_that_was_cut_is_read_again_from_the_cut(clock: Clock) -> None:
     assert state.position(A0) == divergent
     assert state.is_fetchable(A0)
     assert state.epoch(A0) != epoch
-    assert state.truncated_partitions() == set()
+    assert truncated(state) == set()
 
 
 @pytest.mark.parametrize(("end_offset", "end_epoch"), [(-1, -1), (-1, 2), (40, -1)])
@@ -104,13 +106,13 @@ def test_without_a_strategy_the_user_decides_and_nothing_is_read_until_then(
 ) -> None:
     state = validating(clock, "none")
     assert state.maybe_complete_validation(A0, AT_50, *answer) == LogTruncation(A0, AT_50, divergent, False)
-    assert state.truncated_partitions() == {A0}
+    assert truncated(state) == {A0}
     assert not state.is_fetchable(A0)
     assert state.position(A0) == AT_50
     assert state.partitions_needing_validation() == set(), "asking again brings the same answer"
     state.seek(A0, 40)
     assert state.is_fetchable(A0)
-    assert state.truncated_partitions() == set()
+    assert truncated(state) == set()
 
 
 def test_after_a_truncation_another_leader_may_have_the_log_whole(clock: Clock) -> None:

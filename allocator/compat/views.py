@@ -1,4 +1,4 @@
-"""`consumer.allocator`, which services written for kiel look at."""
+"""`consumer.allocator` and `consumer.offsets`, which services written for kiel use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from allocator.compat.grouped import GroupedConsumer
 
 __all__ = ["KielAllocator", "OffsetsByTopic"]
+
+Positions = Callable[[], Mapping[TopicPartition, int]]
+Seek = Callable[[TopicPartition, int], None]
 
 
 class KielAllocator:
@@ -52,21 +55,11 @@ def _nothing() -> None:
     """Until a service sets its own."""
 
 
-# -- kiel_offsets ----------
-# `consumer.offsets[topic][partition]` as in kiel: reading it gives the position, setting it seeks.
-
-
-Positions = Callable[[], Mapping[TopicPartition, int]]
-
-
-Seek = Callable[[TopicPartition, int], None]
-
-
 class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):
-    """Topic -> partition -> the next offset to read, always current.
+    """`consumer.offsets`: topic -> partition -> the next offset to read, always current. Setting it seeks, as in kiel.
 
-    Only partitions with a known position are in it. Setting an offset seeks; `seek` raises for a partition that
-    cannot be sought and for what is no offset. Nothing can be deleted: a position cannot be taken back.
+    Only partitions with a known position are in it. `seek` raises for a partition that cannot
+    be sought, and for a value that is no offset. Nothing can be deleted: a position cannot be taken back.
     """
 
     def __init__(self, positions: Positions, seek: Seek) -> None:

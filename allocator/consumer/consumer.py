@@ -41,56 +41,37 @@ __all__ = ["Consumer"]
 
 
 class Consumer:
-    """Reads the partitions that its group's allocator function gives to it, and no others.
+    """Reads the partitions that its group assigns to it, and no others.
 
-    Guarantee: a record is delivered, and an offset committed, only while this member owns the partition and its
-    lease is valid. What was delivered is committed once more is asked for; after a crash
-    the last uncommitted records come again, none is skipped.
+    Guarantee: the consumer delivers a record, and commits an offset, only while this member owns the partition and its
+    lease is valid. Delivered records are committed after you request the next batch; after a crash the last
+    uncommitted records come again, and none is skipped.
 
         async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
             async for batch in consumer:
                 for record in batch:
                     handle(record.value)
 
-    One task may read at a time; `commit`, `seek`, `pause` and the like may be called from any task of the same loop.
-    Topics and partitions are taken one by one or in any collection; a partition may be another client's
+    One task may read at a time. Any task of the same loop may call `commit`, `seek`, `pause` and the like.
+    Topics and partitions are accepted one by one or in any collection. A partition may be another client's
     TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
 
     Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
 
-    A partition that is to move waits until the batch in the reader's hands is done: a handler that takes long delays
-    the rebalance of the partitions it works on, and of no others.
+    A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
+    partitions of that batch, and of no others.
 
-    brokers, zookeeper     "host:port,host:port"; ZooKeeper's may end in a chroot "/path"
-    membership             who says what is ours: "zookeeper"; "kafka", Kafka's own group protocol (brokers from 0.9),
-                           which needs no ZooKeeper and can be shared with other clients; or "fixed": all partitions
-                           of the topics, or `partitions`, whoever else reads them. Offsets stay where they are.
-                           "kiel", "consumers", "pykafka": a group with members of kiel 0.9.3, of Kafka's own client
-                           of 0.8, or of pykafka (docs/old-groups.md)
-    offsets                where committed offsets are: "kafka", "zookeeper" (as before 0.8.2) or "both"; None: where
-                           the other members have them
-    settle_s               "kiel": how long a partition that comes from a member of kiel's is left alone
-    group                  whose offsets are committed; may be None with "fixed", then nothing is
-    topics or pattern      what to subscribe to; a pattern is matched at the start of a topic's name, with
-                           "zookeeper" by whoever leads, and so it is RE2's (without lookaround and backreferences) and
-                           needs `zk-partition-allocator[patterns]`
-    assignor               a name, "package.module:function", a callable, or several of them in order of preference;
-                           "naive" if none is given. "range", "roundrobin", "sticky" and "cooperative-sticky" are
-                           the names under which members of other clients can share a group over "kafka"
-    session_timeout_s      more: a crashed member's partitions wait longer; less: a pause costs the session sooner
-    group_protocol         "kafka": "classic", or "consumer" (KIP-848, brokers from 4.0), where the broker assigns
-    rebalance_timeout_s    "kafka": how long a rebalance waits for a member that drains and commits
-    heartbeat_interval_s   "kafka": more: rebalances are noticed later; less: more requests
-    max_poll_interval_s    who does not ask for records for so long leaves the group, until he asks again; None: never
-    instance_id            "kafka": a static member (KIP-345), whose partitions wait for its return
-    auto_commit_interval_s None: only `commit` commits; more: more records come again after a crash
-    auto_offset_reset      where to begin without a committed offset: "earliest", "latest", "none" (raises) or a
-                           timestamp in milliseconds; also where to go on when the log does not have the position any
-                           more, or the topic was deleted and created again, which `listener.on_records_lost` is told
-    listener               is told of partitions that come and go: a `RebalanceListener`, or any object with
-                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients
-    prefetch_bytes         bound of what is read ahead, for all partitions together
-    zookeeper_options      credentials, ACL, SASL and TLS, as `wire.zookeeper_security.OPTIONS` lists them
+    docs/reference/settings.md lists the settings with their defaults, ranges and memberships. These arguments are
+    for Python alone:
+
+    partitions             chosen by hand, with membership "fixed"
+    assignor               a name, "package.module:function", a callable, or several of them in order of preference
+    key_deserializer       a function from the bytes of a key to the key; it is not called for None
+    value_deserializer     the same for values
+    listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
+                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
+                           an `on_records_lost` it hears of records that the log no longer has
+    zookeeper_options      credentials, ACL, SASL and TLS to ZooKeeper
     security               TLS and SASL to Kafka, under kafka-python's names
     """
 

@@ -20,6 +20,7 @@ from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.describe import GroupState, describe
 from allocator.groups.patterns import topic_pattern
+from allocator.names import parse_address
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import within
 from allocator.types import TopicPartition
@@ -221,10 +222,9 @@ async def _reached(what: str, addresses: Iterable[str], port: int, setting: str)
 
 async def _refused(address: str, default_port: int) -> str | None:
     """Why nothing can connect there, None if something can."""
-    host, colon, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
-    host = (host if colon else address).strip("[]")
+    host, port = parse_address(address, default_port)
     try:
-        _, writer = await within(asyncio.open_connection(host, int(port) if colon else default_port), REACH_S)
+        _, writer = await within(asyncio.open_connection(host, port), REACH_S)
     except asyncio.TimeoutError:
         return f"no connection within {REACH_S:g} s"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The process around the daemon: signals, logs, exit codes."""
+"""The process around the daemon: signals, exit codes, and logs, one line for each event."""
 
 from __future__ import annotations
 
@@ -47,33 +47,20 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Runner = Union[Daemon, FollowingDaemon]
-
-
 Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextManager[Any]]
+"""Runs as long as the daemon. Its consumer is in the list once it is made."""
 
-
-"""What runs as long as the daemon; its consumer is in the list once it is made."""
-
-
+# exit codes; a second signal ends the process with 128 + its number, without draining
 CLEAN = 0  # stopped by a signal: drained, committed, left
-
-
 ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
-
-
-SETTINGS = 2  # settings, the handler or an allocator function cannot be used; nothing was touched
-
-
+SETTINGS = 2  # settings, the handler or an assignor cannot be used; nothing was touched
 HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
 
 
-# a second signal: 128 + its number, nothing drained
-
-
 def check(config: Config) -> Handler:
-    """Everything that can be found out without connecting. Raises ConfigError or AssignorError."""
+    """Loads the handler and the assignors, without connecting. Raises ConfigError or AssignorError."""
     handler = load_handler(config.handler.target, config.handler.mode)
-    if config.group.group_protocol == "classic":  # else they are names of the broker's
+    if config.group.group_protocol == "classic":  # otherwise the broker has them
         for assignor in config.group.assignor or ():
             resolve(assignor)
     return handler
@@ -227,15 +214,10 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-# -- logs ----------
-# Logs of the daemon: one line for each event, for machines or for people.
-
+# -- logs --------------------------------------------------------------------------------------------------------------
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-# libraries that log every request at "info" or below
-_CHATTY = ("kafka", "kazoo")
+_CHATTY = ("kafka", "kazoo")  # these libraries log every request at "info" or below
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:

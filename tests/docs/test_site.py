@@ -45,9 +45,10 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
 
 def test_the_reference_comes_out_of_the_code(site: Path) -> None:
     consumer = (site / "reference/consumer.html").read_text()
-    assert "Reads the partitions that its group's allocator function gives to it" in consumer
-    assert "<code>prefetch_bytes</code>" in consumer  # out of the list of parameters, as a table
+    assert "Reads the partitions that its group assigns to it" in consumer
+    assert "<code>key_deserializer</code>" in consumer  # out of the list of parameters, as a table
     settings = (site / "reference/settings.html").read_text()
+    assert "<code>prefetch_bytes</code>" in settings
     assert "<code>dead_letter_topic</code>" in settings
     assert "The topic for records that failed for good" in settings
     commands = (site / "reference/cli.html").read_text()

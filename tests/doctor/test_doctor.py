@@ -161,7 +161,7 @@ async def test_a_member_that_shows_no_sign_of_life(patient: Patient) -> None:
             await wait_until_async(noticed, 40, lambda: f"the forged member to be noticed: {found}", interval_s=0.5)
         assert [finding.where for finding in found["silent-member"]] == [("forged@nowhere#1",)]
         assert found["stuck-member"][0].where[0] == "forged@nowhere#1"
-        assert "has not begun" in found["stuck-member"][0].what
+        assert "has not started" in found["stuck-member"][0].what
 
 
 async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
@@ -419,7 +419,7 @@ async def test_the_command_says_what_it_could_not_look_at(patient: Patient) -> N
     assert "127.0.0.1:1" in said["findings"][0]["what"]
     (nobody,) = [finding for finding in said["findings"] if finding["id"] == "no-members"]
     assert "0 records" not in nobody["what"]  # nobody knows how many
-    assert "Kafka was not asked" in nobody["what"]
+    assert "unknown without Kafka" in nobody["what"]
     code, said = await patient.shell_json(patient.group, *nowhere)
     assert code == 1
     assert said["error"]["type"] == "BrokersUnavailable"

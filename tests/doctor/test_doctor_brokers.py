@@ -61,7 +61,7 @@ async def test_a_broker_that_died(
         return places("leaderless", once) == [f"{once}:2"] and len(places("under-replicated", twice)) == 2
 
     await wait_until_async(told, 60, lambda: f"both findings, not {found}", interval_s=0.5)
-    assert "Start the brokers that hold them: broker 2." in found["leaderless"][0].do
+    assert "Start the brokers with their replicas: broker 2." in found["leaderless"][0].do
     assert "broker 2 unavailable" in found["under-replicated"][0].what
 
 

@@ -145,7 +145,7 @@ async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser
         it.watcher.fail(ConnectionLost("ZooKeeper does not answer"))
 
         def look_again() -> None:
-            page.sees("#link", "not everything answers")
+            page.sees("#link", "a cluster does not answer")
             page.sees("#phase", "stable when ZooKeeper last answered")
             assert "good" not in page.run("return document.querySelector('#phase').className")
             assert page.run("return window.link !== document.querySelector('#groups a')"), "the list was not drawn anew"
@@ -238,7 +238,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             press("Rebalance")
             page.sees("dialog .answer", "the next generation will follow")
             press("Pause")
-            page.sees("dialog .answer", "told to leave")
+            page.sees("dialog .answer", "its members will leave")
             page.sees("#phase", "paused, going on: 1")
             press("Resume")
             page.sees("#phase", "stable")

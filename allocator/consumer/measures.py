@@ -1,4 +1,4 @@
-"""How far a group is behind, for allocator functions that share out work instead of partitions."""
+"""The lag of a group, for assignors that balance work, and metrics under the names of Kafka's own clients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["lag", "lags", "reference_metrics"]
 
-TIMEOUT_S = 2.0  # whoever asks is in the middle of a rebalance
-
-
+TIMEOUT_S = 2.0  # short, because a rebalance waits for it
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
 
 
@@ -44,10 +42,6 @@ async def lag(
         for partition in asked
         if (there := ends[partition]) is not None and partition in begins
     }
-
-
-# -- metrics ----------
-# What Kafka's own clients measure of a consumer, under the names that they use.
 
 
 def lags(state: SubscriptionState) -> dict[TopicPartition, int]:

@@ -1,8 +1,8 @@
 """The plain Python decoder of record sets, formats v0, v1 and v2.
 
-Two steps, so that bytes stay bytes until someone looks: `scan` walks the batch headers, checks the checksums and
-drops what is not to be seen; `RecordSet.columns` decodes some of the batches that it found. `_records.pyx` is the
-same, compiled.
+It works in two steps, so that records that nobody reads are not decoded: `scan` walks the batch headers, checks the
+checksums and drops invisible batches; `RecordSet.columns` decodes some of the batches that it found. `_records.pyx` is
+the same, compiled.
 
 Formats: https://kafka.apache.org/documentation/#messageformat (v2) and https://kafka.apache.org/0100/documentation/
 #messageformat (v0, v1); KIP-32 timestamps, KIP-31 relative offsets, KIP-98 transactions.
@@ -30,26 +30,12 @@ __all__ = ["MIN_RECORD", "Columns", "RecordSet", "read_messages", "read_records"
 # base offset, length, leader epoch, magic, crc, attributes, last offset delta, base and max timestamp, producer id
 # and epoch, base sequence, record count
 _V2: Final = struct.Struct(">qiibIhiqqqhii")
-
-
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
-
-
 _CONTROL_KEY: Final = struct.Struct(">hh")
-
-
 _CRC_FROM: Final = 21
-
-
 _LOG_OVERHEAD: Final = 12
-
-
 _CODEC, _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
-
-
 _ABORT: Final = 0
-
-
 _INT64: Final = (1 << 63) - 1
 
 
@@ -311,13 +297,7 @@ def _part(data: bytes, segment: Segment) -> ColumnPart:
     return unpack_messages(buffer, segment)
 
 
-# -- records ----------
-# The records of a batch of format v2 (Kafka 0.11 and newer), in plain Python.
-
-
 MIN_RECORD: Final = 7
-
-
 """Bytes of the smallest record of v2: length, attributes, two deltas, two nulls and no headers."""
 
 
@@ -458,27 +438,12 @@ def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
     return pos
 
 
-# -- legacy ----------
-# Message sets of the formats v0 and v1 (Kafka 0.8 to 0.10, and newer brokers answering old clients).
-
-
 # offset, length, crc, magic, attributes
 _HEADER: Final = struct.Struct(">qiIbB")
-
-
 _INT32: Final = struct.Struct(">i")
-
-
 # the same, in v1 the time, and the length of the key
 _UP_TO_KEY: Final = {0: struct.Struct(">qiIbBi"), 1: struct.Struct(">qiIbBqi")}
-
-
 _MESSAGE_CRC_FROM: Final = 16
-
-
-_CODEC, _APPEND_TIME = 0x07, 0x08
-
-
 _MIN_LENGTH: Final = {0: 14, 1: 22}
 
 

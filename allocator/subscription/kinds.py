@@ -1,4 +1,4 @@
-"""Where to begin when there is no position."""
+"""The values of the subscription state: reset strategies, kinds of subscription, states of a position, topic names."""
 
 from __future__ import annotations
 
@@ -22,25 +22,15 @@ __all__ = [
 ]
 
 EARLIEST: Final = -2
-
-
-"""ListOffsets asks for the first offset of the log with this timestamp."""
-
-
+"""The timestamp by which ListOffsets returns the first offset of the log."""
 LATEST: Final = -1
-
-
-"""ListOffsets asks for the end of the log with this timestamp."""
-
-
+"""The timestamp by which ListOffsets returns the end of the log."""
 ResetStrategy = Union[str, int]
-
-
 _BY_NAME: Final[dict[str, Optional[int]]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 
 def reset_timestamp(strategy: Any) -> int | None:
-    """What ListOffsets is asked for under a strategy; None for "none".
+    """The timestamp of the ListOffsets request of a strategy; None for "none".
 
     `strategy` is "earliest", "latest", "none" (in any case) or a time in milliseconds since the epoch: the first
     record of that time or later, the end of the log if there is none. kafka-python's `OffsetResetStrategy.EARLIEST`
@@ -55,12 +45,8 @@ def reset_timestamp(strategy: Any) -> int | None:
     )
 
 
-# -- kinds ----------
-# The ways to choose partitions, the states of a position, and which move leads where: two tables.
-
-
 class SubscriptionType(enum.IntEnum):
-    """How the partitions are chosen."""
+    """How partitions are chosen."""
 
     NONE = 0
     AUTO_TOPICS = 1
@@ -69,24 +55,22 @@ class SubscriptionType(enum.IntEnum):
 
 
 _NONE = SubscriptionType.NONE
-
-
 KINDS: Final[Mapping[SubscriptionType, frozenset[SubscriptionType]]] = {
-    # a kind may be chosen again, but another one only after `unsubscribe`: partitions that came one way would stay
-    # when the other way takes them for its own
+    # another kind may be chosen only after `unsubscribe`: partitions that were assigned one way would stay when the
+    # other way replaces the assignment
     _NONE: frozenset(SubscriptionType),
     **{kind: frozenset({kind, _NONE}) for kind in SubscriptionType if kind is not _NONE},
 }
 
 
 class FetchState(enum.Enum):
-    """What is known of the position of an assigned partition."""
+    """The state of the position of an assigned partition."""
 
-    INITIALIZING = "no position, and nobody is looking for one"
+    INITIALIZING = "no position, and none requested"
     AWAIT_RESET = "no position; a reset strategy is finding one"
     FETCHING = "a position to read from"
-    AWAIT_VALIDATION = "a position that is still to be compared with the log of another leader (KIP-320)"
-    TRUNCATED = "a position past the point where the log was cut; the user says where to go on"
+    AWAIT_VALIDATION = "a position that must be compared with the log of a new leader (KIP-320)"
+    TRUNCATED = "a position past the point where the log was truncated; the user has to seek"
 
     @property
     def has_position(self) -> bool:
@@ -94,23 +78,21 @@ class FetchState(enum.Enum):
 
 
 _SOUGHT = {FetchState.FETCHING, FetchState.AWAIT_RESET}
-
-
 MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
-    # nothing comes back to INITIALIZING, for a partition that was given away starts as a new object;
-    # what has no position cannot be compared with a log
+    # nothing returns to INITIALIZING: a partition that is assigned again starts as a new object;
+    # without a position there is nothing to compare with a log
     FetchState.INITIALIZING: frozenset(_SOUGHT),
     FetchState.AWAIT_RESET: frozenset(_SOUGHT),
     FetchState.FETCHING: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
-    # again while it is under way: yet another leader has come
+    # again while a validation is under way: the leader changed once more
     FetchState.AWAIT_VALIDATION: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED}),
-    # a newer leader may have the log whole
+    # a newer leader may have the whole log
     FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
 }
 
 
 def checked(topics: str | Iterable[str]) -> set[str]:
-    """One topic or several, all valid; a new set."""
+    """A new set of one topic or several. Raises as `check_topic`."""
     several = (topics,) if isinstance(topics, str) else tuple(topics)
     for topic in several:
         check_topic(topic)

@@ -1,4 +1,4 @@
-"""Records that a consumer will not deliver, and which topic a position belongs to."""
+"""Lost records, and the topic id in the metadata of a commit: it shows that a topic was created again."""
 
 from __future__ import annotations
 
@@ -28,37 +28,31 @@ __all__ = [
 ]
 
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-
-
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
-
-
 _MEMBER_STAMP: Final = re.compile(r"generation \d+ member .*", re.DOTALL)
-
-
 _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 
 @dataclass(frozen=True)
 class RecordsLost:
-    """The log no longer has the position that the consumer asked for, so a reset chose another one."""
+    """The log no longer has the position of the consumer, so a reset chose another one."""
 
     partition: TopicPartition
     position: int
     """The next offset that the consumer would have delivered."""
     resumed_at: int
-    """The offset that it goes on at, by `auto_offset_reset`, or where the log was cut."""
+    """Where reading continues: by `auto_offset_reset`, or where the log was truncated."""
     first: Optional[int]
-    """The first offset that is skipped; None: none of the log as it is now. What the log had before may be lost too."""
+    """The first skipped offset; None: no offset of the present log. Records that the log had before may be lost too."""
     last: Optional[int]
-    """The last offset that is skipped."""
+    """The last skipped offset."""
     why: str
     recreated: bool = False
-    """The topic was deleted and created again: `position` is an offset of the old one, the others of the new one."""
+    """The topic was deleted and created again: `position` is an offset of the old topic, the others of the new one."""
 
     @property
     def count(self) -> int:
-        """How many offsets are skipped."""
+        """The number of skipped offsets."""
         return 0 if self.first is None or self.last is None else self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -70,7 +64,7 @@ class RecordsLost:
 
 
 def stamped(text: str, topic_id: Any) -> str:
-    """The metadata of a commit, with the id of the topic that the offset belongs to; `topic_id` None: not known."""
+    """The metadata of a commit with the id of its topic; unchanged if `topic_id` is None (unknown)."""
     return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
 
 
@@ -81,7 +75,7 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
 
 
 class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
-    """A committed offset whose metadata is what the user wrote; the topic's id stands beside it, not in it."""
+    """A committed offset with the metadata of the user; the topic id is an attribute, not part of the text."""
 
     topic_id: Optional[uuid.UUID] = None
 
@@ -90,7 +84,7 @@ class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is unt
 
 
 def as_written(committed: OffsetAndMetadata) -> Committed:
-    """Without what members add to metadata, or write where the user gave none."""
+    """The offset with the metadata that the user gave, without the text that members add."""
     metadata = _STAMP.sub("", committed.metadata or "")
     found = Committed(committed.offset, "" if _MEMBER_STAMP.fullmatch(metadata) else metadata, committed.leader_epoch)
     found.topic_id = topic_of(committed.metadata)
@@ -98,12 +92,12 @@ def as_written(committed: OffsetAndMetadata) -> Committed:
 
 
 def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
-    """The id of the topic that an offset belongs to; None if nothing says so."""
+    """The id of the topic that an offset belongs to; None if unknown."""
     return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)
 
 
 def as_committed(metadata: str, cluster: str | None) -> str:
-    """What is sent to `cluster` (its id) for such metadata: a topic id is worth something in its own cluster alone.
+    """The metadata to send to `cluster` (its id): a topic id counts only in its own cluster.
 
     MirrorMaker copies committed offsets to other clusters together with their metadata.
     """
@@ -111,25 +105,21 @@ def as_committed(metadata: str, cluster: str | None) -> str:
 
 
 def as_read(metadata: str, cluster: str | None) -> str:
-    """The metadata that `as_committed` was given; without the topic id where that is one of another cluster."""
+    """The reverse of `as_committed`; without the topic id if that is one of another cluster."""
     found = _STAMP_OF_CLUSTER.search(metadata)
     if found is None:
         return metadata
     return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]
 
 
-# -- errors ----------
-# Errors of this room that are kafka-python's too, so that code which catches those goes on working.
-
-
 class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
-    """The call does not fit the kind of subscription, or the state of the position, that there is."""
+    """The call does not fit the kind of subscription, or the state of the position. Also kafka-python's error."""
 
     __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
 
 
 class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
-    """Partitions have nowhere to start, and the reset strategy is "none". `partitions` are all of them."""
+    """Partitions have no offset to start at, and the reset strategy is "none". Also kafka-python's error."""
 
     __str__ = Exception.__str__
 
@@ -139,5 +129,5 @@ class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[mis
 
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:
-    """As every message writes them."""
+    """Partitions as error messages write them."""
     return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

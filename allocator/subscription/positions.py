@@ -1,4 +1,4 @@
-"""Where each assigned partition stands, and which may be read."""
+"""Positions of the assigned partitions: which may be read, which await a reset or a validation."""
 
 from __future__ import annotations
 
@@ -189,10 +189,6 @@ class Positions:
         return [self.assignment[tp] for tp in partitions if tp in self.assignment]
 
 
-# -- resets ----------
-# Positions that are to be found by a strategy.
-
-
 class Resets(Positions):
     """Which partitions await a reset, and when it may be tried.
 
@@ -267,14 +263,6 @@ class Resets(Positions):
         return True
 
 
-# -- validation ----------
-# Positions that are to be compared with the log of another leader (KIP-320).
-#
-# After an unclean election the log may end before a position, or go on differently: reading on from there would skip
-# records without a word. So a partition whose leader changed is not read until OffsetForLeaderEpoch has said where the
-# epoch of the last record read ends in the leader's log.
-
-
 class LogTruncation(NamedTuple):
     """Records before the position are not in the log any more."""
 
@@ -288,9 +276,13 @@ class LogTruncation(NamedTuple):
 
 
 class Validations(Resets):
-    """Which positions await a validation, when it may be tried, and what its answer means.
+    """Which positions await a validation, when it may be tried, and what its result means (KIP-320).
 
-    Guarantee: while a position awaits validation, or was found past the end of the log, nothing is handed out.
+    After an unclean election the log may end before a position, or continue differently; reading on would skip
+    records without an error. So a partition whose leader changed is not read until OffsetForLeaderEpoch has told where
+    the epoch of the last record ends in the log of the leader.
+
+    Guarantee: nothing is delivered while a position awaits validation, or was found past the end of the log.
     Validation and reset exclude each other.
     """
 

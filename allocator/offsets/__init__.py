@@ -1,14 +1,10 @@
-"""Kafka's group coordinator: membership of a group by its own protocol, and committed offsets.
+"""Committed offsets of a group: fetching, committing, keeping them from expiring.
 
-In: a connected `KafkaClient`, a group, offsets, a `Participant`. Out: offsets, generations, or an error naming what
-was refused and why. It may use `wire` only; it knows nothing of who owns a partition, so whether a commit is still
-allowed is decided above it.
+In: a connected `KafkaClient`, a group, offsets, and the `Committer` that commits. Out: offsets, or an error that names
+the refused partitions and the reason. May touch: the group's coordinator, and through old brokers the offsets that they
+keep in ZooKeeper. It does not know which member owns a partition: the caller decides whether a commit is still allowed.
 
-`find` finds the coordinator and finds it again, and `reactions` says what each error code calls for.
-`messages` knows the versions of the requests about offsets, `commits` has them wait for each other, and `offsets` puts
-them together.
-`group_messages` knows those of a group's members, `phases` where a member may stand, `heartbeat` when it says that it
-lives, and `group` puts them together; `consumer_protocol` has the bytes that consumers pass through it to each other.
-The next-generation protocol (KIP-848) stands beside that: `next_settings`, `next_phases` and `next_messages`, which
-`next_group` puts together.
+`coordinator` finds the broker that coordinates a group, `messages` composes the requests, `commit_queue` sends the
+commits in order, `group_offsets` offers fetch and commit, `storage` adds the choice between Kafka and ZooKeeper, `idle`
+commits the offsets of idle partitions again, and `tracker` counts what the user has done.
 """

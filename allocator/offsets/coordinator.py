@@ -1,4 +1,4 @@
-"""Which broker coordinates a group, for as long as that holds."""
+"""The broker that coordinates a group: finding it, sending requests to it, finding it again."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.client.client import KafkaClient
+from allocator.client.configs import BROKER_RESOURCE, describe_configs
 from allocator.client.errors import FIND, GroupReaction, for_code, react
 from allocator.client.offset_commit import OffsetCommit
-from allocator.errors import BrokerError
+from allocator.errors import AllocatorError, BrokerError
 from allocator.measures import Measure, Measures
 
-__all__ = ["Coordinator"]
+__all__ = ["SHORTEST_RETENTION_S", "Coordinator"]
 
 log = logging.getLogger(__name__)
 
 MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks for its own
 
-# for one request. more: a coordinator that hangs costs its successor's time; less: a slow one is asked twice
+# for one request. more: its successor is found later when it hangs; less: a slow one gets the request twice
 PATIENCE_S = 10.0
+
+RETENTION = "offsets.retention.minutes"
+SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
 
 HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
 MEASURED: dict[int, Callable[[Measures], Measure]] = {
@@ -38,7 +43,7 @@ MEASURED: dict[int, Callable[[Measures], Measure]] = {
 class Coordinator:
     """The coordinator of `group`: found when needed, forgotten when it moved or died.
 
-    Before 0.8.2 there is none: any broker takes the offsets, to ZooKeeper (`ask` sends to the least busy one).
+    Before 0.8.2 there is none: any broker writes the offsets to ZooKeeper (`ask` sends to the least busy one).
     """
 
     def __init__(self, client: KafkaClient, group: str, retry_backoff_s: float) -> None:
@@ -61,9 +66,9 @@ class Coordinator:
         return self._client.measures
 
     async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
-        """The coordinator's answer to `request`; it has `patience_s` for it, if given, from when it is known.
+        """The coordinator's response to `request`, within `patience_s` of sending it.
 
-        Raises `BrokerError`, and looks for the coordinator anew after it.
+        Raises `BrokerError`; then the next request finds the coordinator anew.
         """
         node = await self.find(deadline)
         measures = self._client.measures
@@ -83,11 +88,11 @@ class Coordinator:
         return answer
 
     async def settled(self, request_class: Any) -> None:
-        """Returns once no such request is under way, whoever waits for its answer."""
+        """Returns once no request of this kind is under way, whichever task sent it."""
         await self._client.settled(request_class)
 
     def forget(self, node: int | None = None) -> None:
-        """Find it again before the next request, unless another one than `node` was found meanwhile."""
+        """Find it again before the next request, unless another one than `node` was found in the meantime."""
         if node is None or node == self._node:
             self._node = None
 
@@ -96,8 +101,29 @@ class Coordinator:
             patience_s = min(self._client.request_timeout_s, PATIENCE_S)
         return max(0.1, min(patience_s, deadline - time.monotonic()))
 
+    async def retention_s(self) -> float | None:
+        """Seconds that the coordinator keeps a committed offset which is not committed again.
+
+        It counts from the last commit where Kafka knows no members of the group, and before 2.1 (KIP-211) in every
+        group. Returns `SHORTEST_RETENTION_S` where the coordinator will never tell it (before 0.11, or without the
+        right to DESCRIBE_CONFIGS of the cluster), and None where it does not tell it now.
+        """
+        if self._client.api_version(DescribeConfigsRequest) is None:
+            return SHORTEST_RETENTION_S
+        node = self._node
+        if node is None:
+            return None
+        try:
+            found = await describe_configs(
+                self._client, BROKER_RESOURCE, str(node), [RETENTION], node=node, timeout_s=PATIENCE_S
+            )
+            return float(found[RETENTION]) * 60
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: the offset retention cannot be read: %s", self._group, error)
+            return None if getattr(error, "retriable", False) else SHORTEST_RETENTION_S
+
     async def find(self, deadline: float) -> int | None:
-        """Node id, looked up if need be; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
         if self._node is not None:
             return self._node
         if self._client.api_version(FindCoordinatorRequest) is None:

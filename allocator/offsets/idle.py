@@ -1,4 +1,8 @@
-"""Committing what stands once more, before Kafka forgets the offsets of partitions that are idle."""
+"""Committing the offsets of idle partitions again, before Kafka deletes them.
+
+Kafka deletes a committed offset after its retention. Where it knows the members of a group it keeps the group's offsets
+(from 2.1 on, KIP-211); it does not know the members of a ZooKeeper group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Final
 from allocator.client.client import KafkaClient
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError
-from allocator.offsets.group_offsets import SHORTEST_DEFAULT_S, GroupOffsets
+from allocator.offsets.coordinator import SHORTEST_RETENTION_S
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["IdleOffsets", "KeptOffsets", "commit_again"]
@@ -19,22 +24,22 @@ log = logging.getLogger(__name__)
 
 Known = Callable[[TopicPartition], "int | None"]
 
-# of the retention. An offset is committed again at half of it at the latest. More: fewer requests; less: a coordinator
-# that is away for longer costs no offsets
+# of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests; less: the
+# coordinator may be away for longer
 PERIOD: Final = 0.25
 MAX_PERIOD_S: Final = 6 * 3600.0  # the setting may change with a restart of the brokers
-# how soon offsets are committed that this member has not committed itself, and may be old. More: a member that lives
+# how soon the member commits an offset that another member committed, which may be old. more: a member that lives
 # shortly commits none; less: more turns
-LOOK_S: Final = 20.0
-
-IDLE_S: Final = 5.0  # while nothing is owned
+CHECK_S: Final = 20.0
+IDLE_S: Final = 5.0  # between turns while the member owns nothing
 
 
 class IdleOffsets:
-    """When each owned partition was committed last, and which are to be committed again.
+    """When each owned partition was committed last, and which of them to commit again.
 
-    One request, of all that are due soon, about every quarter of the retention; partitions that are committed anyway
-    cost nothing. `owned` are those with a committed offset, `again` commits them, `retention_s` tells the retention.
+    About every quarter of the retention, one request commits all partitions that are due soon. Partitions that are
+    committed anyway cost nothing. `owned` returns the owned partitions with a committed offset, `again` commits them,
+    `retention_s` returns the retention.
     """
 
     def __init__(
@@ -49,19 +54,19 @@ class IdleOffsets:
         self._retention_s = retention_s
         self._clock = clock
         self._committed: dict[TopicPartition, float] = {}
-        self._period_s: float | None = None  # as of
+        self._period_s: float | None = None  # as of `_learnt`
         self._learnt = float("-inf")
 
     def committed(self, partitions: Iterable[TopicPartition]) -> None:
-        """They stand in Kafka as of now."""
+        """These were committed just now."""
         self._committed.update(dict.fromkeys(partitions, self._clock()))
 
     def not_ours(self) -> set[TopicPartition]:
-        """Owned partitions that nobody is known to have committed since they are owned."""
+        """Partitions that no commit is known of since this member owns them."""
         return set(self._owned()) - self._committed.keys()
 
     def due(self, period_s: float) -> set[TopicPartition]:
-        """To be committed now; none while none is older than `period_s`, else all older than half of it."""
+        """The partitions to commit now: as soon as one commit is older than `period_s`, all older than half of it."""
         owned, now = self._owned(), self._clock()
         self._committed = {p: at for p, at in self._committed.items() if p in owned}
         ages = {p: now - self._committed.get(p, float("-inf")) for p in owned}
@@ -81,11 +86,11 @@ class IdleOffsets:
             except AllocatorError as error:
                 log.debug("%d idle offsets are committed later: %s", len(due), error)
             else:
-                self.committed(due)  # also what was left out, as somebody else moved it
-        return min(period_s / 2, LOOK_S)
+                self.committed(due)  # also the ones left out, which another member has committed
+        return min(period_s / 2, CHECK_S)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             pause_s = await self.turn()
             await asyncio.sleep(pause_s)
@@ -93,16 +98,18 @@ class IdleOffsets:
     async def _period(self) -> float:
         now = self._clock()
         if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
-            told = await self._retention_s()
-            period_s = min(MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_DEFAULT_S if told is None else told)))
-            if told is None:
-                return period_s  # asked again at the next turn
+            retention_s = await self._retention_s()
+            period_s = min(
+                MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
+            )
+            if retention_s is None:
+                return period_s  # the next turn asks again
             self._period_s, self._learnt = period_s, now
         return self._period_s
 
 
 class KeptOffsets(GroupOffsets):
-    """`GroupOffsets` for a member that Kafka knows nothing of, and whose user commits what he likes."""
+    """`GroupOffsets` for a member that Kafka does not know, and whose user commits any offsets at any time."""
 
     def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
         super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
@@ -121,7 +128,7 @@ class KeptOffsets(GroupOffsets):
         self._idle.committed(offsets)
 
     async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
-        """Keeps these offsets, and later commits, from expiring. Runs until cancelled; acts only while `still_ours`."""
+        """Keeps these offsets, and those committed later, from expiring while `still_ours`. Runs until cancelled."""
         self._known = {p: value.offset for p, value in committed.items()}
         self._still_ours = still_ours
         await self._idle.run()
@@ -140,16 +147,16 @@ async def commit_again(
     known: Known,
     commit: Callable[[dict[TopicPartition, OffsetAndMetadata]], Awaitable[None]],
 ) -> None:
-    """Commits what stands, unchanged. Raises AllocatorError.
+    """Commits the committed offsets again, unchanged. Raises AllocatorError.
 
-    A partition is left out whose committed offset is not the `known` one (None: none, or not now): somebody has moved
-    it. What Kafka has forgotten already is committed as it was known.
+    Leaves out a partition whose committed offset is not the `known` one (None: there is none, or not now), because
+    another process has committed it. Where Kafka has deleted the offset already, commits the known one.
     """
-    stands = await offsets.fetch(partitions)
+    committed = await offsets.fetch(partitions)
     again = {}
     for partition in partitions:
         offset = known(partition)
-        found = stands.get(partition)
+        found = committed.get(partition)
         if offset is not None and found is None:
             log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
             again[partition] = OffsetAndMetadata(offset, "", -1)

@@ -1,4 +1,9 @@
-"""Who a member is to the coordinator."""
+"""OffsetCommit and OffsetFetch over their versions, and the identity that a member's requests carry.
+
+OffsetCommit and OffsetFetch v0 keep offsets in ZooKeeper, v1 and newer in Kafka. A broker gets the newest version that
+it knows (0.8.1: v0; from 0.8.2 on: v1 or newer), so the offsets are in Kafka wherever Kafka can keep them, unless the
+caller asks otherwise (`in_zookeeper`).
+"""
 
 from __future__ import annotations
 
@@ -15,78 +20,54 @@ __all__ = [
     "ALL_PARTITIONS",
     "OUTSIDE",
     "STABLE",
-    "Answer",
     "Committer",
     "Identity",
+    "OffsetResult",
     "commit_request",
     "fetch_code",
     "fetch_request",
     "fetch_results",
 ]
 
+# v9 is v8 for a member by epoch; from v10 on topics go by id instead of by name
+MAX_COMMIT = 8
+EPOCH_COMMIT = 9
+MAX_RETAINED_COMMIT = 4  # the last version in which a commit has a retention time
+# from v8 on one request may ask for several groups; v9 names the member
+MAX_FETCH = 7
+EPOCH_FETCH = 9
+STABLE = 7  # from this version of OffsetFetch on, a request can wait for open transactions (KIP-447)
+ALL_PARTITIONS = 2  # from this version of OffsetFetch on, a request can ask for all offsets of the group
+
 
 class Identity(NamedTuple):
-    """What a member says of itself in each request; the coordinator refuses what does not fit its own view."""
+    """The identity that each request of a member carries; the coordinator refuses one that it does not know."""
 
     generation: int
     member_id: str
     instance_id: Optional[str] = None
     """Of a static member (KIP-345)."""
     by_epoch: bool = False
-    """`generation` is the member epoch of the next-generation protocol (KIP-848)."""
+    """`generation` is the member epoch of KIP-848."""
 
 
 class Committer(Protocol):
-    """Under whose name offsets are committed. A membership by Kafka's group protocol is one."""
+    """The member that commits. The memberships of both Kafka protocols are one."""
 
     @property
     def identity(self) -> Identity | None:
-        """As of now; None while this process is no member."""
+        """The present identity; None while this process is no member."""
 
     def may_commit(self, partition: TopicPartition) -> bool:
-        """Whether the member holds the partition, or is still giving it up."""
+        """Whether the member holds the partition, or is still releasing it."""
 
     def refused(self, code: int, sent: Identity) -> bool:
-        """The coordinator refused a commit that was sent under this identity. Returns whether the member goes on with
-        what it held, so that the commit may be repeated under the identity that it has by then."""
+        """The coordinator refused a commit that was sent under this identity. Returns whether the member keeps its
+        partitions, so that the commit may be repeated under its new identity."""
 
 
-# -- messages ----------
-# The requests about offsets, over their versions.
-#
-# OffsetCommit and OffsetFetch v0 keep offsets in ZooKeeper, v1 and newer in Kafka; a broker gets the newest it knows
-# (0.8.1: v0, from 0.8.2 on: v1 or newer), so offsets stand in Kafka wherever Kafka can keep them, unless it is told
-# otherwise (`in_zookeeper`).
-
-
-# v9 is v8 for who is no member by epoch; from v10 on topics go by id instead of by name
-MAX_COMMIT = 8
-
-
-EPOCH_COMMIT = 9
-
-
-# the last version in which a commit says for how long it is to be kept
-MAX_RETAINED_COMMIT = 4
-
-
-# from v8 on one request may ask for several groups; v9 says which member asks
-MAX_FETCH = 7
-
-
-EPOCH_FETCH = 9
-
-
-# from this version of OffsetFetch on a request can ask for offsets that no open transaction may still change (KIP-447)
-STABLE = 7
-
-
-# from this version of OffsetFetch on a request can ask for whatever the group has committed
-ALL_PARTITIONS = 2
-
-
-class Answer(NamedTuple):
-    """About one partition: the code, and what is committed (None when nothing is)."""
+class OffsetResult(NamedTuple):
+    """One partition of a response: the error code, and the committed offset (None without one)."""
 
     partition: TopicPartition
     code: int
@@ -130,9 +111,9 @@ def fetch_request(
     identity: Identity = OUTSIDE,
     in_zookeeper: bool = False,
 ) -> Any:
-    """`partitions` None: whatever is committed (from `ALL_PARTITIONS` on, and in Kafka).
+    """`partitions` None: all offsets of the group (from `ALL_PARTITIONS` on, and in Kafka).
 
-    A member by epoch says who it is, and hears `STALE_MEMBER_EPOCH` when the group has gone on without it.
+    The request of a member by epoch carries its identity; the response is `STALE_MEMBER_EPOCH` when its epoch is over.
     """
     request = OffsetFetchRequest
     by_topic: dict[str, list[int]] | None = None
@@ -160,11 +141,11 @@ def _listed(by_topic: Mapping[str, list[int]] | None, kind: Any) -> list[Any] | 
 
 
 def fetch_code(response: Any) -> int:
-    """About the group."""
+    """The error code of the group."""
     return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
 
 
-def fetch_results(response: Any) -> Iterator[Answer]:
+def fetch_results(response: Any) -> Iterator[OffsetResult]:
     for topic in response.groups[0].topics if response.API_VERSION >= 8 else response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
@@ -172,4 +153,4 @@ def fetch_results(response: Any) -> Iterator[Answer]:
             if part.error_code == 0 and part.committed_offset >= 0:
                 epoch = part.committed_leader_epoch
                 committed = OffsetAndMetadata(part.committed_offset, part.metadata or "", epoch)
-            yield Answer(tp, part.error_code, committed)
+            yield OffsetResult(tp, part.error_code, committed)

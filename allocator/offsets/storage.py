@@ -1,4 +1,4 @@
-"""Where the offsets of a group stand: in Kafka, in ZooKeeper as before 0.8.2, or in both during a transition."""
+"""The offsets of a group in Kafka, in ZooKeeper as before 0.8.2, or in both during a transition."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, get_args
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
+from allocator.offsets.commit_queue import Offsets, PendingCommit
 from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.group_offsets import Call, GroupOffsets, Offsets
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.messages import fetch_request, fetch_results
 from allocator.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
 
@@ -20,12 +21,12 @@ STORAGES = get_args(OffsetStorage)
 
 
 class StoredOffsets(GroupOffsets):
-    """`GroupOffsets` whose place may be chosen, and changed between two calls.
+    """`GroupOffsets` with a choice of storage, which may change between two calls.
 
-    "kafka": as ever. "zookeeper": under /consumers/<group>/offsets in the ZooKeeper of the brokers, where kiel and the
-    clients of 0.8.1 read and write them; it keeps the offset alone. "both": a commit has succeeded when it stands in
-    both places, and the greater of the two is what is committed (so does the Java client with `dual.commit.enabled`),
-    so that members which read one place follow those which write the other.
+    "kafka": as `GroupOffsets`. "zookeeper": under /consumers/<group>/offsets in the ZooKeeper of the brokers, where
+    kiel and the clients of 0.8.1 keep them; without metadata. "both": a commit succeeds when both have stored it, and
+    the greater of the two offsets counts (as in the Java client with `dual.commit.enabled`), so that members which read
+    one of them follow members which write the other.
     """
 
     def __init__(self, client: KafkaClient, group: str, storage: OffsetStorage, *, coordinator: Coordinator) -> None:
@@ -58,11 +59,13 @@ class StoredOffsets(GroupOffsets):
             return super().commit_async(offsets, callback)
         if self.storage == "zookeeper":
             return self._old.commit_async(offsets, callback or self._on_commit)
-        # both have their place in the order when this returns; the two are told of as one
-        each = super().commit_async(offsets, _untold), self._old.commit_async(offsets, _untold)
+        # both have their place in the order when this returns; the callback gets one result for the two
+        each = super().commit_async(offsets, _ignore), self._old.commit_async(offsets, _ignore)
         task = asyncio.get_running_loop().create_task(_both(*each), name="commit")
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._committed(done, Call({}), offsets, callback or self._on_commit))
+        task.add_done_callback(
+            lambda done: self._committed(done, PendingCommit({}), offsets, callback or self._on_commit)
+        )
         return task
 
     async def settled(self) -> None:
@@ -74,7 +77,7 @@ class StoredOffsets(GroupOffsets):
         await super().close()
 
     async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
-        """Commits to Kafka what stands in ZooKeeper, whatever stood there before; returns how many.
+        """Copies offsets from ZooKeeper to Kafka, over those in Kafka; returns how many.
 
         Raises NoOffsetsError or CommitFailed; then some may have been copied, and it may be called again.
         """
@@ -84,32 +87,28 @@ class StoredOffsets(GroupOffsets):
 
 
 async def _both(*commits: Any) -> None:
-    """Until both are decided; raises the first error, which the other does not undo."""
+    """Waits for both; raises the first error. A success of the other one is not undone."""
     for result in await asyncio.gather(*commits, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
 
 
-def _untold(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorError | None) -> None:
-    """Its caller is told of the whole."""
+def _ignore(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorError | None) -> None:
+    pass
 
 
-# -- old_offsets ----------
-# What a group committed before Kafka kept offsets itself.
-#
-# OffsetCommit v0 writes to ZooKeeper whatever the broker's version; clients that never learnt another one, kiel among
-# them, left their offsets there even on clusters of 2.x. OffsetFetch v0 reads them through any broker, up to Kafka 3.
-
-
-UNKNOWN_PARTITION = 3  # ZooKeeper holds nothing for it
+UNKNOWN_PARTITION = 3  # ZooKeeper has no offset for it
 
 
 async def fetch_old_offsets(
     client: KafkaClient, group: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The offsets that stand in ZooKeeper; empty for brokers that have none (Kafka 4, or KRaft).
+    """The offsets that a group has in ZooKeeper; empty for brokers without ZooKeeper (Kafka 4, or KRaft).
 
-    Raises NoOffsetsError when a broker does not say: taking silence for "nothing" would read everything again.
+    OffsetCommit v0 writes to ZooKeeper whatever the broker's version, so clients that know only this version (kiel is
+    one) have their offsets there even on clusters of 2.x. OffsetFetch v0 reads them through any broker up to Kafka 3.
+
+    Raises NoOffsetsError when a broker does not respond: if that counted as "no offset", all records would come again.
     """
     request = fetch_request(group, partitions)
     request._max_version = 0

@@ -28,7 +28,7 @@ from allocator.client.response_reader import AnswerReader
 from allocator.fetch.batch import Batch
 from allocator.fetch.buffer import Chunk
 from allocator.fetch.decode import RecordSet
-from allocator.offsets.group_offsets import Call
+from allocator.offsets.commit_queue import PendingCommit
 from allocator.types import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -43,7 +43,7 @@ NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
 END = NEXT + 10  # as the broker says
 
 # the forms in which a record travels; their own methods compute
-FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, Call)
+FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
 # the compiled one shows no calls, so neither does the one in Python
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # they keep nothing of the record
@@ -171,7 +171,7 @@ def carries_offset(value: Any) -> bool:
         return NEXT_ON_THE_WIRE in value
     if isinstance(value, OffsetCommit):
         return carries_offset(value.offsets)
-    if isinstance(value, Call):
+    if isinstance(value, PendingCommit):
         return carries_offset(value.left)
     if isinstance(value, Mapping):
         return any(map(carries_offset, value.values()))

@@ -17,8 +17,9 @@ from hand_clock import Clock
 from allocator import Consumer, TopicPartition
 from allocator.client.client import KafkaClient
 from allocator.errors import CommitFailed
-from allocator.offsets.group_offsets import SHORTEST_DEFAULT_S, GroupOffsets
-from allocator.offsets.idle import LOOK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
+from allocator.offsets.coordinator import SHORTEST_RETENTION_S
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
 
@@ -69,7 +70,7 @@ async def test_idle_offsets_are_committed_in_one_request_a_period_and_never_olde
 @pytest.mark.parametrize("retention_s", [60.0, 3600.0, 7 * DAY_S, None])
 async def test_the_period_follows_what_the_broker_says(retention_s: float | None) -> None:
     group = Group(A, retention_s=retention_s)
-    kept_s = SHORTEST_DEFAULT_S if retention_s is None else retention_s
+    kept_s = SHORTEST_RETENTION_S if retention_s is None else retention_s
     await group.live(4 * kept_s)
     times = [at for at, _ in group.commits]
     gaps = [later - before for before, later in zip(times, times[1:])]
@@ -94,15 +95,15 @@ async def test_nothing_is_asked_while_nothing_is_owned_and_new_partitions_come_s
     await group.live(60.0)
     ((at, what),) = group.commits
     assert what == {B}
-    assert at - began <= LOOK_S
+    assert at - began <= CHECK_S
 
 
 async def test_a_commit_that_fails_is_tried_again_at_the_next_turn() -> None:
     group = Group(A)
     group.error = CommitFailed("not now")
-    await group.live(LOOK_S)
+    await group.live(CHECK_S)
     group.error = None
-    await group.live(LOOK_S + 1)
+    await group.live(CHECK_S + 1)
     assert [what for _, what in group.commits] == [{A}]
 
 

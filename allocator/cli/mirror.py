@@ -146,9 +146,9 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             "partitions": len(progress),
             "lag": lag if progress and not unknown else None,
             "records": mirroring.records,
-            "found": mirroring.found,
-            "repeated": mirroring.repeated,
-            "gone": mirroring.gone,
+            "found": mirroring.already_present,
+            "repeated": mirroring.duplicated,
+            "gone": mirroring.lost_at_source,
             "losses": [
                 {**each.partition._asdict(), "first": each.first, "last": each.last} for each in mirroring.losses
             ],
@@ -169,8 +169,8 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     click.echo(
         f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"
-        + (f"; {mirroring.found:,} found there after a crash" if mirroring.found else "")
-        + (f"; {mirroring.repeated:,} there are not the mirror's, or repeated" if mirroring.repeated else "")
-        + (f"; {mirroring.gone:,} deleted before they were mirrored" if mirroring.gone else "")
+        + (f"; {mirroring.already_present:,} found there after a crash" if mirroring.already_present else "")
+        + (f"; {mirroring.duplicated:,} there are not the mirror's, or repeated" if mirroring.duplicated else "")
+        + (f"; {mirroring.lost_at_source:,} deleted before they were mirrored" if mirroring.lost_at_source else "")
         + (f"; stopped: {', '.join(sorted(mirroring.stopped))}" if mirroring.stopped else "")
     )

@@ -15,7 +15,7 @@ from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
-from allocator.migrate.translate import WAYS
+from allocator.migrate.translate import METHODS
 
 __all__ = ["offsets"]
 
@@ -55,7 +55,7 @@ def offsets() -> None:
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
     "--by",
-    type=click.Choice(WAYS),
+    type=click.Choice(METHODS),
     default="offset",
     show_default=True,
     help="How to find the position in the target log.",

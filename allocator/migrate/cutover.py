@@ -1,4 +1,4 @@
-"""Groups taken from an old cluster to a new one, step by step, while producers and services run."""
+"""Moves groups from an old cluster to a new one, step by step, while producers and services run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = [
-    "LOOK_S",
     "NO_RETURN",
+    "POLL_S",
     "STEPS",
     "Clusters",
     "Cutover",
@@ -43,22 +43,110 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "allocator cutover 1"
-
-
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
-
-
 NO_RETURN: Final = "producers"
-
-
 """The step in which producers begin to write to the new cluster: from then on only it has their records."""
-
-
 BY_PARTITION: Final = ("ends", "empty")  # details that are for later steps
+POLL_S: Final = 0.2
+
+T = TypeVar("T")
+
+
+class CutoverFailed(AllocatorError):
+    """A step failed. Completed steps stay done: correct the cause and run it again, or roll back."""
+
+
+class Clusters(NamedTuple):
+    """The connections of a cutover: both clusters, the ensemble of its groups, the map of its mirror."""
+
+    plan: Plan
+    old: KafkaClient
+    new: KafkaClient
+    ensemble: ZooKeeper
+    map: OffsetMap
+
+    def partitions(self, client: KafkaClient) -> list[TopicPartition]:
+        """The partitions of the plan's topics on one of the clusters."""
+        return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
+
+    async def committed(self, store: OffsetStore) -> dict[TopicPartition, int]:
+        """The offsets that a group has committed of them."""
+        async with store.opened() as there:
+            return await there.committed(self.partitions(there.client))
+
+    async def mirrored(self) -> dict[TopicPartition, int]:
+        """Old positions up to which all stands on the new cluster.
+
+        Raises CutoverFailed for a topic that was deleted and created again since it was mirrored.
+        """
+        ids = await TopicIds(self.old).of(self.plan.topics)
+        found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
+        await self.map.refresh()
+        for each in self.partitions(self.old):
+            reason = self.map.recreated(each, ids[each.topic])
+            if reason is not None:
+                raise CutoverFailed(
+                    f"topic {each.topic!r} of the old cluster was deleted and created again: {reason}; the groups' "
+                    "offsets may be of the former topic. Tell the mirror how to go on (--recreated), and check where "
+                    "the groups stand"
+                )
+        return {each: offset.offset for each, offset in found.items()}
+
+    async def mirror_lag(self) -> int:
+        """Records that the mirror has not copied yet."""
+        ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
+        return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
+
+    async def back(self, group: str) -> None:
+        """Commits the group's progress on the new cluster to the old one."""
+        await self.map.refresh()
+        done = await self.committed(self.plan.new(group))
+        async with self.plan.old(group).opened() as old:
+            offsets = {}
+            before = await old.committed(self.partitions(self.old))
+            for each, target in done.items():
+                source = self.map.positions(each).source(target)
+                if source is not None:
+                    offsets[each] = max(source, before.get(each, 0))
+            await old.refuse_members()
+            await old.commit(offsets, "rolled back")
+
+
+@contextlib.asynccontextmanager
+async def opened(plan: Plan) -> AsyncIterator[Clusters]:
+    """Closed with the block. Raises CutoverFailed when there is no mirror."""
+    async with contextlib.AsyncExitStack() as stack:
+        old = await connected(stack, plan.old_brokers, plan.old_security)
+        new = await connected(stack, plan.new_brokers, plan.new_security)
+        ensemble = ZooKeeper(plan.zookeeper)
+        stack.push_async_callback(ensemble.close)
+        await ensemble.connect(make_chroot=False)
+        offset_map = OffsetMap(new, plan.new_brokers, map_topic(plan.mirror), plan.new_security)
+        if new.partitions(offset_map.topic) is None:
+            raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
+        await offset_map.open()
+        yield Clusters(plan, old, new, ensemble, offset_map)
+
+
+async def until(poll: Callable[[], Awaitable[T]], enough: Callable[[T], bool], timeout_s: float) -> T:
+    """The last result of `poll`: one that is `enough`, or the one at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = await poll()
+        except AllocatorError as error:
+            # coordinators that have just started, leaders that move
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+            log.info("asked again: %s", error)
+        else:
+            if enough(found) or time.monotonic() > deadline:
+                return found
+        await asyncio.sleep(POLL_S)
 
 
 class Cutover:
-    """Runs a plan. `told` is called with (step, what happened) for whoever looks on.
+    """Runs a plan. `told` is called with (step, result) after each step.
 
     Guarantee: each step that is done is in the state file before the next begins, so it may be killed anywhere and is
     run again with the same plan; a step that is repeated does no harm. Until `NO_RETURN` began to let producers write,
@@ -74,7 +162,7 @@ class Cutover:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any]:
-        """What is done so far; {} for nothing. Raises ConfigError when the plan was changed meanwhile."""
+        """The completed steps. Raises ConfigError when the plan was changed meanwhile."""
         if not self.plan.state.exists():
             return {}
         found = read_json(self.plan.state)
@@ -96,7 +184,7 @@ class Cutover:
     # -- running --------------------------------------------------------------------------------------------------
 
     async def run(self, until: str = STEPS[-1]) -> None:
-        """Does what is left, up to the step `until`. Raises what stopped it; then run it again, or roll back."""
+        """Runs the steps that are left, up to `until`. After an error, run it again or roll back."""
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         done = self.load()
@@ -166,9 +254,9 @@ class Cutover:
         empty: dict[str, list[list[Any]]] = {}
         ends = await ends_of(on.old, on.partitions(on.old))
         for group in self.plan.groups:
-            async with self.plan.old(group).opened() as place:
-                committed = await place.committed(on.partitions(on.old))
-                members[group] = len(await place.members())
+            async with self.plan.old(group).opened() as store:
+                committed = await store.committed(on.partitions(on.old))
+                members[group] = len(await store.members())
             if not committed:
                 faults.append(f"group {group!r} has committed nothing of these topics on the old cluster")
             topics = {each.topic for each in committed}
@@ -197,8 +285,8 @@ class Cutover:
             await choose(on.ensemble, path, ClusterChoice(before.brokers, frozen=True))
         began = time.monotonic()
         for group in self.plan.groups:
-            for place in (self.plan.old(group), self.plan.new(group)):
-                async with place.opened() as there:
+            for store in (self.plan.old(group), self.plan.new(group)):
+                async with store.opened() as there:
                     left = await until(there.members, lambda found: not found, self.plan.freeze_s)
                     if left:
                         raise CutoverFailed(
@@ -263,8 +351,8 @@ class Cutover:
             began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
 
             async def stuck(group: str = group, began: Mapping[TopicPartition, int] = began) -> list[str]:
-                async with self.plan.new(group).opened() as place:
-                    if not await place.members():
+                async with self.plan.new(group).opened() as store:
+                    if not await store.members():
                         return ["it has no members"]
                 state = await describe(on.ensemble, group, self.plan.root)
                 if state is not None and state.members:  # Kafka's own groups do not tell their owners to others
@@ -314,12 +402,12 @@ class Cutover:
             if not behind and now - since >= self.plan.quiet_s:
                 return found
             if now > deadline:
-                why = "the mirror is behind" if behind else "somebody writes to the old topics"
+                why = "the mirror is behind" if behind else "a producer writes to the old topics"
                 raise CutoverFailed(
                     f"{why} still, after {self.plan.producers_s:g} s; stop the producers or have them write to "
                     f"{self.plan.new_brokers}, and run it again. Until then a rollback is possible"
                 )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _finish(self, on: Clusters) -> dict[str, Any]:
         if not self.plan.audit:
@@ -334,122 +422,15 @@ class Cutover:
         return self.plan.state.with_name(f"{self.plan.state.stem}.{group}.offsets.json")
 
 
-# -- cutover_clusters ----------
-# Both clusters of a cutover, the ensemble of its groups and the map of its mirror: what the steps ask them.
-
-
-LOOK_S: Final = 0.2
-
-
-T = TypeVar("T")
-
-
-class CutoverFailed(AllocatorError):
-    """A step is not done. What was done stays done: mend what it says and run it again, or roll back."""
-
-
-class Clusters(NamedTuple):
-    """Connected."""
-
-    plan: Plan
-    old: KafkaClient
-    new: KafkaClient
-    ensemble: ZooKeeper
-    map: OffsetMap
-
-    def partitions(self, client: KafkaClient) -> list[TopicPartition]:
-        """Of the plan's topics, on one of the two."""
-        return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
-
-    async def committed(self, place: OffsetStore) -> dict[TopicPartition, int]:
-        """What a group has committed of them."""
-        async with place.opened() as there:
-            return await there.committed(self.partitions(there.client))
-
-    async def mirrored(self) -> dict[TopicPartition, int]:
-        """Old positions up to which all stands on the new cluster.
-
-        Raises CutoverFailed for a topic that was deleted and created again since it was mirrored.
-        """
-        ids = await TopicIds(self.old).of(self.plan.topics)
-        found = await GroupOffsets(self.old, self.plan.mirror).fetch(self.partitions(self.old))
-        await self.map.refresh()
-        for each in self.partitions(self.old):
-            reason = self.map.recreated(each, ids[each.topic])
-            if reason is not None:
-                raise CutoverFailed(
-                    f"topic {each.topic!r} of the old cluster was deleted and created again: {reason}; the groups' "
-                    "offsets may be of the former topic. Tell the mirror how to go on (--recreated), and check where "
-                    "the groups stand"
-                )
-        return {each: offset.offset for each, offset in found.items()}
-
-    async def mirror_lag(self) -> int:
-        """Records that the mirror has still to bring."""
-        ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
-        return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
-
-    async def back(self, group: str) -> None:
-        """What the group has done on the new cluster, committed on the old one."""
-        await self.map.refresh()
-        done = await self.committed(self.plan.new(group))
-        async with self.plan.old(group).opened() as old:
-            offsets = {}
-            before = await old.committed(self.partitions(self.old))
-            for each, target in done.items():
-                source = self.map.positions(each).source(target)
-                if source is not None:
-                    offsets[each] = max(source, before.get(each, 0))
-            await old.refuse_members()
-            await old.commit(offsets, "rolled back")
-
-
-@contextlib.asynccontextmanager
-async def opened(plan: Plan) -> AsyncIterator[Clusters]:
-    """Closed with the block. Raises CutoverFailed when there is no mirror."""
-    async with contextlib.AsyncExitStack() as stack:
-        old = await connected(stack, plan.old_brokers, plan.old_security)
-        new = await connected(stack, plan.new_brokers, plan.new_security)
-        ensemble = ZooKeeper(plan.zookeeper)
-        stack.push_async_callback(ensemble.close)
-        await ensemble.connect(make_chroot=False)
-        offset_map = OffsetMap(new, plan.new_brokers, map_topic(plan.mirror), plan.new_security)
-        if new.partitions(offset_map.topic) is None:
-            raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
-        await offset_map.open()
-        yield Clusters(plan, old, new, ensemble, offset_map)
-
-
-async def until(look: Callable[[], Awaitable[T]], enough: Callable[[T], bool], timeout_s: float) -> T:
-    """What `look` found last: enough, or time was up."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            found = await look()
-        except AllocatorError as error:
-            # coordinators that have just started, leaders that move
-            if not error.retriable or time.monotonic() > deadline:
-                raise
-            log.info("asked again: %s", error)
-        else:
-            if enough(found) or time.monotonic() > deadline:
-                return found
-        await asyncio.sleep(LOOK_S)
-
-
-# -- auditing ----------
-# The audit at the end of a cutover, by the Spark pipeline where that is installed.
-
-
 class Verdict(NamedTuple):
-    """What is to be shown, and how many records of the old cluster the new one lacks or has with other content."""
+    """A text to show, and how many records the new cluster lacks or has with other content."""
 
     text: str
     lost: int
 
 
 async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
-    """What both clusters held of each topic when producers changed over.
+    """Compares each topic on both clusters, up to the ends at which producers changed over.
 
     `ends` are (topic, partition, old end, new end).
     """

@@ -21,7 +21,7 @@ from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.tails import Tail
 from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, take_over
-from allocator.migrate.topic_sync import Alike, refuse_one_cluster
+from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, same_topic
 from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
@@ -39,20 +39,11 @@ log = logging.getLogger(__name__)
 
 Parts = frozenset[TopicPartition]
 
-
-CONNECT_S: Final = 30.0  # for a cluster; more: waits for one that is coming up; less: reports it sooner
-
-
-RESTART_S: Final = 1.0  # after a failure that may pass
-
-
-LOOK_S: Final = 0.5  # how often a reader that gets no records looks whether it is to stop
-
-
-LOSSES: Final = 1000
-
-
-STOP_S: Final = 10.0  # how long the end waits for what is under way to be acknowledged
+CONNECT_S: Final = 30.0  # for a cluster; more: waits for a cluster that is starting; less: reports it sooner
+RESTART_S: Final = 1.0  # pause after a failure that may pass
+POLL_S: Final = 0.5  # wait for records; less: `stop` is noticed sooner
+LOSSES: Final = 1000  # most ranges in `Mirror.losses`
+STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
 
 
 class RecordsGone(AllocatorError):
@@ -60,9 +51,9 @@ class RecordsGone(AllocatorError):
 
 
 class MirrorProgress(NamedTuple):
-    """How far one partition is: `next` is the old position after what is acknowledged on the new cluster.
+    """The progress of one partition. `next` is the old position after the last acknowledged record.
 
-    `end` of the old log is None before the first answer of its leader.
+    `end` of the old log is None before the first response of its leader.
     """
 
     partition: TopicPartition
@@ -74,85 +65,106 @@ class MirrorProgress(NamedTuple):
         return None if self.end is None else max(0, self.end - self.next)
 
 
+class Throttle:
+    """At most `bytes_s` bytes a second, and one second's bytes at once; None: no limit.
+
+    After a larger batch it waits longer, so the average rate holds for batches of every size.
+    """
+
+    def __init__(self, bytes_s: float | None) -> None:
+        self._rate = bytes_s
+        self._budget = 0.0
+        self._at = 0.0
+
+    async def take(self, size: int, stop: asyncio.Event) -> None:
+        """Returns when `size` bytes may be sent, or at once when `stop` is set."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        self._budget = min(self._rate, self._budget + (now - self._at) * self._rate) - size
+        self._at = now
+        if self._budget < 0:
+            await wait_for_event(stop, -self._budget / self._rate)
+
+
 class Mirror(RebalanceListener):
-    """One process of a mirror; start as many as you like with the same settings.
+    """One process of a mirror. Any number of processes with the same settings share the partitions.
 
-    Guarantee: every record of the old partition comes to the partition of the same number, in the same order, with
-    key, value, timestamp and headers, at least once: after a crash exactly once, if nobody else writes there. What
-    the old formats do not have stays away: no headers before 0.11, no timestamp (-1) before 0.10. Of transactions only
-    what was committed comes, without its transaction.
+    Guarantee: the mirror writes every record of an old partition to the new partition of the same number, in the same
+    order, with key, value, timestamp and headers, at least once. After a crash it writes each record exactly once if
+    no other producer writes there. The old formats have no headers (before 0.11) and no timestamp (-1, before 0.10).
+    Of transactions, the mirror writes the committed records, without the transaction.
 
-    Each time a partition is taken over, what stands on the new cluster behind what is committed is compared with the
-    old one, and what is there already is not sent again (`repeated` counts what does not compare). The order of each
-    step is: records, offset map, commit; so a process may be killed between any two.
+    When a process takes a partition over, it compares the records of the new cluster behind the committed position with
+    the old cluster's, and does not send again those that are there (`already_present`; `duplicated` counts records that
+    differ). Each step writes records, then the offset map, then the commit, so a process may be killed between any two.
 
-    `run` ends when `stop` was called, or, with `until_caught_up`, when all that stood in the old topics when it began
-    is mirrored.
+    `run` ends after `stop`, or, with `until_caught_up`, when the records that the old topics had at its start are
+    mirrored.
 
-    What the old cluster deletes before it is mirrored is counted in `gone` and named in `losses`. An old topic that is
-    deleted and created again stops, and is named in `stopped`, until `settings.recreated` says how to go on; the others
-    go on. Both are remembered over restarts: positions as offsets of the group, topics' ids in the offset map.
+    `lost_at_source` counts offsets that the old cluster deleted before they were mirrored, and `losses` names them. A
+    topic that was deleted and created again stops and is in `stopped`, until `settings.recreated` says how to go on;
+    the other topics go on. Both survive restarts: positions are offsets of the group, ids are in the offset map.
     """
 
     def __init__(self, settings: MirrorSettings) -> None:
         settings.check()
         self.settings = settings
         self.records = 0
-        """Acknowledged by the new cluster since the start of this process."""
+        """Records that the new cluster acknowledged since the start of this process."""
         self.bytes = 0
-        """Of them, as they went over the wire."""
-        self.repeated = 0
-        """Records of the new cluster that are not what the mirror was to write there: somebody else's, or repeated."""
-        self.found = 0
-        """Records that were found there already after a crash, and not sent again."""
-        self.gone = 0
+        """Their bytes on the wire."""
+        self.duplicated = 0
+        """Records of the new cluster that the mirror did not expect there: of another producer, or written twice."""
+        self.already_present = 0
+        """Records that the new cluster had already after a crash, and that were not sent again."""
+        self.lost_at_source = 0
         """Old offsets that the old cluster deleted before they were mirrored."""
         self.losses: deque[SourceLoss] = deque(maxlen=LOSSES)
-        """Which ones; the last thousand ranges."""
+        """Their ranges; the last thousand."""
         self.stopped: dict[str, str] = {}
-        """Old topics that are not mirrored on until `settings.recreated` says how -> what was found of them."""
+        """Old topics that are not mirrored until `settings.recreated` says how to go on -> the reason."""
         self.caught_up = False
-        """Whether all of the goal of `run(until_caught_up=True)` is mirrored."""
+        """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self._stopping: asyncio.Event | None = None
-        self._begun = False  # its servers were reached, once
+        self._connected = False  # reached its servers at least once
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[MirrorProgress] = []
         self._acked: dict[TopicPartition, int] = {}
-        self._ends: dict[TopicPartition, int] = {}  # where the new log is to end, if nobody else writes
+        self._target_ends: dict[TopicPartition, int] = {}  # expected end of the new log, if no other producer writes
         self._tails: dict[TopicPartition, Tail] = {}
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
         self._topic_ids: dict[str, Optional[str]] = {}  # when their partitions were taken over
         self._doubted: set[str] = set()
         self._error: Exception | None = None
-        self._in_hand: TopicPartition | None = None  # the producer does not have all of its last batch yet
-        # of a start: made by `_run`
+        self._unsent: TopicPartition | None = None  # the producer does not have all of its last batch yet
+        # created by `_open` and `_mirror`, for each start
         self._old: KafkaClient
         self._new: KafkaClient
         self._offsets: GroupOffsets
-        self._alike: Alike
+        self._topic_sync: TopicSync
         self._ids: TopicIds
         self._map: OffsetMap
         self._producer: Producer
         self._consumer: Consumer
-        self._source: KafkaClient  # that the consumer reads with
+        self._source: KafkaClient  # the consumer's client
         self._commit_lock: asyncio.Lock
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, until_caught_up: bool = False) -> None:
-        """Mirrors. Once its servers were reached, what may pass by itself is tried again for ever, and logged.
+        """Mirrors. Once it has reached its servers, it logs failures that may pass and retries without end.
 
-        Raises what keeps it from reaching them, so that a mistyped address ends it, and what takes somebody to mend it:
-        ConfigError, TopicsDiffer, NotEmpty and others. After everything else is done, TopicsStopped for topics that are
-        stopped, and RecordsGone where records of the old cluster were deleted before they were mirrored, unless
-        `settings.accept_loss`.
+        Raises failures to reach them, so that a mistyped address ends it, and failures that an operator has to mend:
+        ConfigError, TopicsDiffer, NotEmpty and others. After all other work it raises TopicsStopped for stopped topics,
+        and RecordsGone if the old cluster deleted records before they were mirrored, unless `settings.accept_loss`.
         """
         await self._run(until_caught_up)
         if self.stopped:
             raise TopicsStopped("; ".join(map(self._remedy, sorted(self.stopped))))
-        if self.gone and not self.settings.accept_loss:
+        if self.lost_at_source and not self.settings.accept_loss:
             raise RecordsGone(
-                f"the old cluster deleted {self.gone} offsets before they were mirrored: "
+                f"the old cluster deleted {self.lost_at_source} offsets before they were mirrored: "
                 f"{', '.join(map(str, list(self.losses)[:5]))}{' and others' if len(self.losses) > 5 else ''}; all "
                 "that it still had is mirrored. Bring them over from a backup, or say --accept-loss to end without "
                 "this error"
@@ -171,18 +183,18 @@ class Mirror(RebalanceListener):
                     await self._mirror(goal)
                     return
             except AllocatorError as error:
-                if not error.retriable or not self._begun:
+                if not error.retriable or not self._connected:
                     raise
                 log.warning("%s: trying again in %g s: %s", self.settings.group, RESTART_S, error)
                 await wait_for_event(self._stopping, RESTART_S)
 
     def stop(self) -> None:
-        """`run` finishes what is under way, commits and returns."""
+        """`run` finishes the batches under way, commits and returns."""
         if self._stopping is not None:
             self._stopping.set()
 
     def progress(self) -> list[MirrorProgress]:
-        """Of the partitions that this process has; after `run`, of those that it had last."""
+        """The progress of the partitions of this process; after `run`, of those that it had last."""
         if not self._acked:
             return self._last
         found = []
@@ -195,7 +207,7 @@ class Mirror(RebalanceListener):
 
     @property
     def offset_map(self) -> OffsetMap:
-        """Of the running mirror."""
+        """The map of the running mirror."""
         return self._map
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
@@ -205,13 +217,12 @@ class Mirror(RebalanceListener):
         for client in (self._old, self._new):
             stack.push_async_callback(client.close)
             await client.connect(CONNECT_S)
-        if settings.membership == "zookeeper" and not self._begun:
+        if settings.membership == "zookeeper" and not self._connected:
             await _reach(settings.zookeeper or "", settings.create)
-        self._begun = True
-        await refuse_one_cluster(self._old, self._new)
+        self._connected = True
+        await refuse_same_cluster(self._old, self._new)
         self._offsets = GroupOffsets(self._old, settings.group)
         stack.push_async_callback(self._offsets.close)
-        self._alike = Alike(settings, self._old, self._new, self._offsets)
         self._map = OffsetMap(self._new, settings.new, map_topic(settings.group), settings.new_security)
         ensemble = None
         if settings.old_zookeeper is not None and self._old.broker_version < (2, 8):
@@ -219,6 +230,7 @@ class Mirror(RebalanceListener):
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
         self._ids = TopicIds(self._old, ensemble)
+        self._topic_sync = TopicSync(settings, self._old, self._new, self._offsets, ensemble)
         self._producer = Producer(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._producer.open()
         if self._producer.magic < 2:
@@ -227,18 +239,18 @@ class Mirror(RebalanceListener):
                 "batches of format v2, which takes 0.11 or newer"
             )
         self._commit_lock = asyncio.Lock()
-        self._error = self._in_hand = None
-        self._acked, self._ends, self._tails = {}, {}, {}
+        self._error = self._unsent = None
+        self._acked, self._target_ends, self._tails = {}, {}, {}
         self._topic_ids, self._doubted = {}, set()
         self.stopped.clear()
         if settings.pattern is not None:
             self._old.follow_all()
         else:
-            await self._alike.keep(settings.topics)
+            await self._topic_sync.keep(settings.topics)
         await self._map.open(settings.replication)
 
     async def _unless_stopped(self, work: Awaitable[None]) -> bool:
-        """Whether it was done before `stop` was called; it is ended then."""
+        """Whether `work` ended before `stop` was called, which cancels it."""
         assert self._stopping is not None
         doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         try:
@@ -267,7 +279,7 @@ class Mirror(RebalanceListener):
             isolation_level="read_committed",
             assignor="range",
             listener=self,
-            auto_offset_reset="none",  # what the log does not have is looked into here
+            auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
             max_partition_bytes=4 << 20,
         )
         scope = TaskGroup()
@@ -284,23 +296,23 @@ class Mirror(RebalanceListener):
             while not self._stopping.is_set():
                 batch = None
                 try:
-                    batch = await consumer.getbatch(LOOK_S)
-                    # at once: the position is behind the batch now, and a commit meanwhile would count it as done
-                    self._in_hand = None if batch is None else TopicPartition(batch.topic, batch.partition)
+                    batch = await consumer.getbatch(POLL_S)
+                    # at once: the position is behind the batch now, and a commit would count the batch as done
+                    self._unsent = None if batch is None else TopicPartition(batch.topic, batch.partition)
                 except OffsetOutOfRange as error:
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
                 except NoPosition:
-                    pass  # of partitions of which nothing is committed: `_begin` says where they begin
+                    pass  # partitions without a committed offset: `_begin` sets where they begin
                 if self._error is not None:
                     raise self._error
                 if batch is not None:
-                    await self._look_at_id(batch.topic)
+                    await self._check_id(batch.topic)
                 await self._settle_doubts()
                 if batch is not None and batch.topic not in self.stopped:
                     await self._send(batch)
                     if self._stopping.is_set():
-                        break  # what is left of it is still in hand, and may not count as done
-                    self._in_hand = None
+                        break  # the rest of the batch is unsent, and may not count as done
+                    self._unsent = None
                 elif goal is not None and await self._reached(goal):
                     self.caught_up = True
                     break
@@ -313,16 +325,16 @@ class Mirror(RebalanceListener):
     # -- records --------------------------------------------------------------------------------------------------
 
     async def _drain(self, partitions: Parts) -> None:
-        """Returns when all of these is acknowledged; once it is to stop, it waits for `STOP_S` and no longer.
+        """Returns when all records of these are acknowledged; after `stop` it waits for `STOP_S` at most.
 
-        The new cluster may be gone, and what is not acknowledged is read again.
+        The new cluster may be gone. The next start reads records again that were not acknowledged.
         """
         if not await self._unless_stopped(self._producer.drained(partitions)):
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._producer.drained(partitions), STOP_S)
 
     async def _send(self, batch: Batch) -> None:
-        """Hands all of it to the sender, but for what is left when it is lost or when `stop` is called."""
+        """Gives the batch to the producer, until the partition is lost or `stop` is called."""
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
         queue = self._producer.queue(partition)
@@ -340,16 +352,16 @@ class Mirror(RebalanceListener):
         return self._consumer.may_act()
 
     def _skip_found(self, partition: TopicPartition, tail: Tail, batch: Batch) -> Batch:
-        """What of `batch` does not stand on the new cluster already; notes where the rest does."""
+        """The records of `batch` that the new cluster does not have yet; notes the offsets of the others in the map."""
         rest = tail.match(batch)
         for run in tail.runs():
             self._map.note(partition, run)
-        self.found += tail.taken_now
+        self.already_present += tail.taken_now
         if tail.over:
-            self.repeated += tail.left
+            self.duplicated += tail.left
             if tail.left:
                 log.warning(
-                    "%s:%d: %d records from %d on are not what was to be mirrored there: somebody else's, or repeated",
+                    "%s:%d: %d records from %d on are not the expected ones: of another producer, or written twice",
                     *partition,
                     tail.left,
                     tail.next_target,
@@ -358,14 +370,16 @@ class Mirror(RebalanceListener):
         return rest
 
     def _note(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
-        """Caller: the sender, in the order of each partition."""
+        """Caller: the producer, in the order of each partition."""
         for source, before in encoded.runs:
             self._map.note(partition, Run(source, target + before))
-        others = target - self._ends[partition]
+        others = target - self._target_ends[partition]
         if others:
-            self.repeated += others
-            log.warning("%s:%d: %d records from %d on are somebody else's, or repeated", *partition, others, target)
-        self._ends[partition] = target + encoded.records
+            self.duplicated += others
+            log.warning(
+                "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
+            )
+        self._target_ends[partition] = target + encoded.records
         self._acked[partition] = encoded.next
         self.records += encoded.records
         self.bytes += encoded.size
@@ -385,18 +399,18 @@ class Mirror(RebalanceListener):
             mine = [partition for partition in partitions if partition in self._acked]
             for partition in mine:
                 await self._pass_markers(partition)
-            # before the map is written: what is acknowledged meanwhile is in neither
+            # before the map is written, so that neither has batches that are acknowledged meanwhile
             offsets = {partition: self._acked[partition] for partition in mine if partition in self._acked}
             await self._map.flush()
             await self._consumer.commit(offsets)
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
-        """What is not visible at the end of the old log is done when all before it is."""
-        busy = self._in_hand == partition or not self._producer.idle(partition) or partition in self._tails
+        """Records at the end of the old log that are not visible are done when all before them are."""
+        busy = self._unsent == partition or not self._producer.idle(partition) or partition in self._tails
         if busy or partition.topic in self.stopped:
             return
         position = await self._consumer.position(partition)
-        if self._in_hand != partition and self._producer.idle(partition) and partition in self._acked:
+        if self._unsent != partition and self._producer.idle(partition) and partition in self._acked:
             self._acked[partition] = max(self._acked[partition], position)
 
     async def _goal(self) -> dict[TopicPartition, int]:
@@ -419,7 +433,7 @@ class Mirror(RebalanceListener):
         return all(each.topic in self.stopped for each in late)
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
-        """Those of `partitions`, which other processes have, that were created again will not reach the goal."""
+        """Stops recreated topics of `partitions`, which other processes have: they will not reach the goal."""
         ids = await self._ids.of({each.topic for each in partitions})
         await self._map.refresh()
         for each in partitions:
@@ -433,11 +447,11 @@ class Mirror(RebalanceListener):
         """Nothing of them is read before this returns."""
         try:
             await self._begin(partitions)
-        except Exception as error:  # noqa: BLE001 - the reader raises it: the group would log it and go on without them
+        except Exception as error:  # noqa: BLE001 - the reader raises it: the group would log it and go on
             self._error = error
 
     async def on_partitions_revoked(self, partitions: Parts) -> None:
-        """Everything that was read of them is acknowledged and committed; then they are another's."""
+        """Returns when all records that were read of them are acknowledged and committed."""
         await self._drain(partitions)
         try:
             await self._commit(partitions)
@@ -446,7 +460,7 @@ class Mirror(RebalanceListener):
         self._forget(partitions)
 
     def on_partitions_lost(self, partitions: Parts) -> None:
-        """They are another's, who finds what was written."""
+        """The next owner finds the records that were written."""
         self._forget(partitions)
 
     def _forget(self, partitions: Parts) -> None:
@@ -456,7 +470,7 @@ class Mirror(RebalanceListener):
             self._tails.pop(partition, None)
 
     async def _begin(self, partitions: Parts) -> None:
-        await self._alike.keep({partition.topic for partition in partitions})
+        await self._topic_sync.keep({partition.topic for partition in partitions})
         ids = await self._ids.of({partition.topic for partition in partitions})
         taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map, ids)
         self._topic_ids.update(ids)
@@ -474,7 +488,7 @@ class Mirror(RebalanceListener):
                 self._consumer.seek(partition, each.position)
             if each.recreated is not None:
                 continue
-            self._acked[partition], self._ends[partition] = each.position, each.end
+            self._acked[partition], self._target_ends[partition] = each.position, each.end
             if each.tail is not None:
                 self._tails[partition] = each.tail
         self._pause_stopped(partitions)
@@ -482,13 +496,13 @@ class Mirror(RebalanceListener):
     # -- losses -----------------------------------------------------------------------------------------------------
 
     def _lose(self, loss: SourceLoss) -> None:
-        """Counts and tells it; what was told before a reconnection is not told again."""
+        """Counts and logs a loss, without the offsets that were logged before a reconnection."""
         key = (loss.partition, self._map.incarnation(loss.partition).number)
         loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
         if loss.offsets <= 0:
             return
         self._lost_to[key] = loss.last + 1
-        self.gone += loss.offsets
+        self.lost_at_source += loss.offsets
         self.losses.append(loss)
         log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
 
@@ -510,7 +524,7 @@ class Mirror(RebalanceListener):
         )
 
     async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
-        """The old log does not have the position: it lost its beginning, or is another one."""
+        """The old log does not have the position: its beginning was deleted, or it is another log."""
         await self._drain(frozenset({partition}))
         ids = await self._ids.of([partition.topic])
         ends = (await ends_of(self._old, [partition])).get(partition)
@@ -534,7 +548,7 @@ class Mirror(RebalanceListener):
         self._consumer.seek(partition, begin)
 
     def _doubt(self) -> None:
-        """Caller: the reader's client, when its metadata changed. Notes topics that may have been created again."""
+        """Notes topics that may have been created again. Caller: the consumer's client, when its metadata changed."""
         for topic in {partition.topic for partition in self._acked} - self.stopped.keys():
             now = self._source.topic_id(topic)
             same = same_topic(self._topic_ids.get(topic), None if now is None else str(now))
@@ -544,16 +558,16 @@ class Mirror(RebalanceListener):
             if not same:
                 self._doubted.add(topic)
 
-    async def _look_at_id(self, topic: str) -> None:
-        """Before a batch of it is sent, which was read by the topic's name: it may be of a topic created since."""
+    async def _check_id(self, topic: str) -> None:
+        """Notes a doubt if a batch, which was fetched by the topic's name, may be of a topic that was created since."""
         version, known = self._source.api_version(FetchRequest), self._topic_ids.get(topic)
         if known is None or (version is not None and version > BY_NAME and not known.startswith(ZNODE)):
-            return  # such a batch cannot come without news to `_doubt`
+            return  # the metadata of a new topic reaches `_doubt` before such a batch
         if same_topic(known, (await self._ids.of([topic]))[topic]) is False:
             self._doubted.add(topic)
 
     async def _settle_doubts(self) -> None:
-        """Compares topics in doubt with what was mirrored. One that does not exist now stays in doubt."""
+        """Compares topics in doubt with the mirrored records. A topic that does not exist now stays in doubt."""
         for topic in list(self._doubted):
             ids = await self._ids.of([topic])
             mine = frozenset(each for each in self._acked if each.topic == topic)
@@ -576,9 +590,9 @@ class Mirror(RebalanceListener):
 
 
 async def _reach(hosts: str, create: bool) -> None:
-    """Raises what keeps a member from the ensemble; ConfigError, having changed nothing, if it lacks the chroot.
+    """Raises if the ensemble is unreachable, or ConfigError if it lacks the chroot; `create` creates it.
 
-    With a mistyped chroot this would be a mirror of its own, and every record would be mirrored twice.
+    With a mistyped chroot this would be another mirror, and every record would be mirrored twice.
     """
     ensemble = ZooKeeper(hosts)
     try:
@@ -587,29 +601,3 @@ async def _reach(hosts: str, create: bool) -> None:
         raise ConfigError(f"{error} Correct --zookeeper, or start once with --create") from error
     finally:
         await ensemble.close()
-
-
-# -- throttle ----------
-# Sending no faster than one is told to.
-
-
-class Throttle:
-    """So many bytes a second at most, and those of one second at once; None: no bound.
-
-    What is larger than a second's worth is waited for afterwards: on average the rate holds whatever the sizes.
-    """
-
-    def __init__(self, bytes_s: float | None) -> None:
-        self._rate = bytes_s
-        self._budget = 0.0
-        self._at = 0.0
-
-    async def take(self, size: int, stop: asyncio.Event) -> None:
-        """Returns when `size` bytes may go, or at once when `stop` is set."""
-        if self._rate is None:
-            return
-        now = time.monotonic()
-        self._budget = min(self._rate, self._budget + (now - self._at) * self._rate) - size
-        self._at = now
-        if self._budget < 0:
-            await wait_for_event(stop, -self._budget / self._rate)

@@ -1,4 +1,4 @@
-"""What a mirror is told."""
+"""Settings of a mirror."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class MirrorSettings:
 
     old, new            brokers, "host:port,host:port"
     topics or pattern   what to mirror; a pattern is matched at the start of a topic's name
-    group               shares the partitions among the processes of one mirror, and keeps on the old cluster how far
-                        it got; its offset map is in the topic "<group>.offset-map" of the new cluster
-    membership          "zookeeper" or "kafka", of the group; `zookeeper` is the ensemble of the former
-    old_zookeeper       of the old cluster, with its chroot: brokers before 0.11 do not tell how topics are set
-    create              create the chroot in `zookeeper` if it does not exist, which is refused otherwise
-    replication         of topics that are made; as many as there are brokers, at most
-    throttle_bytes_s    most that this process sends in a second; None: as fast as it goes
-    append              go on behind records that are there already when a partition is mirrored for the first time
-    accept_loss         end without an error though records of the old cluster were deleted before they were mirrored
-    recreated           how to go on with old topics that were deleted and created again since they were mirrored, which
-                        stay stopped otherwise. topic -> "earliest": from its earliest record, behind what the new
-                        cluster has of the former topic; "continue": at the stored position, as if it were the same
-    commit_interval_s   more: more is compared after a crash; less: more requests
-    buffer_bytes        of batches that are read and not acknowledged yet
+    group               the group of the mirror's processes; its positions are its offsets on the old cluster, and its
+                        offset map is in the topic "<group>.offset-map" of the new cluster
+    membership          of the group: "zookeeper" or "kafka"; the former needs `zookeeper`
+    old_zookeeper       the old cluster's, with its chroot: brokers before 0.11 do not report settings of topics
+    create              create the chroot in `zookeeper` if it does not exist; otherwise a missing chroot is an error
+    replication         replication factor of created topics; the number of brokers, at most
+    throttle_bytes_s    most bytes that this process sends in a second; None: no limit
+    append              mirror a partition for the first time although the new one holds records, behind these
+    accept_loss         end without an error although the old cluster deleted records before they were mirrored
+    recreated           how to go on with old topics that were deleted and created again, which are stopped otherwise.
+                        topic -> "earliest": from its earliest record, behind the former topic's records on the new
+                        cluster; "continue": at the stored position, as if it were the same topic
+    commit_interval_s   more: more records are compared after a crash; less: more requests
+    buffer_bytes        most bytes that were read and are not acknowledged
     """
 
     old: str

@@ -44,143 +44,19 @@ __all__ = [
 
 # runs of one entry, which has to fit into a record batch
 MOST: Final = 5000
-
-
-def map_topic(group: str) -> str:
-    """Where the mirror of this group keeps its map."""
-    return f"{group}.offset-map"
-
-
-class OffsetMap:
-    """What is known of all partitions, here and in the topic.
-
-    Guarantee: after `flush`, everything that was noted stands on all replicas in sync.
-    """
-
-    def __init__(
-        self, client: KafkaClient, brokers: str, topic: str, security: Mapping[str, Any] | None = None
-    ) -> None:
-        self.topic = topic
-        self._client = client
-        self._brokers = brokers
-        self._security = security
-        self._at = TopicPartition(topic, 0)
-        self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
-        self._incarnations: dict[TopicPartition, Incarnation] = {}
-        self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
-        self._read_to = 0
-        self._flushing: asyncio.Lock
-
-    async def open(self, replication: int | None = None) -> None:
-        """Reads all of it. With `replication` it is made where it does not exist. Raises TopicNotFound."""
-        self._flushing = asyncio.Lock()
-        await self._client.refresh([self.topic])
-        if self._client.partitions(self.topic) is None and replication is not None:
-            await create(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
-        await self.refresh()
-
-    async def refresh(self) -> None:
-        """Reads what others have added."""
-        end = await list_offsets(self._client, {self._at: LATEST})
-        start = await list_offsets(self._client, {self._at: EARLIEST})
-        found, first = end[self._at], start[self._at]
-        if found is None:
-            return
-        begin = max(self._read_to, 0 if first is None else first.offset)
-        async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
-            for record in batch:
-                self.learn(unpack(record.key, record.value))
-        self._read_to = found.offset
-
-    def learn(self, entry: Entry) -> None:
-        """What stands in the map, in its order."""
-        partition, there, runs = entry
-        known = self.incarnation(partition)
-        if there.number < known.number:
-            return  # of a topic that is gone, by a process that did not know yet
-        if there.number > known.number:
-            self._known[partition] = OffsetTranslation()
-            self._new.pop(partition, None)
-        topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
-        self._incarnations[partition] = Incarnation(there.number, topic_id)
-        for run in runs:
-            self._known[partition].note(run)
-
-    def positions(self, partition: TopicPartition) -> OffsetTranslation:
-        """What is known of one partition."""
-        return self._known[partition]
-
-    def incarnation(self, partition: TopicPartition) -> Incarnation:
-        """Which old topic `positions` speaks of."""
-        return self._incarnations.get(partition, Incarnation())
-
-    def recreated(self, partition: TopicPartition, topic_id: str | None) -> str | None:
-        """What shows that the old topic, which has the id `topic_id` now, is not the one that was mirrored; or None."""
-        known = self.incarnation(partition).topic_id
-        if same_topic(known, topic_id) is not False:
-            return None
-        return f"its id was {known} when it was mirrored, and is {topic_id} now"
-
-    def begin(self, partition: TopicPartition, incarnation: Incarnation) -> None:
-        """From now on `positions` speaks of this one, which the next `flush` writes if it is new.
-
-        Where its number is greater than that of `incarnation(partition)`, all that was known is forgotten.
-        """
-        known = self.incarnation(partition)
-        if incarnation == known:
-            return
-        if incarnation.number > known.number:
-            self._known[partition] = OffsetTranslation()
-            self._new.pop(partition, None)
-        self._incarnations[partition] = incarnation
-        self._new.setdefault(partition, [])  # an entry is written though there may be no run to tell
-
-    def note(self, partition: TopicPartition, run: Run) -> None:
-        """To be written at the next `flush`, if it is new."""
-        added = self._known[partition].note(run)
-        if added is not None:
-            self._new[partition].append(added)
-
-    async def flush(self) -> None:
-        """Writes what was noted. Raises BrokerError, and has it still to write."""
-        async with self._flushing:
-            news, self._new = self._new, defaultdict(list)
-            if not news:
-                return
-            now = int(time.time() * 1000)
-            records: list[Record] = []
-            slices = [
-                Entry(each, self.incarnation(each), runs[at : at + MOST])
-                for each, runs in news.items()
-                for at in range(0, max(1, len(runs)), MOST)
-            ]
-            for entry in slices:
-                key, value = pack(entry)
-                records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
-            try:
-                for made in written(iter(records), 0):
-                    await append(self._client, self._at, made)
-            except BaseException:
-                for entry in slices:
-                    if entry.incarnation.number == self.incarnation(entry.partition).number:
-                        self._new[entry.partition] += entry.runs
-                raise
-
-
-# -- positions ----------
-# Which offset of the old cluster stands where in the new one. Pure.
-
-
-# Of each SPAN records that are mirrored, at most MOST_RUNS runs are noted as they are: the map stays small on compacted
-# topics, and who is moved between them reads up to SPAN records again
+# Of each SPAN mirrored records, at most MOST_RUNS runs are noted exactly. The map stays small on compacted topics, and
+# a group that is moved to a position between two runs reads up to SPAN records again
 MOST_RUNS: Final = 8
-
-
 SPAN: Final = 1000
 
 
+def map_topic(group: str) -> str:
+    """The topic of the map of this group's mirror."""
+    return f"{group}.offset-map"
+
+
 class BadOffsetMap(AllocatorError):
-    """An entry of an offset map is none that a mirror wrote."""
+    """An entry of an offset map was not written by a mirror."""
 
 
 class Run(NamedTuple):
@@ -216,7 +92,7 @@ class Entry(NamedTuple):
 class OffsetTranslation:
     """The runs of one partition.
 
-    Guarantee: whoever reads the new partition from `target(s)` on gets every record that the old one had at `s` or
+    Guarantee: a reader of the new partition from `target(s)` on gets every record that the old one had at `s` or
     above, as far as it was mirrored. Before them it gets none, or a few that it had already: at runs that are not
     exact, and where records were mirrored twice.
     """
@@ -259,7 +135,7 @@ class OffsetTranslation:
         return run
 
     def target(self, source: int) -> int | None:
-        """Where to read on for who is to read `source` next; None below the first run, of which nothing is known."""
+        """The new offset for a reader whose next old offset is `source`; None below the first run."""
         at = bisect_right(self._sources, source)
         if at == 0:
             return None
@@ -277,7 +153,7 @@ class OffsetTranslation:
         return found if at == len(self._runs) or found < self._runs[at].target else None
 
     def source(self, target: int) -> int | None:
-        """The way back: where to read on in the old partition for who is to read `target` next in the new one.
+        """The way back: the old offset for a reader whose next new offset is `target`.
 
         As `target`: nothing is passed over that the new partition has at `target` or above from the old one.
         """
@@ -323,3 +199,119 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+class OffsetMap:
+    """The offset translations of all partitions, in memory and in the topic.
+
+    Guarantee: after `flush`, everything that was noted stands on all replicas in sync.
+    """
+
+    def __init__(
+        self, client: KafkaClient, brokers: str, topic: str, security: Mapping[str, Any] | None = None
+    ) -> None:
+        self.topic = topic
+        self._client = client
+        self._brokers = brokers
+        self._security = security
+        self._at = TopicPartition(topic, 0)
+        self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
+        self._incarnations: dict[TopicPartition, Incarnation] = {}
+        self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
+        self._read_to = 0
+        self._flushing: asyncio.Lock
+
+    async def open(self, replication: int | None = None) -> None:
+        """Reads all of it. With `replication` it is made where it does not exist. Raises TopicNotFound."""
+        self._flushing = asyncio.Lock()
+        await self._client.refresh([self.topic])
+        if self._client.partitions(self.topic) is None and replication is not None:
+            await create(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Reads entries that other processes have added."""
+        end = await list_offsets(self._client, {self._at: LATEST})
+        start = await list_offsets(self._client, {self._at: EARLIEST})
+        found, first = end[self._at], start[self._at]
+        if found is None:
+            return
+        begin = max(self._read_to, 0 if first is None else first.offset)
+        async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
+            for record in batch:
+                self.learn(unpack(record.key, record.value))
+        self._read_to = found.offset
+
+    def learn(self, entry: Entry) -> None:
+        """Takes an entry of the topic, in the topic's order."""
+        partition, there, runs = entry
+        known = self.incarnation(partition)
+        if there.number < known.number:
+            return  # of a topic that is gone, by a process that did not know yet
+        if there.number > known.number:
+            self._known[partition] = OffsetTranslation()
+            self._new.pop(partition, None)
+        topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
+        self._incarnations[partition] = Incarnation(there.number, topic_id)
+        for run in runs:
+            self._known[partition].note(run)
+
+    def positions(self, partition: TopicPartition) -> OffsetTranslation:
+        """The translation of one partition."""
+        return self._known[partition]
+
+    def incarnation(self, partition: TopicPartition) -> Incarnation:
+        """The old topic that `positions` belongs to."""
+        return self._incarnations.get(partition, Incarnation())
+
+    def recreated(self, partition: TopicPartition, topic_id: str | None) -> str | None:
+        """What shows that the old topic, which has the id `topic_id` now, is not the one that was mirrored; or None."""
+        known = self.incarnation(partition).topic_id
+        if same_topic(known, topic_id) is not False:
+            return None
+        return f"its id was {known} when it was mirrored, and is {topic_id} now"
+
+    def begin(self, partition: TopicPartition, incarnation: Incarnation) -> None:
+        """From now on `positions` speaks of this one, which the next `flush` writes if it is new.
+
+        Where its number is greater than that of `incarnation(partition)`, all that was known is forgotten.
+        """
+        known = self.incarnation(partition)
+        if incarnation == known:
+            return
+        if incarnation.number > known.number:
+            self._known[partition] = OffsetTranslation()
+            self._new.pop(partition, None)
+        self._incarnations[partition] = incarnation
+        self._new.setdefault(partition, [])  # an entry is written though there may be no run to tell
+
+    def note(self, partition: TopicPartition, run: Run) -> None:
+        """The next `flush` writes it, if it is new."""
+        added = self._known[partition].note(run)
+        if added is not None:
+            self._new[partition].append(added)
+
+    async def flush(self) -> None:
+        """Writes the noted runs. Raises BrokerError, and keeps them for the next call."""
+        async with self._flushing:
+            news, self._new = self._new, defaultdict(list)
+            if not news:
+                return
+            now = int(time.time() * 1000)
+            records: list[Record] = []
+            slices = [
+                Entry(each, self.incarnation(each), runs[at : at + MOST])
+                for each, runs in news.items()
+                for at in range(0, max(1, len(runs)), MOST)
+            ]
+            for entry in slices:
+                key, value = pack(entry)
+                records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
+            try:
+                for made in written(iter(records), 0):
+                    await append(self._client, self._at, made)
+            except BaseException:
+                for entry in slices:
+                    if entry.incarnation.number == self.incarnation(entry.partition).number:
+                        self._new[entry.partition] += entry.runs
+                raise

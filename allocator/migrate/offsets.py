@@ -1,4 +1,4 @@
-"""Offsets of a group copied to another place: another storage, group or cluster."""
+"""Offsets of a group copied to another store: another storage, group or cluster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Optional
 
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.files import read_json, refuse_existing, write_json
-from allocator.migrate import translate as ways
-from allocator.migrate.storage import GroupAlive, OffsetStore, OpenPlace
+from allocator.migrate import translate
+from allocator.migrate.storage import GroupAlive, OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
@@ -27,7 +27,7 @@ class CopyRefused(AllocatorError):
 
 @dataclass(frozen=True)
 class Row:
-    """One partition. None: nothing is committed there, or there is no place for it (`problem` says why)."""
+    """One partition. None: nothing is committed there, or there is no store for it (`problem` says why)."""
 
     partition: TopicPartition
     source: int
@@ -48,7 +48,7 @@ class CopyPlan:
     by: str
     rows: tuple[Row, ...]
     alive: tuple[str, ...]
-    """Members of either group, who must have stopped before."""
+    """Members of either group, which must stop before the copy."""
 
     @property
     def problems(self) -> list[str]:
@@ -58,8 +58,8 @@ class CopyPlan:
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
         return {
-            "from": _place(self.source),
-            "to": _place(self.target),
+            "from": _store_json(self.source),
+            "to": _store_json(self.target),
             "by": self.by,
             "alive": list(self.alive),
             "partitions": [
@@ -88,8 +88,8 @@ async def plan_copy(
 ) -> CopyPlan:
     """What `copy` would do now; changes nothing.
 
-    `by`: one of `ways.WAYS`; `mirror` is the group whose map is asked for "map". `topics` empty: all of which the
-    group has committed something.
+    `by`: one of `translate.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
+    which the group has committed offsets.
     """
     async with source.opened() as old, target.opened() as new:
         return await _plan(old, new, by, topics, mirror)
@@ -125,7 +125,7 @@ async def copy(
         wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if stands.get(each) != offset]
         if joined or wrong:
             raise GroupAlive(
-                f"the offsets were copied, but {', '.join(joined) or 'somebody'} came meanwhile"
+                f"the offsets were copied, but {', '.join(joined) or 'a member'} joined meanwhile"
                 + (f" and {', '.join(wrong[:5])} stand elsewhere again" if wrong else "")
                 + f"; stop them, undo it with `allocator offsets restore {restore_file}`, and copy again"
             )
@@ -160,14 +160,14 @@ async def restore(
             raise ValueError(f"its format is {told['format']!r}")
         to = told["to"]
         ensembles = tuple(to["zookeepers"])
-        place = OffsetStore(
+        store = OffsetStore(
             to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options
         )
         before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
         topic_ids = dict(told.get("topic_ids", {}))
     except (KeyError, TypeError, ValueError, LookupError) as error:
         raise ConfigError(f"{path} is no file of `allocator offsets copy`: {error}") from error
-    async with place.opened() as there:
+    async with store.opened() as there:
         await there.refuse_members()
         now = await TopicIds(there.client).of({each.topic for each in before})
         again = sorted(topic for topic, known in topic_ids.items() if same_topic(known, now.get(topic)) is False)
@@ -182,18 +182,18 @@ async def restore(
         without = tuple(sorted(each for each, offset in before.items() if offset is None))
         if there.can_forget():
             await there.forget(without)
-            return Restored(place, offsets, without, ())
-        return Restored(place, offsets, (), without)
+            return Restored(store, offsets, without, ())
+        return Restored(store, offsets, (), without)
 
 
-async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str], mirror: str) -> CopyPlan:
-    if by not in ways.WAYS:
-        raise ConfigError(f"by is {by!r}, not one of {', '.join(ways.WAYS)}")
+async def _plan(old: OpenOffsetStore, new: OpenOffsetStore, by: str, topics: Collection[str], mirror: str) -> CopyPlan:
+    if by not in translate.METHODS:
+        raise ConfigError(f"by is {by!r}, not one of {', '.join(translate.METHODS)}")
     for each in (old, new):
         each.check_storage()
-    source, target = old.place, new.place
+    source, target = old.store, new.store
     if (source.brokers, source.group, source.storage) == (target.brokers, target.group, target.storage):
-        raise ConfigError("both places are the same; name another group, storage or cluster")
+        raise ConfigError("both stores are the same; name another group, storage or cluster")
     committed = await old.committed()
     if topics:
         unknown = [topic for topic in topics if old.client.partitions(topic) is None]
@@ -203,9 +203,9 @@ async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str]
     if not committed:
         raise CopyRefused(f"{old} has committed nothing" + (f" of {', '.join(topics)}" if topics else ""))
     found = await _found(old, new, by, committed, mirror)
-    own_ends, former = await ways.ends_of(old.client, committed), await old.of_former_topics(committed)
+    own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
-    ends = await ways.ends_of(new.client, committed)
+    ends = await translate.ends_of(new.client, committed)
     rows = []
     for each, offset in sorted(committed.items()):
         after, note = found[each]
@@ -226,35 +226,35 @@ async def _plan(old: OpenPlace, new: OpenPlace, by: str, topics: Collection[str]
 
 
 async def _found(
-    old: OpenPlace, new: OpenPlace, by: str, committed: Mapping[TopicPartition, int], mirror: str
+    old: OpenOffsetStore, new: OpenOffsetStore, by: str, committed: Mapping[TopicPartition, int], mirror: str
 ) -> dict[TopicPartition, Found]:
     if by == "timestamp":
-        return await ways.by_timestamp(old, new, committed)
+        return await translate.by_timestamp(old, new, committed)
     if by == "content":
-        return await ways.by_content(old, new, committed)
+        return await translate.by_content(old, new, committed)
     if by == "map":
-        return await ways.by_map(old, new, mirror, committed)
-    return ways.by_offset(committed)
+        return await translate.by_map(old, new, mirror, committed)
+    return translate.by_offset(committed)
 
 
 def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "from": _place(plan.source),
-        "to": _place(plan.target),
+        "from": _store_json(plan.source),
+        "to": _store_json(plan.target),
         "topic_ids": dict(topic_ids),
         "before": [[*row.partition, row.before] for row in plan.rows],
         "after": [[*row.partition, row.after] for row in plan.rows],
     }
 
 
-def _place(place: OffsetStore) -> dict[str, Any]:
+def _store_json(store: OffsetStore) -> dict[str, Any]:
     """No credentials: they do not belong into files."""
     return {
-        "brokers": place.brokers,
-        "group": place.group,
-        "storage": place.storage,
-        "zookeepers": list(place.zookeepers),
-        "root": place.root,
+        "brokers": store.brokers,
+        "group": store.group,
+        "storage": store.storage,
+        "zookeepers": list(store.zookeepers),
+        "root": store.root,
     }

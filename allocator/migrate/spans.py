@@ -1,4 +1,4 @@
-"""Reading some offsets of some partitions, from here to there, for no group."""
+"""Reads ranges of offsets without a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the offsets of a group stand, who is in the group, and replacing its offsets."""
+"""The offsets of a group on one cluster: reading and replacing them, and the group's members."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenPlace", "connected"]
+__all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenOffsetStore", "connected"]
 
-CONNECT_S = 10.0  # for the servers; more: a mistyped address is reported later
+CONNECT_S = 10.0  # to connect; more: a mistyped address is reported later
 PATIENCE_S = 30.0  # with a coordinator that does not answer yet
 
 
@@ -57,7 +57,7 @@ class OffsetStore:
     zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[OpenPlace]:
+    async def opened(self) -> AsyncIterator[OpenOffsetStore]:
         """Connected; closed with the block."""
         if self.storage not in ("kafka", "zookeeper"):
             raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
@@ -71,7 +71,7 @@ class OffsetStore:
                 ensembles.append(ensemble)
             offsets = GroupOffsets(client, self.group, in_zookeeper=self.storage == "zookeeper")
             stack.push_async_callback(offsets.close)
-            yield OpenPlace(self, client, ensembles, offsets)
+            yield OpenOffsetStore(self, client, ensembles, offsets)
 
 
 async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Mapping[str, Any] | None) -> KafkaClient:
@@ -84,29 +84,29 @@ async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Ma
     return client
 
 
-class OpenPlace:
-    """A `OffsetStore` whose servers can be asked."""
+class OpenOffsetStore:
+    """An `OffsetStore` with its connections."""
 
     def __init__(
-        self, place: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets
+        self, store: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets
     ) -> None:
-        self.place = place
+        self.store = store
         self.client = client
         self.offsets = offsets
         self._ensembles = ensembles
 
     def __str__(self) -> str:
-        return f"group {self.place.group!r} on {self.place.brokers} ({self.place.storage})"
+        return f"group {self.store.group!r} on {self.store.brokers} ({self.store.storage})"
 
     async def members(self) -> list[str]:
-        """Everybody who may commit for this group, of whatever kind, as far as these servers tell."""
+        """Every member that may commit for this group, of each kind that these servers know."""
         found: list[str] = []
         for ensemble in self._ensembles:
-            state = await describe(ensemble, self.place.group, self.place.root)
+            state = await describe(ensemble, self.store.group, self.store.root)
             if state is not None:
                 found += map(state.name_of, state.members)
             for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
-                found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.place.group))]
+                found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.store.group))]
         if self.client.broker_version >= (0, 9):
             group = await self._kafka_group()
             if group is not None:
@@ -117,7 +117,7 @@ class OpenPlace:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return await requests.group(self.client, self.place.group)
+                return await requests.group(self.client, self.store.group)
             except BrokerError as error:
                 # a coordinator that has just begun loads what it knows
                 if not error.retriable or time.monotonic() > deadline:
@@ -126,7 +126,7 @@ class OpenPlace:
 
     def read(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> AsyncGenerator[Batch, None]:
         """The records from one offset to another of each partition, see `spans.read_spans`."""
-        return read_spans(self.place.brokers, spans, self.place.security)
+        return read_spans(self.store.brokers, spans, self.store.security)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive naming them."""
@@ -138,18 +138,18 @@ class OpenPlace:
             )
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """What stands there; a partition with nothing is absent."""
+        """The committed offsets; a partition without one is absent."""
         found = await self.offsets.fetch(partitions)
         return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
 
     async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Those whose committed offset says that it is of a topic that was deleted and created again since."""
+        """Partitions whose committed offset is of a topic that was deleted and created again since."""
         found = await self.offsets.fetch(partitions)
         ids = {each: (topic_of(at.metadata), self.client.topic_id(each.topic)) for each, at in found.items()}
         return frozenset(each for each, (then, now) in ids.items() if None not in (then, now) and then != now)
 
     async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
-        """All of these, with their topics' ids. Raises CommitFailed naming what is not committed."""
+        """Commits all of these, with their topics' ids. Raises CommitFailed naming those that failed."""
         ids = {each.topic: self.client.topic_id(each.topic) for each in offsets}
         await self.offsets.commit(
             {each: OffsetAndMetadata(at, stamped(why, ids[each.topic]), -1) for each, at in offsets.items()}
@@ -157,10 +157,10 @@ class OpenPlace:
 
     def can_forget(self) -> bool:
         """Whether a committed offset can be taken away again (Kafka 2.4 and newer)."""
-        return self.place.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
+        return self.store.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
 
     async def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Nothing is committed for these any more. Raises BrokerError."""
+        """Deletes the committed offsets of these. Raises BrokerError."""
         topics: dict[str, list[Any]] = {}
         kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
         for each in partitions:
@@ -168,11 +168,11 @@ class OpenPlace:
             topics.setdefault(each.topic, []).append(part)
         if not topics:
             return
-        node = await Coordinator(self.client, self.place.group, 0.1).find(time.monotonic() + PATIENCE_S)
+        node = await Coordinator(self.client, self.store.group, 0.1).find(time.monotonic() + PATIENCE_S)
         if node is None:
             raise BrokerError(f"{self} has no coordinator", retriable=True)
         request = OffsetDeleteRequest(
-            group_id=self.place.group, topics=[kind(name=name, partitions=parts) for name, parts in topics.items()]
+            group_id=self.store.group, topics=[kind(name=name, partitions=parts) for name, parts in topics.items()]
         )
         answer = await self.client.send(node, request)
         codes = [answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)]
@@ -182,8 +182,8 @@ class OpenPlace:
 
     def check_storage(self) -> None:
         """Raises ConfigError when this cluster cannot keep offsets there."""
-        if self.place.storage != "zookeeper":
+        if self.store.storage != "zookeeper":
             return
         request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
         if self.client.api_version(request) is None:
-            raise ConfigError(f"{self.place.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")
+            raise ConfigError(f"{self.store.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")

@@ -1,4 +1,4 @@
-"""What a mirror that died has written and not committed: found on the new cluster, and not written again."""
+"""Records that a mirror wrote before it died and did not commit: found on the new cluster, and not written again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Where a mirror goes on with partitions that it takes over: from nobody, or from a process that died."""
+"""Where a mirror goes on with partitions that it takes over, for the first time or from a process that died.
+
+`find_recreated` finds old topics that were deleted and created again. A new topic begins at offset 0. A mirror that
+goes on at its position would skip the first records of the new topic, or repeat records of the former topic.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,26 @@ __all__ = ["Log", "NotEmpty", "SourceLoss", "TakenOver", "TopicsStopped", "find_
 
 log = logging.getLogger(__name__)
 
+# Records before the position that are compared where topics have no id. More: a few compacted ones do not matter
+SAMPLE: Final = 20
+# More: a leader that was just elected reports the end of its log; less: a shorter log is reported sooner
+PATIENCE_S: Final = 3.0
+CREATE_TIME: Final = 0
+
 
 class NotEmpty(AllocatorError):
-    """A partition of the new cluster holds records, and nothing says that they are this mirror's."""
+    """A partition of the new cluster holds records that this mirror may not have written."""
+
+
+class TopicsStopped(AllocatorError):
+    """Topics were deleted and created again. The mirror stops them until a setting says how to go on."""
+
+
+class Log(NamedTuple):
+    """Of one old partition: its first offset, and the mirror's position in it, if it has one."""
+
+    start: int
+    position: Optional[int]
 
 
 class SourceLoss(NamedTuple):
@@ -45,10 +66,10 @@ class SourceLoss(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """One partition: the old offset to go on from, where the new log ends, and what stands between.
+    """One partition: the old offset to go on from, the end of the new log, and the records between in `tail`.
 
-    `seek`: what is committed is another offset, or of another topic. `lost`: what was deleted right before that offset.
-    `recreated`: why nothing of it is mirrored until the operator says how to go on.
+    `seek`: the committed offset is another one, or of another topic. `lost`: offsets deleted right before `position`.
+    `recreated`: the reason why the partition is not mirrored until the operator says how to go on.
     """
 
     position: int
@@ -68,7 +89,7 @@ async def take_over(
     known: OffsetMap,
     ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
-    """When this returns, the map says where each goes on: whoever takes over next compares from there.
+    """Returns where each goes on. The map has that position then: the next process compares from there.
 
     `ids`: of the old topics, now. Raises NotEmpty.
     """
@@ -137,7 +158,7 @@ async def _without_found(
     taken: Mapping[TopicPartition, TakenOver],
     tails: Mapping[TopicPartition, Tail],
 ) -> dict[TopicPartition, TakenOver]:
-    """With their tails; what a process wrote that died before it committed is not lost though the source deleted it."""
+    """With their tails. Records that a process wrote before it died are not lost, although the source deleted them."""
     found = {partition: each._replace(tail=tails.get(partition)) for partition, each in taken.items()}
     doubtful = {each: sources[each] for each, one in found.items() if one.lost is not None and one.tail is not None}
     firsts = await first_records(settings.old, doubtful, settings.old_security)
@@ -149,35 +170,6 @@ async def _without_found(
         rest = lost._replace(first=lost.first + kept) if kept < lost.offsets else None
         found[partition] = found[partition]._replace(lost=rest, tail=None if not tail.left else tail)
     return found
-
-
-# -- recreated ----------
-# Whether an old topic is still the one that was mirrored, or was deleted and created again under the same name.
-#
-# A new topic begins at offset 0 again. A mirror that goes on at its old position would pass over the first records of
-# the new topic, or repeat some of the former one's.
-
-
-# records before the position that are compared where there is no topic id. More: a few compacted ones do not matter
-SAMPLE: Final = 20
-
-
-# more: a leader that was just elected tells the end of its log; less: a shorter log is told sooner
-PATIENCE_S: Final = 3.0
-
-
-CREATE_TIME: Final = 0
-
-
-class TopicsStopped(AllocatorError):
-    """Topics were deleted and created again since they were mirrored; a mirror leaves them until it is told how."""
-
-
-class Log(NamedTuple):
-    """Of one old partition: its first offset, and the mirror's position in it, if it has one."""
-
-    start: int
-    position: Optional[int]
 
 
 async def find_recreated(

@@ -1,9 +1,8 @@
-"""Topics of the new cluster kept as those of the old one are, while a mirror runs."""
+"""Keeps topics of the new cluster like those of the old one while a mirror runs."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 from allocator.client.client import KafkaClient
 from allocator.errors import ConfigError
@@ -14,17 +13,25 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Alike", "refuse_one_cluster"]
+__all__ = ["TopicSync", "refuse_same_cluster"]
 
 
-class Alike:
-    """What was compared of the topics, and what is to be done about those that were not."""
+class TopicSync:
+    """Creates and compares topics, each once. `ensemble` is the old cluster's ZooKeeper, if it is known and needed."""
 
-    def __init__(self, settings: MirrorSettings, old: KafkaClient, new: KafkaClient, offsets: GroupOffsets) -> None:
+    def __init__(
+        self,
+        settings: MirrorSettings,
+        old: KafkaClient,
+        new: KafkaClient,
+        offsets: GroupOffsets,
+        ensemble: ZooKeeper | None,
+    ) -> None:
         self._settings = settings
         self._old = old
         self._new = new
         self._offsets = offsets
+        self._ensemble = ensemble
         self._known: set[str] = set()
 
     async def keep(self, topics: Iterable[str]) -> None:
@@ -37,15 +44,14 @@ class Alike:
         await self._old.refresh(wanted)
         rest = {topic for topic in wanted if topic not in self._known or self._grown(topic)}
         if rest:
-            async with self._ensemble() as ensemble:
-                await make_alike(
-                    self._old,
-                    self._new,
-                    rest,
-                    ensemble=ensemble,
-                    mirrored={partition.topic for partition in await self._offsets.fetch(self._partitions(rest))},
-                    replication=self._settings.replication,
-                )
+            await make_alike(
+                self._old,
+                self._new,
+                rest,
+                ensemble=self._ensemble,
+                mirrored={partition.topic for partition in await self._offsets.fetch(self._partitions(rest))},
+                replication=self._settings.replication,
+            )
             self._known |= rest
         self._new.follow({*self._known, map_topic(self._settings.group)})
         await self._new.refresh()
@@ -56,20 +62,8 @@ class Alike:
     def _partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
         return [TopicPartition(topic, n) for topic in topics for n in self._old.partitions(topic) or ()]
 
-    @contextlib.asynccontextmanager
-    async def _ensemble(self) -> AsyncIterator[ZooKeeper | None]:
-        if self._settings.old_zookeeper is None:
-            yield None
-            return
-        ensemble = ZooKeeper(self._settings.old_zookeeper)
-        try:
-            await ensemble.connect(make_chroot=False)
-            yield ensemble
-        finally:
-            await ensemble.close()
 
-
-async def refuse_one_cluster(old: KafkaClient, new: KafkaClient) -> None:
+async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
     """Raises ConfigError when both are the same brokers under two names: a mirror would read what it writes."""
     await old.refresh()
     await new.refresh()

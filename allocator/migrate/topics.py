@@ -1,4 +1,4 @@
-"""Topics of the old cluster made on the new one: partition counts and settings carried over, or the difference said.
+"""Topics of the old cluster created on the new one, with partition counts and settings; ids of topics.
 
 Protocol: CreateTopics, CreatePartitions and DescribeConfigs. Before 0.11 a cluster tells its topics' settings only
 through ZooKeeper, `/config/topics/<topic>`.
@@ -24,14 +24,10 @@ __all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "create", "make_alike
 
 log = logging.getLogger(__name__)
 
+ZNODE: Final = "znode-"
 TOPIC: Final = 2  # kind of resource
-
-
 SET_ON_TOPIC: Final = 1  # source of a setting
-
-
 UNKNOWN, TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = -1, 36, 37, 41
-
 
 # settings that mean nothing on another cluster, or stand in the way of what a mirror is to keep
 LEFT_OUT: Final = frozenset(
@@ -51,8 +47,6 @@ LEFT_OUT: Final = frozenset(
         "remote.log.delete.on.disable",
     }
 )
-
-
 # settings that say which records stay: the new topic may not have one of its own that the old one does not have
 KEEPING: Final = ("cleanup.policy", "retention.bytes", "retention.ms")
 
@@ -246,13 +240,6 @@ async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
             return
         await asyncio.sleep(client.retry_backoff_s)
     raise BrokerError(f"topic {topic!r} was created, but its partitions have no leaders yet", retriable=True)
-
-
-# -- topic_ids ----------
-# What tells a topic from another one that had its name before.
-
-
-ZNODE: Final = "znode-"
 
 
 class TopicIds:

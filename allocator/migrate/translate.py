@@ -1,4 +1,4 @@
-"""Which offset of another log says the same: the ways there are to find it."""
+"""Methods to find the offset of another log that corresponds to a committed one."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from allocator.record import Record
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
-    from allocator.migrate.storage import OpenPlace
+    from allocator.migrate.storage import OpenOffsetStore
 
-__all__ = ["WAYS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
+__all__ = ["METHODS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
 
-WAYS: Final = ("offset", "timestamp", "content", "map")
-# so many records in a row are one place of a log. More: old duplicates are told apart; less: a short log is compared
+METHODS: Final = ("offset", "timestamp", "content", "map")
+# This many records in a row identify a position. More: old duplicates are told apart; less: a short log is compared
 SAMPLE: Final = 20
 
 
 class Found(NamedTuple):
-    """Where to go on on the other side, or why that cannot be said; `note` is for the reader of the table."""
+    """The offset to go on from in the other log, or None and the reason; `note` is shown in the table."""
 
     offset: Optional[int]
     note: str = ""
 
 
 class Ends(NamedTuple):
-    """Of one log: its first offset, and the one after its last."""
+    """The first offset of a log, and the one after its last."""
 
     start: int
     end: int
@@ -50,12 +50,12 @@ async def ends_of(client: KafkaClient, partitions: Iterable[TopicPartition]) -> 
 
 
 def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found]:
-    """The same number: right where both places speak of the same log."""
+    """The same number: correct where both stores refer to the same log."""
     return {each: Found(offset) for each, offset in committed.items()}
 
 
 async def by_timestamp(
-    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
+    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """The first record that is not older than the next one to read; those of the same millisecond come again."""
     ends = await ends_of(old.client, committed)
@@ -99,10 +99,10 @@ async def by_timestamp(
 
 
 async def by_map(
-    old: OpenPlace, new: OpenPlace, mirror: str, committed: Mapping[TopicPartition, int]
+    old: OpenOffsetStore, new: OpenOffsetStore, mirror: str, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """As the mirror of this group has noted. Raises ConfigError when there is no such map."""
-    known = OffsetMap(new.client, new.place.brokers, map_topic(mirror), new.place.security)
+    """By the offset map of the mirror `mirror`. Raises ConfigError when it has no map."""
+    known = OffsetMap(new.client, new.store.brokers, map_topic(mirror), new.store.security)
     await new.client.refresh([known.topic])
     if new.client.partitions(known.topic) is None:
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
@@ -132,9 +132,9 @@ async def by_map(
 
 
 async def by_content(
-    old: OpenPlace, new: OpenPlace, committed: Mapping[TopicPartition, int]
+    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """Where the same records stand, those before it and those after it. Reads the new logs through."""
+    """By the records before and after the offset. Reads the new logs from their start to their end."""
     old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
     found: dict[TopicPartition, Found] = {}
     for each, offset in sorted(committed.items()):
@@ -153,8 +153,10 @@ async def by_content(
     return found
 
 
-async def _search(new: OpenPlace, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int) -> Found:
-    """The first place in the log where `sample` stands in a row: the offset behind `before` records of it."""
+async def _search(
+    new: OpenOffsetStore, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int
+) -> Found:
+    """The first position in the log with the records of `sample` in a row: the offset after `before` of them."""
     places: list[int] = []
     window: list[tuple[int, bytes]] = []
     async for batch in new.read({partition: ends}):
@@ -172,5 +174,5 @@ async def _search(new: OpenPlace, partition: TopicPartition, ends: Ends, sample:
 
 
 def _bare(record: Record) -> bytes:
-    """Without the time: other ways of copying than ours set their own."""
+    """Without the time: other copying tools set their own."""
     return digest(record, timed=False)

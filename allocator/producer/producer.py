@@ -607,7 +607,7 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
         if not error.retriable or asyncio.get_running_loop().time() > deadline:
             raise error
         await asyncio.sleep(client.retry_backoff_s)
-        with contextlib.suppress(AllocatorError):  # if nobody answers, the next try shows it
+        with contextlib.suppress(AllocatorError):  # if no broker answers, the next try shows it
             await client.refresh([partition.topic])
 
 

@@ -16,7 +16,10 @@ import pytest
 from daemon_processes import Setup, stopped
 
 from allocator.client.client import KafkaClient
+from allocator.daemon.dead_letter import DeadLetterTopic
+from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until
+from allocator.types import Record
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
@@ -201,6 +204,33 @@ async def test_dead_letters_reach_clusters_from_before_headers(
         api_version = client.broker_version
     (letter,) = read_all(cluster.bootstrap, letters, api_version=api_version)
     assert letter.value == b"40"
+
+
+async def test_a_dead_letter_that_its_topic_refuses_is_named_and_later_ones_go_on(
+    kafka_cluster: Any, topic_factory: Callable[..., str]
+) -> None:
+    topic = topic_factory(1, config={"max.message.bytes": "2000"})
+    letters = DeadLetterTopic(topic, kafka_cluster.bootstrap, "billing")
+    large, small = (Record("orders", 3, 17, 1234, 0, None, bytes(size), []) for size in (5000, 0))
+    try:
+        with pytest.raises(BrokerError, match=rf"{topic}' did not take orders:3 offset 17: .*TOO_LARGE") as error:
+            await letters.send([large], ValueError("bad"), 1)
+        assert error.value.retriable
+        await asyncio.gather(*(letters.send([small] * 2, ValueError("bad"), 1) for _ in range(3)))
+    finally:
+        await letters.close()
+        await letters.close()
+    assert await asyncio.to_thread(produced_to, kafka_cluster, topic) == 6
+
+
+def produced_to(cluster: Any, topic: str) -> int:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap)
+    try:
+        return sum(consumer.end_offsets([TopicPartition(topic, 0)]).values())
+    finally:
+        consumer.close()
 
 
 async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[..., Setup]) -> None:

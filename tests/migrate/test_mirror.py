@@ -57,7 +57,7 @@ async def test_an_old_topic_comes_over_with_its_settings_and_its_order(
     before, after = await contents(old, topic), await contents(new, topic)
     assert after == before
     assert sum(map(len, after.values())) == mirror.records == 2802
-    assert (mirror.found, mirror.repeated, mirror.gone) == (0, 0, 0)
+    assert (mirror.already_present, mirror.duplicated, mirror.lost_at_source) == (0, 0, 0)
     async with KafkaClient(new.bootstrap) as client:
         await client.refresh([topic])
         assert await settings_of(client, [topic]) == {topic: {"retention.ms": "123456789"}}
@@ -91,7 +91,7 @@ async def test_processes_share_the_partitions_and_may_be_killed_at_any_point(
     mirror = Mirror(settings(old, new, group, topics=[topic]))
     await mirror.run(until_caught_up=True)
     assert bare(await contents(new, topic)) == bare(await contents(old, topic))
-    assert mirror.repeated == 0
+    assert mirror.duplicated == 0
 
 
 async def test_headers_times_and_transactions_of_a_newer_cluster(
@@ -320,7 +320,7 @@ async def test_what_was_written_and_not_committed_is_found_and_not_written_again
     await fill(old, topic, 50, first=300)
     again = Mirror(settings(old, new, group, topics=[topic]))
     await again.run(until_caught_up=True)
-    assert (again.found, again.records, again.repeated) == (200, 50, 0)
+    assert (again.already_present, again.records, again.duplicated) == (200, 50, 0)
     assert await contents(new, topic) == await contents(old, topic)
 
 

@@ -46,7 +46,7 @@ async def test_a_new_broker_that_is_killed_and_comes_back(
 
     mirror = await mirrored(old, new, topic, group, fault)
     assert await contents(new, topic) == await contents(old, topic)
-    assert mirror.repeated == 0
+    assert mirror.duplicated == 0
 
 
 async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_successor(
@@ -113,4 +113,4 @@ async def test_connections_that_break_in_the_middle_of_requests(
     mirror = await mirrored(old, new, topic, group, fault)
     before, after = await contents(old, topic), await contents(new, topic)
     assert after == before
-    assert mirror.repeated == 0
+    assert mirror.duplicated == 0

@@ -137,7 +137,7 @@ async def test_records_that_are_deleted_while_it_lags_are_counted_and_named(
     found = [row[3] for row in (await contents(new, topic))[0]]
     (loss,) = mirror.losses
     assert loss == SourceLoss(TopicPartition(topic, 0), len(found) - 5, 74)
-    assert mirror.gone == loss.offsets > 0
+    assert mirror.lost_at_source == loss.offsets > 0
     assert found == [rows[n][1] for n in (*range(loss.first), *range(75, 80))]
 
 

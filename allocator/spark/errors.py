@@ -1,4 +1,7 @@
-"""What can go wrong between Spark and a topic."""
+"""The errors of `allocator.spark`, and how they come back from Spark without the stacks of two languages.
+
+Importing this needs no pyspark.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,18 @@ __all__ = [
     "plain",
 ]
 
+# an error of this library, with or without a traceback before it: up to an empty line or a line of Java's stack
+_OURS = re.compile(
+    r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
+)
+# the last line of a Python traceback
+_THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
+HIDE = "SPARK_HIDE_TRACEBACK"  # pyspark's workers read it; they end after they reported an error
+
 
 class DataLoss(AllocatorError):
-    """Offsets that were to be read do not exist (any more) and `fail_on_data_loss` is true."""
+    """Offsets to read do not exist (any more) and `fail_on_data_loss` is true."""
 
 
 class NothingRead(AllocatorError):
@@ -38,11 +50,11 @@ class NothingRead(AllocatorError):
 
 
 class CheckpointMismatch(AllocatorError):
-    """A stream's checkpoint speaks of other topics than its options do."""
+    """A stream's checkpoint names other topics than its options."""
 
 
 class GroupInUse(AllocatorError):
-    """Offsets are to be committed to a group that has live members, which would be moved by that."""
+    """A commit to a group with live members, whose positions it would change."""
 
 
 class SchemaMismatch(AllocatorError, ValueError):
@@ -61,51 +73,34 @@ class JavaMissing(AllocatorError):
     """Spark needs a Java that is not there."""
 
 
-# -- failures ----------
-# Errors that come back from Spark, without the stacks of two languages. No pyspark is needed to import this.
-
-
-# one of ours, with a traceback before it or without: up to an empty line, or a line of Java's stack
-_OURS = re.compile(
-    r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
-)
-
-
-# the last line of a Python traceback
-_THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
-
-
-_STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
-
-
-HIDE = "SPARK_HIDE_TRACEBACK"  # read by pyspark's workers, which end after they have told an error
-
-
 class SparkFailed(AllocatorError):
     """A job failed for a reason that is not this library's."""
 
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Has Spark show an error of ours that leaves the block without the stack of this library."""
+    """Spark shows an error of this library that leaves the block without the Python stack."""
     try:
         yield
     except AllocatorError as error:
         if HIDE not in os.environ:
             os.environ[HIDE] = "1"
-            # outside of pyspark's workers, where nothing ends, other errors must keep their stacks
+            # outside of pyspark's workers the process goes on, and other errors must keep their stacks
             weakref.finalize(error, os.environ.pop, HIDE, None)
         raise
 
 
 def plain(error: BaseException) -> Optional[AllocatorError]:
-    """The error of ours that `error` of pyspark or py4j was raised for, else its first line; None: it is not theirs."""
+    """The error of this library behind `error` of pyspark or py4j, else SparkFailed with its first line.
+
+    None if `error` is not one of pyspark or py4j.
+    """
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = _STATE.sub("", str(error))
     ours = [(kind, said) for where, name, said in _OURS.findall(text) if (kind := _kind(where, name)) is not None]
     if ours:
-        kind, said = ours[-1]  # what it was raised from stands before it
+        kind, said = ours[-1]  # its cause stands before it
         found = kind.__new__(kind)
         Exception.__init__(found, _STATE.sub("", said).strip())
         return found
@@ -117,7 +112,7 @@ def _why(text: str) -> str:
         return "its master does not answer, or ended this application; look at the master"
     theirs = _THEIRS.findall(text) if "Traceback" in text else []
     lines = [line.strip(" :\t") for line in text.strip().splitlines()]
-    # py4j's first line says which method of Java's failed
+    # py4j's first line names only the Java method that failed
     java = [line for line in lines[1:2] if lines[0].startswith("An error occurred while calling")]
     return ": ".join(theirs[-1]) if theirs else next(iter(java or lines), "")
 

@@ -1,4 +1,10 @@
-"""Runs of offsets: what a task reads, and how a read is cut into tasks. Pure."""
+"""Offsets of a read: ranges that tasks read, start and end as options name them, positions in a checkpoint. Pure.
+
+The checkpoint of a stream has the text of Spark's own connector, {"orders": {"0": 23}}: the next offset to read of each
+partition. For a partition that is new to the stream, the key "@begin", which no topic can have, has the offset at
+which it begins: a batch that is repeated after a crash reads exactly the same records. "@ids" has the id of each topic
+if the brokers report it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +35,22 @@ __all__ = [
     "split",
 ]
 
+EARLIEST = "earliest"
+LATEST = "latest"
+COMMITTED = "committed"
+# JSON writes the beginning and the end as these offsets, as in Spark's connector and in ListOffsets
+ENDS = {-2: EARLIEST, -1: LATEST}
+ALLOWED = (
+    'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, '
+    'or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
+)
+BEGIN, IDS = "@begin", "@ids"
+
 
 class Range(NamedTuple):
     """The records of one partition from offset `start` up to, not including, `end`.
 
-    `topic_id`: of the topic that these are offsets of; None where the brokers tell none.
+    `topic_id`: id of the topic when the range was planned; None if the brokers report none.
     """
 
     topic: str
@@ -57,13 +74,13 @@ class Range(NamedTuple):
 def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each: Optional[int] = None) -> list[Range]:
     """The same offsets in `at_least` ranges or a few more, none longer than `at_most_each`; empty ones are left out.
 
-    Only as many as there are offsets. Where there are fewer ranges than `at_least`, those whose parts would be the
-    largest are cut further, and no other. Parts of one range differ by one offset at most, and follow each other.
+    No more ranges than offsets. With fewer ranges than `at_least`, those with the largest parts are cut further. Parts
+    of one range are consecutive and differ by one offset at most.
     """
     full = [found for found in ranges if found.size > 0]
     parts = [1 if at_most_each is None else -(-found.size // at_most_each) for found in full]
     if at_least is not None:
-        # the largest part first; what is cut down to single offsets stays
+        # the largest part first; single offsets are cut no further
         largest = [(-found.size / count, number) for number, (found, count) in enumerate(zip(full, parts))]
         heapify(largest)
         for _ in range(min(at_least, sum(found.size for found in full)) - sum(parts)):
@@ -80,10 +97,10 @@ def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each:
 def share_out(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], most: int
 ) -> dict[TopicPartition, int]:
-    """`end`, brought nearer to `start` so that not more than `most` offsets lie between the two in all.
+    """`end`, lowered so that at most `most` offsets in all lie between `start` and it.
 
-    Each partition gets its share by how much it has, and where shares are smaller than 1, those that have the most
-    come first; at least one offset moves if any can, so a stream never stands still under a small `most`.
+    Each partition gets a share in proportion to its offsets; if shares are below 1, the partitions with the most come
+    first. At least one offset moves if any can, so a stream never stands still under a small `most`.
     """
     sizes = {tp: max(0, end[tp] - start.get(tp, end[tp])) for tp in end}
     total = sum(sizes.values())
@@ -91,42 +108,19 @@ def share_out(
         return dict(end)
     shares = {tp: most * size // total for tp, size in sizes.items()}
     left = most - sum(shares.values())
-    # what rounding left over, to those from which it took the most
+    # the remainder of rounding goes where rounding took the most
     by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
     for tp in by_rest[:left]:
         shares[tp] += 1
     return {tp: start.get(tp, end[tp]) + shares[tp] for tp in end}
 
 
-# -- places ----------
-# Where reading begins and ends, as an option says it. Pure.
-
-
-EARLIEST = "earliest"
-
-
-LATEST = "latest"
-
-
-COMMITTED = "committed"
-
-
-# how an offset in JSON says "the beginning" and "the end", as in Spark's connector and in ListOffsets
-ENDS = {-2: EARLIEST, -1: LATEST}
-
-
-ALLOWED = (
-    'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, '
-    'or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
-)
-
-
 @dataclass(frozen=True)
 class StartOrEnd:
     """A point in each partition.
 
-    `everywhere` holds where `each` says nothing: EARLIEST, LATEST, COMMITTED, or a time in ms; None: it is to be said
-    of every partition. `each` has an offset, EARLIEST or LATEST; `times` a time in ms.
+    `everywhere` is for partitions without an entry in `each` or `times`: EARLIEST, LATEST, COMMITTED, or a time in ms;
+    None: every partition needs an entry. `each` has an offset, EARLIEST or LATEST; `times` a time in ms.
     """
 
     everywhere: Optional[Union[str, int]] = None
@@ -134,7 +128,7 @@ class StartOrEnd:
     times: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition) -> tuple[str, Any]:
-        """("offset", n), ("time", ms) or ("word", EARLIEST ...); ("", None) if nothing says it."""
+        """("offset", n), ("time", ms) or ("word", EARLIEST ...); ("", None) for a partition without an entry."""
         if tp in self.times:
             return "time", self.times[tp]
         where = self.each.get(tp, self.everywhere)
@@ -154,12 +148,12 @@ class StartOrEnd:
 
     @property
     def named(self) -> frozenset[TopicPartition]:
-        """The partitions of which it speaks by name."""
+        """The partitions with an entry of their own."""
         return frozenset(self.each) | frozenset(self.times)
 
 
 def read_place(text: str, words: tuple[str, ...]) -> StartOrEnd:
-    """The place that an option's text means. Raises ValueError saying what is wrong with it."""
+    """Parse the text of an option. Raises ValueError, with the reason unless the text is in none of the forms."""
     text = text.strip()
     if text.lower() in words:
         return StartOrEnd(text.lower())
@@ -197,7 +191,7 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
         found += [TopicPartition(topic, _number(topic, number)) for number in numbers]
     repeated = sorted({tp for tp in found if found.count(tp) > 1}) if len(found) != len(set(found)) else []
     if repeated:
-        raise ValueError(f"{repeated[0].topic}:{repeated[0].partition} stands there twice")
+        raise ValueError(f"{repeated[0].topic}:{repeated[0].partition} is listed twice")
     if not found:
         raise ValueError("it names no partition")
     return tuple(found)
@@ -214,7 +208,7 @@ def _by_partition(text: str) -> dict[TopicPartition, int]:
                 raise ValueError(f"{topic}:{number} needs a whole number, not {json.dumps(value)}")
             tp = TopicPartition(topic, _number(topic, number))
             if tp in found:
-                raise ValueError(f"{topic}:{tp.partition} stands there twice")
+                raise ValueError(f"{topic}:{tp.partition} is listed twice")
             found[tp] = value
     if not found:
         raise ValueError("it names no partition")
@@ -245,28 +239,16 @@ def _number(topic: str, value: Any) -> int:
     return int(text)
 
 
-# -- positions ----------
-# A stream's offsets, as they stand in its checkpoint. Pure.
-#
-# The text is that of Spark's own connector, {"orders": {"0": 23}}: of each partition the next offset to read. Where
-# a partition is new to the stream, the key "@begin", which no topic can have, says at which offset it begins: a batch
-# that is repeated after a crash reads exactly what it read before. "@ids" has the id of each topic that the offsets are
-# of, where the brokers tell it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
-
-
-BEGIN, IDS = "@begin", "@ids"
-
-
 class StreamOffsets(NamedTuple):
-    """`next`: the next offset to read; `begin`: where partitions begin that the positions before did not have, or of
-    whose topics they had former ones; `ids`: topic -> its id, where it is known."""
+    """`next`: the next offset to read. `begin`: the first offset of partitions that are new to the stream, or whose
+    topic was created again. `ids`: topic -> its id, if known."""
 
     next: Mapping[TopicPartition, int]
     begin: Mapping[TopicPartition, int]
     ids: Mapping[str, str] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Any]:
-        """In one order always: Spark compares texts to see whether there is anything new."""
+        """Always in the same order: Spark compares texts to detect new data."""
         text: dict[str, Any] = _by_topic(self.next)
         if self.begin:
             text[BEGIN] = _by_topic(self.begin)
@@ -276,7 +258,7 @@ class StreamOffsets(NamedTuple):
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> StreamOffsets:
-        """Raises CheckpointMismatch for what no stream of ours, nor of Spark's connector, has written."""
+        """Raises CheckpointMismatch for a text that neither this source nor Spark's connector writes."""
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
         try:

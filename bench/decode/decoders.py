@@ -1,6 +1,6 @@
-"""The contenders: each is a function of a record set, and returns how many records it has read.
+"""The contenders: functions of a record set that return the number of records read.
 
-Who hands out records is asked for the offset, key and value of each, as a handler would; checksums are checked by all.
+Decoders that return records are asked for the offset, key and value of each, as a handler would. All verify checksums.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from aiokafka.consumer.fetcher import READ_UNCOMMITTED, PartitionRecords
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 
-from allocator.fetch import Batch
-from allocator.fetch import decode_plain as plain
+from allocator.fetch import Batch, decode_plain
 
 try:
-    from allocator import _records as compiled
+    from allocator import _records
 except ImportError:
-    compiled = None  # type: ignore[assignment]
+    _records = None  # type: ignore[assignment]
 
 __all__ = ["CONTENDERS", "REFERENCE", "limit"]
 
@@ -94,12 +93,12 @@ def _contenders() -> dict[str, Optional[Decoder]]:
         ("Arrow, copied", arrow_copied),
         ("records", records),
     ):
-        found[f"ours, {name}"] = None if compiled is None else _of(function, compiled)
+        found[f"ours, {name}"] = None if _records is None else _of(function, _records)
     found["aiokafka, records"] = _of(by_peer, AiokafkaRecords)
     found["aiokafka, its consumer's"] = by_aiokafkas_consumer
     found["kafka-python, records"] = _of(by_peer, KafkaPythonRecords)
-    found["plain, columns"] = _of(columns, plain)
-    found["plain, records"] = _of(records, plain)
+    found["plain, columns"] = _of(columns, decode_plain)
+    found["plain, records"] = _of(records, decode_plain)
     return found
 
 

@@ -126,7 +126,7 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "starting_offsets": '{"orders": {"0": -3}}'}, READ, "below -2"),
         ({**OURS, "starting_offsets": '{"orders": {"x": 3}}'}, READ, "has no partition"),
         ({**OURS, "starting_offsets": '{"orders": {"0": 3, "0": 4}}'}, READ, "twice"),
-        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "00": 4}}'}, READ, "orders:0 stands there twice"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "00": 4}}'}, READ, "orders:0 is listed twice"),
         ({**OURS, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
         ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "is no end"),
         ({**OURS, "ending_offsets": "committed"}, READ, "must be latest"),

@@ -5,8 +5,8 @@ In: a topic, a directory. Out: Parquet files with a list of commits, and a repor
 
 from __future__ import annotations
 
-from allocator.spark.archive.commits import Transform
-from allocator.spark.archive.read import Archive
-from allocator.spark.archive.write import ArchiveReport, Progress, Reach, archive, compact
+from allocator.spark.archive.read import Archive, Reach
+from allocator.spark.archive.schema import Transform
+from allocator.spark.archive.write import ArchiveReport, Progress, archive, compact
 
 __all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact"]

@@ -1,12 +1,12 @@
-"""The commits of an archive of one topic: what is in which file, written so that a crash leaves a whole commit or none.
+"""The commits of an archive of one topic: a crash leaves a whole commit or none.
 
-Guarantee: a commit exists once its manifest has its final name, which a link gives it: at once, and only if no other
-run took the number before. What no manifest names is not part of the archive.
+Guarantee: a commit exists once its manifest has its final name. A link gives it that name, atomically, and fails if
+another run took the number before. A file that no manifest names is not part of the archive.
 
     topic=orders/
-      _commits/00000001.json    ranges of offsets, files, whose archive it is, and a checksum of all that
-      _new-<random>/            what a run is writing; thrown away if it dies before its manifest is there
-      commit=00000001/          the same, renamed after its manifest was written; what was not, the next run renames
+      _commits/00000001.json    ranges of offsets, files, topic and cluster, and a checksum
+      _new-<random>/            files of a run at work; removed by the next run if this one dies before its manifest
+      commit=00000001/          the same, renamed after its manifest was written, by the next run if need be
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.files import write_file
-from allocator.spark.errors import ArchiveFull, SchemaMismatch
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from allocator.spark.errors import ArchiveFull
 
 __all__ = [
     "ArchiveBusy",
@@ -41,27 +37,19 @@ __all__ = [
     "CommitLog",
     "DataFile",
     "Manifest",
-    "Transform",
     "check_writable",
-    "columns_of",
     "disk_full",
     "is_full",
     "now",
-    "transformed",
-    "write",
 ]
 
 FORMAT = 1
-
-
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 Reach = Mapping[int, tuple[int, int]]
 
 
 class ArchiveCorrupt(AllocatorError):
-    """What stands in an archive's directory is not what a run wrote there."""
+    """The directory of an archive differs from what its runs wrote."""
 
 
 class ArchiveMismatch(AllocatorError):
@@ -100,7 +88,7 @@ class Manifest:
     staged: str
     at: str
     gaps: Reach = field(default_factory=dict)
-    """What was gone from the topic before it was archived, and was passed over by the user's wish."""
+    """Offsets deleted from the topic before they were archived, skipped with `allow_gaps`."""
     replaces: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Of its files: name -> type, as Spark writes it in JSON."""
@@ -118,7 +106,7 @@ class Manifest:
         return sum(found.size for found in self.files)
 
     def to_bytes(self) -> bytes:
-        # as it is read back: the names of partitions are texts there, which are sorted otherwise than numbers
+        # as it is read back: partitions are texts there, which sort differently from numbers
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 
@@ -149,14 +137,14 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 class CommitLog:
-    """The commits under one directory. Reading changes nothing; writing is for who holds `locked`."""
+    """The commits under one directory. Reading changes nothing; writing needs `locked`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifests = directory / "_commits"
 
     def live(self) -> list[Manifest]:
-        """What the archive holds, in order. Raises ArchiveCorrupt for what does not fit together."""
+        """The commits in effect, in order. Raises ArchiveCorrupt if they do not fit together."""
         found = {manifest.number: manifest for manifest in self._all()}
         replaced = {number for manifest in found.values() for number in manifest.replaces}
         missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
@@ -165,7 +153,7 @@ class CommitLog:
                 f"{self.manifests} lacks {min(missing):08d}.json, and has later ones; bring it back from a backup"
             )
         alive = [manifest for number, manifest in found.items() if number not in replaced]
-        # one that replaces others stands where they stood
+        # one that replaces others takes their position
         alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
         _check_ranges(alive, self.manifests)
         return alive
@@ -195,9 +183,9 @@ class CommitLog:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For one run at a time. Finishes what a run that died had committed, and removes what it had not.
+        """One run at a time. Completes the commits of a run that died, and removes its other files.
 
-        Raises ArchiveBusy, and ConfigError where nothing can be written.
+        Raises ArchiveBusy, and ConfigError if the directory cannot be written.
         """
         try:
             self.manifests.mkdir(parents=True, exist_ok=True)
@@ -221,7 +209,7 @@ class CommitLog:
         return self.directory / f"_new-{uuid.uuid4().hex}"
 
     def commit(self, manifest: Manifest) -> None:
-        """Make it so: everything on disk, then the manifest, then the rename for who reads without manifests.
+        """Sync the files, then write the manifest, then rename the directory for readers without manifests.
 
         Raises ArchiveBusy, ArchiveFull; then nothing of the commit is kept.
         """
@@ -246,7 +234,7 @@ class CommitLog:
         self._settle(manifest)
 
     def _settle(self, manifest: Manifest) -> None:
-        """What follows from a manifest; may be done again."""
+        """Rename and delete as the manifest says; may be repeated."""
         staged, home = self.directory / manifest.staged, self.directory / manifest.directory
         if staged.is_dir() and not home.exists():
             os.rename(staged, home)
@@ -279,7 +267,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
-    """`scratch`: where Spark sorts what does not fit in memory."""
+    """`scratch`: the directory in which Spark sorts data that does not fit in memory."""
     places = [f"{_free(directory)} free in {directory}"]
     if scratch is not None:
         places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
@@ -297,7 +285,7 @@ def _free(place: Path) -> str:
 
 
 def check_writable(directory: Path) -> None:
-    """Raises ConfigError if an archive cannot be written there; makes nothing."""
+    """Raises ConfigError if an archive cannot be written there; creates nothing."""
     there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     if not there.is_dir():
         what = "a link to nothing" if there.is_symlink() and not there.exists() else "a file"
@@ -311,7 +299,7 @@ def check_writable(directory: Path) -> None:
 
 
 def _check_ranges(alive: list[Manifest], where: Path) -> None:
-    """Each partition's ranges and gaps, put together, are one run without a hole or an overlap."""
+    """Ranges and gaps of a partition must be contiguous, without holes or overlaps."""
     runs: dict[int, list[tuple[int, int]]] = {}
     for manifest in alive:
         for reaches in (manifest.ranges, manifest.gaps):
@@ -333,105 +321,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# -- archive_files ----------
-# The Parquet files of one commit: written by Spark, measured by their own footers.
-
-
-Transform = Callable[["DataFrame"], "DataFrame"]
-
-
-def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:
-    """The rows as they are written. Raises SchemaMismatch for what could not be read beside `manifests`' files."""
-    if transform is not None:
-        rows = transform(rows)
-        if not hasattr(rows, "columns"):
-            raise SchemaMismatch(f"the transform returned {type(rows).__name__}, no DataFrame")
-        gone = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
-        if gone:
-            raise SchemaMismatch(
-                f"the transform leaves out {', '.join(gone)}, without which nobody can tell what is where"
-            )
-    kinds = {name.lower(): kind for name, kind in columns_of(rows).items()}
-    for manifest in manifests:
-        for name, kind in manifest.columns.items():
-            now = kinds.get(name.lower(), kind)
-            if not _merge(kind, now):
-                raise SchemaMismatch(
-                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: no reader "
-                    "could put them together; give it another name, or archive to another directory"
-                )
-    return rows
-
-
-def columns_of(rows: DataFrame) -> dict[str, Any]:
-    """What `Manifest.columns` says of files with these rows."""
-    return {field.name: field.dataType.jsonValue() for field in rows.schema if field.name not in ("topic", "partition")}
-
-
-def _merge(one: Any, other: Any) -> bool:
-    """Whether Spark reads columns of both types as one: fields of structs may come and go, all else is equal."""
-    if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
-        if one["type"] == "struct":
-            known = {field["name"].lower(): field["type"] for field in one["fields"]}
-            return all(_merge(known.get(f["name"].lower(), f["type"]), f["type"]) for f in other["fields"])
-        if one["type"] in ("array", "map"):
-            return all(_merge(one[key], other[key]) for key in ("elementType", "keyType", "valueType") if key in one)
-    return bool(one == other)
-
-
-def _shown(kind: Any) -> str:
-    if isinstance(kind, str):
-        return kind
-    if kind["type"] == "struct":
-        return f"struct<{', '.join(field['name'] + ': ' + _shown(field['type']) for field in kind['fields'])}>"
-    return str(kind["type"])
-
-
-def write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
-    # in the order in which the files are written: without it Spark sorts by partition alone, and mixes offsets
-    rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
-    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    try:
-        writer.partitionBy("partition").parquet(str(staged))
-        return tuple(_measured(staged, ranges))
-    except Exception as error:
-        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
-        full = is_full(error) and disk_full(staged.parent, scratch)
-        shutil.rmtree(staged, ignore_errors=True)
-        if full:
-            raise full from error
-        raise
-
-
-def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
-    from pyarrow import parquet
-
-    found = []
-    counts: dict[int, int] = {}
-    for path in sorted(staged.glob("partition=*/*.parquet")):
-        metadata = parquet.read_metadata(path)
-        # the column, and not a field of that name within another
-        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
-        columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
-        if not metadata.num_rows:
-            continue
-        partition = int(path.parent.name.partition("=")[2])
-        first, last = min(column.min for column in columns), max(column.max for column in columns)
-        low, high = ranges.get(partition, (0, 0))
-        counts[partition] = counts.get(partition, 0) + metadata.num_rows
-        if first < low or last >= high or counts[partition] > high - low:
-            raise ArchiveCorrupt(
-                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were asked"
-                " for: nothing was committed"
-            )
-        name = str(path.relative_to(staged))
-        found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))
-    for checksum in staged.glob("**/.*.crc"):
-        checksum.unlink()
-    return found
 
 
 def now() -> str:

@@ -1,28 +1,32 @@
-"""Keys and values as columns: `decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`.
+"""The columns of an archive: transforms that add some, and the check that all commits can be read together.
 
-The bytes stay as they are, so that an archive can be audited and sent back; what is decoded stands beside them, as
-`key_decoded` and `value_decoded`, null where the bytes do not fit the schema. Nothing is lost by a wrong schema.
+`decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. The bytes stay as they are, so
+that an archive can be audited and sent back; the decoded columns are `key_decoded` and `value_decoded`, null if the
+bytes do not fit the schema. A wrong schema loses nothing.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.errors import ConfigError, MissingExtra
-from allocator.spark.archive.commits import Transform
+from allocator.spark.archive.commits import Manifest
+from allocator.spark.errors import SchemaMismatch
 from allocator.targets import find, to_call
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["decoder", "load_transform"]
+__all__ = ["Transform", "columns_of", "decoder", "load_transform", "transformed"]
+
+Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")
-# how schema registries frame what they know the schema of: a zero and four bytes of its id
+# schema registries put a zero and four bytes of the schema's id before the data
 CONFLUENT_HEADER = 5
 
 
@@ -50,6 +54,51 @@ def load_transform(target: str) -> Transform:
     what = f"transform {target!r}"
     transform: Transform = to_call(find(target, what, here=True), what)
     return transform
+
+
+def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:
+    """The rows to write. Raises SchemaMismatch if they could not be read together with the files of `manifests`."""
+    if transform is not None:
+        rows = transform(rows)
+        if not hasattr(rows, "columns"):
+            raise SchemaMismatch(f"the transform returned {type(rows).__name__}, no DataFrame")
+        gone = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
+        if gone:
+            raise SchemaMismatch(f"the transform removes {', '.join(gone)}; these columns must stay")
+    kinds = {name.lower(): kind for name, kind in columns_of(rows).items()}
+    for manifest in manifests:
+        for name, kind in manifest.columns.items():
+            now = kinds.get(name.lower(), kind)
+            if not _merge(kind, now):
+                raise SchemaMismatch(
+                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: they "
+                    "cannot be read together; give it another name, or archive to another directory"
+                )
+    return rows
+
+
+def columns_of(rows: DataFrame) -> dict[str, Any]:
+    """`Manifest.columns` of files with these rows."""
+    return {field.name: field.dataType.jsonValue() for field in rows.schema if field.name not in ("topic", "partition")}
+
+
+def _merge(one: Any, other: Any) -> bool:
+    """Whether Spark reads columns of both types as one: fields of structs may come and go, all else is equal."""
+    if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
+        if one["type"] == "struct":
+            known = {field["name"].lower(): field["type"] for field in one["fields"]}
+            return all(_merge(known.get(f["name"].lower(), f["type"]), f["type"]) for f in other["fields"])
+        if one["type"] in ("array", "map"):
+            return all(_merge(one[key], other[key]) for key in ("elementType", "keyType", "valueType") if key in one)
+    return bool(one == other)
+
+
+def _shown(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "struct":
+        return f"struct<{', '.join(field['name'] + ': ' + _shown(field['type']) for field in kind['fields'])}>"
+    return str(kind["type"])
 
 
 def _maker(column: str, spec: str) -> Callable[[], Column]:

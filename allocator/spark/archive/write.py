@@ -1,15 +1,17 @@
 """Topics to Parquet, each record exactly once: `archive`, `compact`, and `Archive`, which reads what they wrote.
 
-A run goes on where the archive ends, by its own manifests (`archive_commits`), whatever became of the run before it.
+A run continues where the archive ends, by its manifests (`commits`), however the run before it ended.
 The directory must be one that the driver and all executors see under the same path: a disk, or a mounted file system.
-Whoever reads without this module (`spark.read.parquet(DIR)`, pandas, DuckDB) finds the columns topic, commit and
-partition in the names of directories, and exact data as long as no run is at work or was killed; `Archive` is exact
-always. A reader that is at work while `compact` runs may miss files that were replaced, and must begin again.
+Readers without this module (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in
+the names of directories, and exact data as long as no run is at work or was killed; `Archive` is always exact. A reader
+at work while `compact` runs may miss replaced files, and must begin again.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,297 +26,34 @@ from allocator.spark.archive.commits import (
     CommitLog,
     DataFile,
     Manifest,
-    Transform,
     check_writable,
-    columns_of,
+    disk_full,
+    is_full,
     now,
-    transformed,
-    write,
 )
-from allocator.spark.archive.read import Archive, reach_of
+from allocator.spark.archive.read import Archive, Reach, reach_of
+from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.errors import DataLoss
 from allocator.spark.ranges import share_out
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact", "note_commit"]
-
-Reach = dict[int, tuple[int, int]]
-
+__all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact"]
 
 Progress = Callable[[int, int], None]
 
 
-def archive(
-    topic: Topic,
-    directory: str | Path,
-    *,
-    transform: Transform | None = None,
-    offsets_per_commit: int = 10_000_000,
-    allow_gaps: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    spark: SparkSession | None = None,
-) -> ArchiveReport:
-    """Adds to the archive of `topic` under `directory` what it does not have yet.
-
-    Guarantee: after any number of runs, however they ended, each record stands there once. The first run begins where
-    the topic's options say, which it notes also of partitions that have nothing yet; every later one begins where the
-    archive ends, and partitions that came meanwhile are taken in from their first record.
-    transform: DataFrame -> DataFrame, adds columns (see `archive_schema`) or leaves records out; topic, partition and
-    offset must stay. offsets_per_commit: more: fewer, larger files; less: less to do again after a crash.
-    allow_gaps: go on where retention deleted what was not archived yet, and note it in the manifest.
-    progress: called with offsets done and offsets in all.
-    Raises ArchiveMismatch for an archive of another cluster or of a topic made anew, SchemaMismatch for columns that
-    cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss, ConfigError,
-    and what reading the topic raises.
-    """
-    began = time.monotonic()
-    root = _root(directory)
-    if offsets_per_commit < 1:
-        raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
-    commits = CommitLog(root / f"topic={topic.name}")
-    check_writable(commits.manifests)
-    report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
-    extent, alive = topic.extent(), commits.live()
-    start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
-    report.ranges = _todo(start, extent)
-    if dry_run or not (report.ranges or report.gaps or _unknown(alive, start)):
-        report.seconds = time.monotonic() - began
-        return report
-    if report.ranges:
-        spark = spark or _session()  # before the lock: it takes seconds
-    with commits.locked():
-        # under the lock: another run may have ended since, and have found more than was there before
-        extent, alive = topic.extent(), commits.live()
-        start, gaps = _start(alive, topic.name, extent, allow_gaps)
-        new, todo = _unknown(alive, start), _todo(start, extent)
-        report.ranges, report.gaps = todo, gaps
-        done, total = 0, report.offsets
-        if progress is not None:
-            progress(0, total)
-        while todo or gaps or new:
-            piece = _piece(topic.name, todo, offsets_per_commit)
-            staged = commits.stage()
-            files: tuple[DataFile, ...] = ()
-            columns: dict[str, Any] = {}
-            if piece:
-                spark = spark or _session()
-                rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
-                files, columns = write(rows, staged, piece), columns_of(rows)
-            if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
-                raise ArchiveMismatch(
-                    f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
-                    "archive the new topic to another directory"
-                )
-            manifest = Manifest(
-                number=max((found.number for found in alive), default=0) + 1,
-                kind="append",
-                topic=topic.name,
-                cluster=extent.cluster,
-                topic_id=extent.topic_id,
-                ranges={**new, **piece},
-                gaps=gaps,
-                files=files,
-                staged=staged.name,
-                at=now(),
-                columns=columns,
-            )
-            commits.commit(manifest)
-            note_commit(report, manifest)
-            alive, gaps, new = [*alive, manifest], {}, {}
-            done += sum(high - low for low, high in piece.values())
-            if progress is not None:
-                progress(done, total)
-            todo = {p: (piece.get(p, reach)[1] if p in piece else reach[0], reach[1]) for p, reach in todo.items()}
-            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
-    report.seconds = time.monotonic() - began
-    return report
-
-
-def _session() -> SparkSession:
-    from allocator.spark import session
-
-    return session("allocator archive")
-
-
-def _root(directory: str | Path) -> Path:
-    text = str(directory)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
-        raise ConfigError(
-            f"{text} is a URL: an archive stands in a directory that the driver and the executors see as a file "
-            "system; mount it and give the path"
-        )
-    root = Path(text).absolute()
-    return root
-
-
-def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
-    """Where to begin in each partition, and what is gone before that. Raises ArchiveMismatch, DataLoss."""
-    for manifest in alive[-1:]:
-        if manifest.topic != topic:
-            raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
-        if manifest.cluster and extent.cluster and manifest.cluster != extent.cluster:
-            raise ArchiveMismatch(
-                f"the directory holds {topic!r} of cluster {manifest.cluster}; this one is {extent.cluster}: archive "
-                "it to another directory"
-            )
-        if manifest.topic_id and extent.topic_id and manifest.topic_id != extent.topic_id:
-            raise ArchiveMismatch(f"{topic!r} was deleted and made anew since: archive it to another directory")
-    archived = reach_of(alive)
-    start, gaps = {}, {}
-    for partition, (first, end) in extent.log.items():
-        if partition not in archived:
-            # once the archive stands, what the options say moves on ("committed"), and would leave records out
-            start[partition] = first if alive else extent.chosen[partition][0]
-            continue
-        low, at = archived[partition]
-        so_far = f"{topic}:{partition} is archived " + (
-            f"up to offset {at - 1}" if at > low else f"from offset {at} on"
-        )
-        if at > end:
-            raise ArchiveMismatch(
-                f"{so_far} and ends at {end - 1}: it was made anew, or lost its tail; archive it to another directory"
-            )
-        if at < first:
-            if not allow_gaps:
-                raise DataLoss(
-                    f"{so_far} and begins at {first} now: {first - at} offsets were deleted unarchived; allow gaps to "
-                    "go on without them"
-                )
-            gaps[partition] = (at, first)
-        start[partition] = max(at, first)
-    return start, gaps
-
-
-def _unknown(alive: list[Manifest], start: Mapping[int, int]) -> Reach:
-    """Partitions that the archive does not speak of, with where it begins in them: an empty range."""
-    archived = reach_of(alive)
-    return {p: (at, at) for p, at in start.items() if p not in archived}
-
-
-def _todo(start: Mapping[int, int], extent: Extent) -> Reach:
-    return {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
-
-
-def _piece(topic: str, todo: Reach, most: int) -> Reach:
-    low = {TopicPartition(topic, p): reach[0] for p, reach in todo.items()}
-    high = share_out(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
-    return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}
-
-
-# -- archive_compact ----------
-# Small files of an archive, put together.
-
-
-def compact(
-    directory: str | Path,
-    topic: str | None = None,
-    *,
-    file_size: int = 128 << 20,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    spark: SparkSession | None = None,
-) -> ArchiveReport:
-    """Puts commits of small files together: neighbours whose files hold less than half of `file_size` bytes on average.
-
-    As safe against a crash as archiving: the old files go after the new manifest stands. No record changes.
-    Raises ArchiveCorrupt, ArchiveBusy, ConfigError.
-    """
-    began = time.monotonic()
-    found = Archive(directory, topic)
-    commits = CommitLog(found.directory / f"topic={found.topic}")
-    report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
-    if dry_run:
-        for group in _groups(found.manifests, file_size):
-            report.replaced += [manifest.number for manifest in group]
-            report.ranges.update(reach_of(group))
-        return report
-    if spark is None:
-        from allocator.spark import session
-
-        spark = session("allocator archive compact")
-    with commits.locked():
-        groups = _groups(commits.live(), file_size)
-        number = max((manifest.number for manifest in commits.live()), default=0)
-        for done, group in enumerate(groups, 1):
-            number += 1
-            manifest = _compacted(spark, found, commits, group, number)
-            commits.commit(manifest)
-            note_commit(report, manifest)
-            report.replaced += [old.number for old in group]
-            report.ranges.update(reach_of(group))
-            if progress is not None:
-                progress(done, len(groups))
-    report.seconds = time.monotonic() - began
-    return report
-
-
-def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
-    groups: list[list[Manifest]] = [[]]
-    sizes: Counter[int] = Counter()  # partition -> bytes that the group at hand has of it
-    for manifest in manifests:
-        small = manifest.size < file_size / 2 * max(1, len(manifest.files))
-        added: Counter[int] = Counter()
-        for found in manifest.files:
-            added[found.partition] += found.size
-        if groups[-1] and (not small or any(sizes[p] + size > 2 * file_size for p, size in added.items())):
-            groups.append([])
-            sizes.clear()
-        if small:
-            groups[-1].append(manifest)
-            sizes.update(added)
-    return [group for group in groups if len(group) > 1]
-
-
-def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int) -> Manifest:
-    from pyspark.sql import functions as F
-
-    part = Archive(found.directory, found.topic)
-    part.manifests = group
-    rows = part.frame(spark).repartition(F.col("partition"))
-    staged = commits.stage()
-    ranges = reach_of(group)  # gaps among them: they are offsets without a record, as others are
-    files = write(rows, staged, ranges)
-    records = sum(written.records for written in files)
-    expected = sum(manifest.records for manifest in group)
-    if records != expected:
-        raise ArchiveCorrupt(
-            f"{commits.directory}: commits {group[0].number} to {group[-1].number} say that they have {expected} "
-            f"records, their files have {records}; nothing was replaced"
-        )
-    replaces = tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)}))
-    last = group[-1]
-    return Manifest(
-        number,
-        "compact",
-        last.topic,
-        last.cluster,
-        last.topic_id,
-        ranges,
-        files,
-        staged.name,
-        now(),
-        replaces=replaces,
-        columns=columns_of(rows),
-    )
-
-
-# -- archive_report ----------
-# What a run of `archive` or `compact` did, as an object, text and JSON. Pure.
-
-
 @dataclass
 class ArchiveReport:
-    """What a run did, or would do."""
+    """The result of `archive` or `compact`, or of a dry run of it."""
 
     topic: str
     directory: str
     ranges: Reach = field(default_factory=dict)
-    """What was added: partition -> the first offset, and the one after the last."""
+    """Added offsets: partition -> the first, and the one after the last."""
     gaps: Reach = field(default_factory=dict)
     commits: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
@@ -358,8 +97,300 @@ class ArchiveReport:
         )
 
 
-def note_commit(report: ArchiveReport, manifest: Manifest) -> None:
-    """Counts what a commit has added."""
+def archive(
+    topic: Topic,
+    directory: str | Path,
+    *,
+    transform: Transform | None = None,
+    offsets_per_commit: int = 10_000_000,
+    allow_gaps: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    spark: SparkSession | None = None,
+) -> ArchiveReport:
+    """Add the missing records of `topic` to its archive under `directory`.
+
+    Guarantee: after any number of runs, however they ended, the archive has each record once. The first run begins
+    where the topic's options say, and records that also for empty partitions; every later run begins where the archive
+    ends, and new partitions begin with their first record.
+    transform: DataFrame -> DataFrame, adds columns (see `schema.decoder`) or leaves records out; topic, partition and
+    offset must stay. offsets_per_commit: more: fewer, larger files; less: less to do again after a crash.
+    allow_gaps: continue after records that retention deleted unarchived, and list them in the manifest.
+    progress: called with offsets done and offsets in all.
+    Raises ArchiveMismatch for an archive of another cluster or of a topic that was created again, SchemaMismatch for
+    columns that cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss,
+    ConfigError, and what reading the topic raises.
+    """
+    began = time.monotonic()
+    root = _root(directory)
+    if offsets_per_commit < 1:
+        raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
+    commits = CommitLog(root / f"topic={topic.name}")
+    check_writable(commits.manifests)
+    report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
+    extent, alive = topic.extent(), commits.live()
+    start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
+    report.ranges = _todo(start, extent)
+    if dry_run or not (report.ranges or report.gaps or _unknown(alive, start)):
+        report.seconds = time.monotonic() - began
+        return report
+    if report.ranges:
+        spark = spark or _session("allocator archive")  # before the lock: it takes seconds
+    with commits.locked():
+        # again, under the lock: another run may have ended meanwhile
+        extent, alive = topic.extent(), commits.live()
+        start, gaps = _start(alive, topic.name, extent, allow_gaps)
+        new, todo = _unknown(alive, start), _todo(start, extent)
+        report.ranges, report.gaps = todo, gaps
+        done, total = 0, report.offsets
+        if progress is not None:
+            progress(0, total)
+        while todo or gaps or new:
+            piece = _piece(topic.name, todo, offsets_per_commit)
+            staged = commits.stage()
+            files: tuple[DataFile, ...] = ()
+            columns: dict[str, Any] = {}
+            if piece:
+                spark = spark or _session("allocator archive")
+                rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
+                files, columns = _write(rows, staged, piece), columns_of(rows)
+            if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
+                raise ArchiveMismatch(
+                    f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
+                    "archive the new topic to another directory"
+                )
+            manifest = Manifest(
+                number=max((found.number for found in alive), default=0) + 1,
+                kind="append",
+                topic=topic.name,
+                cluster=extent.cluster,
+                topic_id=extent.topic_id,
+                ranges={**new, **piece},
+                gaps=gaps,
+                files=files,
+                staged=staged.name,
+                at=now(),
+                columns=columns,
+            )
+            commits.commit(manifest)
+            _count(report, manifest)
+            alive, gaps, new = [*alive, manifest], {}, {}
+            done += sum(high - low for low, high in piece.values())
+            if progress is not None:
+                progress(done, total)
+            todo = {p: (piece.get(p, reach)[1] if p in piece else reach[0], reach[1]) for p, reach in todo.items()}
+            todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _session(name: str) -> SparkSession:
+    from allocator.spark import session
+
+    return session(name)
+
+
+def _root(directory: str | Path) -> Path:
+    text = str(directory)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        raise ConfigError(
+            f"{text} is a URL: an archive stands in a directory that the driver and the executors see as a file "
+            "system; mount it and give the path"
+        )
+    return Path(text).absolute()
+
+
+def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
+    """The start in each partition, and the deleted offsets before it. Raises ArchiveMismatch, DataLoss."""
+    for manifest in alive[-1:]:
+        if manifest.topic != topic:
+            raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
+        if manifest.cluster and extent.cluster and manifest.cluster != extent.cluster:
+            raise ArchiveMismatch(
+                f"the directory holds {topic!r} of cluster {manifest.cluster}; this one is {extent.cluster}: archive "
+                "it to another directory"
+            )
+        if manifest.topic_id and extent.topic_id and manifest.topic_id != extent.topic_id:
+            raise ArchiveMismatch(f"{topic!r} was deleted and made anew since: archive it to another directory")
+    archived = reach_of(alive)
+    start, gaps = {}, {}
+    for partition, (first, end) in extent.log.items():
+        if partition not in archived:
+            # a later "committed" of the options would leave records out
+            start[partition] = first if alive else extent.chosen[partition][0]
+            continue
+        low, at = archived[partition]
+        so_far = f"{topic}:{partition} is archived " + (
+            f"up to offset {at - 1}" if at > low else f"from offset {at} on"
+        )
+        if at > end:
+            raise ArchiveMismatch(
+                f"{so_far} and ends at {end - 1}: it was made anew, or lost its tail; archive it to another directory"
+            )
+        if at < first:
+            if not allow_gaps:
+                raise DataLoss(
+                    f"{so_far} and begins at {first} now: {first - at} offsets were deleted unarchived; allow gaps to "
+                    "go on without them"
+                )
+            gaps[partition] = (at, first)
+        start[partition] = max(at, first)
+    return start, gaps
+
+
+def _unknown(alive: list[Manifest], start: Mapping[int, int]) -> Reach:
+    """An empty range at the start of each partition that the archive does not have yet."""
+    archived = reach_of(alive)
+    return {p: (at, at) for p, at in start.items() if p not in archived}
+
+
+def _todo(start: Mapping[int, int], extent: Extent) -> Reach:
+    return {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
+
+
+def _piece(topic: str, todo: Reach, most: int) -> Reach:
+    low = {TopicPartition(topic, p): reach[0] for p, reach in todo.items()}
+    high = share_out(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
+    return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}
+
+
+def compact(
+    directory: str | Path,
+    topic: str | None = None,
+    *,
+    file_size: int = 128 << 20,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    spark: SparkSession | None = None,
+) -> ArchiveReport:
+    """Merge neighbouring commits whose files have less than half of `file_size` bytes on average.
+
+    As safe against a crash as `archive`: the old files are deleted after the new manifest is written. No record
+    changes.
+    Raises ArchiveCorrupt, ArchiveBusy, ConfigError.
+    """
+    began = time.monotonic()
+    found = Archive(directory, topic)
+    commits = CommitLog(found.directory / f"topic={found.topic}")
+    report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
+    if dry_run:
+        for group in _groups(found.manifests, file_size):
+            report.replaced += [manifest.number for manifest in group]
+            report.ranges.update(reach_of(group))
+        return report
+    spark = spark or _session("allocator archive compact")
+    with commits.locked():
+        groups = _groups(commits.live(), file_size)
+        number = max((manifest.number for manifest in commits.live()), default=0)
+        for done, group in enumerate(groups, 1):
+            number += 1
+            manifest = _compacted(spark, found, commits, group, number)
+            commits.commit(manifest)
+            _count(report, manifest)
+            report.replaced += [old.number for old in group]
+            report.ranges.update(reach_of(group))
+            if progress is not None:
+                progress(done, len(groups))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
+    groups: list[list[Manifest]] = [[]]
+    sizes: Counter[int] = Counter()  # partition -> bytes in the current group
+    for manifest in manifests:
+        small = manifest.size < file_size / 2 * max(1, len(manifest.files))
+        added: Counter[int] = Counter()
+        for found in manifest.files:
+            added[found.partition] += found.size
+        if groups[-1] and (not small or any(sizes[p] + size > 2 * file_size for p, size in added.items())):
+            groups.append([])
+            sizes.clear()
+        if small:
+            groups[-1].append(manifest)
+            sizes.update(added)
+    return [group for group in groups if len(group) > 1]
+
+
+def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int) -> Manifest:
+    from pyspark.sql import functions as F
+
+    part = Archive(found.directory, found.topic)
+    part.manifests = group
+    rows = part.frame(spark).repartition(F.col("partition"))
+    staged = commits.stage()
+    ranges = reach_of(group)  # with gaps, which are offsets without a record like others
+    files = _write(rows, staged, ranges)
+    records = sum(written.records for written in files)
+    expected = sum(manifest.records for manifest in group)
+    if records != expected:
+        raise ArchiveCorrupt(
+            f"{commits.directory}: commits {group[0].number} to {group[-1].number} say that they have {expected} "
+            f"records, their files have {records}; nothing was replaced"
+        )
+    replaces = tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)}))
+    last = group[-1]
+    return Manifest(
+        number,
+        "compact",
+        last.topic,
+        last.cluster,
+        last.topic_id,
+        ranges,
+        files,
+        staged.name,
+        now(),
+        replaces=replaces,
+        columns=columns_of(rows),
+    )
+
+
+def _write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
+    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
+    # the order in the files: without it Spark sorts by partition alone, and mixes offsets
+    rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
+    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    try:
+        writer.partitionBy("partition").parquet(str(staged))
+        return tuple(_measured(staged, ranges))
+    except Exception as error:
+        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
+        full = is_full(error) and disk_full(staged.parent, scratch)
+        shutil.rmtree(staged, ignore_errors=True)
+        if full:
+            raise full from error
+        raise
+
+
+def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
+    from pyarrow import parquet
+
+    found = []
+    counts: dict[int, int] = {}
+    for path in sorted(staged.glob("partition=*/*.parquet")):
+        metadata = parquet.read_metadata(path)
+        # the column, and not a field of that name within another
+        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
+        columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+        if not metadata.num_rows:
+            continue
+        partition = int(path.parent.name.partition("=")[2])
+        first, last = min(column.min for column in columns), max(column.max for column in columns)
+        low, high = ranges.get(partition, (0, 0))
+        counts[partition] = counts.get(partition, 0) + metadata.num_rows
+        if first < low or last >= high or counts[partition] > high - low:
+            raise ArchiveCorrupt(
+                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were asked"
+                " for: nothing was committed"
+            )
+        name = str(path.relative_to(staged))
+        found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))
+    for checksum in staged.glob("**/.*.crc"):
+        checksum.unlink()
+    return found
+
+
+def _count(report: ArchiveReport, manifest: Manifest) -> None:
     report.commits.append(manifest.number)
     report.records += manifest.records
     report.files += len(manifest.files)

@@ -1,20 +1,20 @@
-"""`audit(left, right)`: whether two sides hold the same records, and if not, which differ and how.
+"""`audit(left, right)`: compare the records of two sources and classify every difference.
 
-Each difference is exactly one of these; left is the truth, right is judged:
+Each difference is exactly one of these, with the left source as the truth:
 
-- missing: a record of the left that the right lacks; truncated: the same, and nothing of its partition is found after
-  it (a mirror that is behind, or a tail that was lost);
-- duplicated: the right has it once more than the left; extra: the right has it and the left does not know it;
-- moved: it is there, in another partition (`by="offset"`: or at another offset);
-- altered: a record of each side, alike but for what `fields` names. Sought in this order: same key and value; same key
-  and timestamp; same value and timestamp. What shares less is missing here and extra there;
-- reordered: it is there, and a record that follows it on the left stands before it on the right.
+- missing: the right lacks a record of the left; truncated: the same, and the right has no later record of the partition
+  (a mirror that is behind, or a lost tail);
+- duplicated: the right has it once more than the left; extra: only the right has it;
+- moved: the right has it in another partition (`by="offset"`: or at another offset);
+- altered: a record of each side, equal except for `fields`. Pairs are searched in this order: same key and value; same
+  key and timestamp; same value and timestamp. Records with less in common are missing and extra;
+- reordered: the right has it after a record that follows it on the left.
 
-`by` says within what records are matched and their order counts: "partition", for equal numbers of partitions; "key",
-where they differ (records without a key then have no order); "offset", where offsets are kept, as in an archive:
-there a record is known by its offset, and one at which something else stands is altered.
+`by` is the unit within which records are matched and ordered: "partition", for equal numbers of partitions; "key", if
+the numbers differ (records without a key then have no order); "offset", if offsets are kept, as in an archive: a
+different record at the same offset is altered.
 
-Exact, whatever the size: memory is bounded by Spark's, which sorts on disk what does not fit.
+Exact for every size: memory is bounded by Spark's, which sorts on disk if data does not fit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Reach = Mapping[int, tuple[int, int]]
 
 
 class Archived(Protocol):
-    """What an archive gives (`allocator.spark.archive.Archive`)."""
+    """The part of `allocator.spark.archive.Archive` that an audit uses."""
 
     topic: str
 
@@ -59,7 +59,7 @@ Source = Union["Topic", "Archived", "DataFrame"]
 
 @dataclass
 class _Pinned:
-    """A side whose end stands still while it is read, however often."""
+    """A source with fixed ends, so that every read of it returns the same records."""
 
     name: str
     frame: DataFrame
@@ -82,11 +82,11 @@ def audit(
     by: None takes "offset" when one side is an archive, else "partition" when both have the same partitions, else
     "key". ignore: fields ("timestamp", "headers", ...) that may differ, as between a broker that has none and one that
     has. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics are compared
-    whatever their names. samples: differences of each kind and topic that are told one by one; all are counted.
+    whatever their names. samples: differences of each kind and topic that the report lists; all are counted.
     spark: by default the active session, or a new one.
 
-    What topics and archives hold is what they held when the audit began: later records are not looked at. Of a topic
-    and an archive, only what the archive covers and the topic still has is compared; a note says how much is not.
+    Records that arrive after the audit began are not compared. Of a topic and an archive, only offsets that the archive
+    covers and the topic still has are compared; a note counts the others.
     Raises ConfigError, SchemaMismatch, and what reading a topic raises.
     """
     _check(by, ignore, samples)
@@ -100,7 +100,7 @@ def audit(
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
-    # pyspark is loaded only now, so that a mistake is told without it
+    # pyspark is imported only now, so that wrong arguments are reported without it
     from allocator.spark.audit.compare import Comparison, prepare
 
     frames = [_checked(side.frame, side.name) for side in (one, other)]
@@ -161,7 +161,7 @@ def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> 
 
 
 def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
-    """What of `has` an archive covers."""
+    """The part of `has` that an archive covers."""
     found = {}
     for partition, (low, high) in covered.items():
         first, end = has.get(partition, (low, low))
@@ -170,7 +170,7 @@ def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
 
 
 def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tuple[int, int]]:
-    """What of an archive the topic has not deleted by retention. What it lacks at its end stays: that is a fault."""
+    """The part of an archive that the topic has not deleted by retention. Offsets missing at its end stay: a fault."""
     found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
     gone = sum(found[p][0] - low for p, (low, _) in covered.items())
     newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())
@@ -230,7 +230,7 @@ def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[st
 
 
 def _looked_up(found: list[Any], left: DataFrame, right: DataFrame) -> list[Difference]:
-    """The samples, with what the records say."""
+    """The samples, with the content of their records."""
     some = found[:LOOKED_UP]
     lefts = _contents(left, {(row.t, row.lp, row.lo) for row in some if row.lo is not None})
     rights = _contents(right, {(row.t, row.rp, row.ro) for row in some if row.ro is not None})
@@ -256,7 +256,7 @@ def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple
         return {}
     from pyspark.sql import functions as F
 
-    # one range of offsets and a list: what the source can leave unread, it does
+    # a range of offsets, which the source need not read beyond, and a list
     low, high = min(o for *_, o in wanted), max(o for *_, o in wanted)
     chosen = frame.where(
         F.col("partition").isin(sorted({p for _, p, _ in wanted}))

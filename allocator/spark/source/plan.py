@@ -1,4 +1,10 @@
-"""Which offsets are to be read: the options, asked of the cluster and the group."""
+"""Plan a read: from options, filters, the cluster and the group to ranges of offsets.
+
+Some filters need not be evaluated for each record. Filters on topic, partition and offset select ranges exactly, and
+Spark does not evaluate them again. A lower bound on the timestamp moves the start to the first record that is young
+enough (all records before it are older), and Spark evaluates it too, since times need not ascend. An upper bound on the
+timestamp says nothing about offsets and is left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Optional
 
+from allocator.client import log_offsets
 from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EARLIEST as BEGIN
-from allocator.client.log_offsets import LATEST as END
 from allocator.client.log_offsets import list_offsets
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.offsets.group_offsets import GroupOffsets
@@ -24,14 +29,14 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 __all__ = [
     "END_NAME",
     "Bounds",
-    "Narrow",
+    "PushedFilters",
     "begin_again",
     "bounds",
     "clip",
     "ends",
     "find_partitions",
-    "narrowed",
     "plan_batch",
+    "push_filters",
     "resolve",
     "some",
     "topic_ids",
@@ -40,17 +45,49 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
-
-
-# partition -> the first offset that it has, and the one after its last
 Bounds = dict[TopicPartition, tuple[int, int]]
-
-
+"""Partition -> its first offset, and the one after its last"""
 END_NAME = "ending_offsets"
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class PushedFilters:
+    """The conditions that select offsets, all of which must hold. None: any."""
+
+    topics: Optional[frozenset[str]] = None
+    partitions: Optional[frozenset[int]] = None
+    low: int = 0
+    high: int = 2**63
+    """Offsets from `low` up to, not including, `high`."""
+    since_ms: Optional[int] = None
+
+    def wants(self, tp: TopicPartition) -> bool:
+        return (self.topics is None or tp.topic in self.topics) and (
+            self.partitions is None or tp.partition in self.partitions
+        )
+
+    async def ranges(self, client: KafkaClient, options: Options, ranges: Sequence[Range]) -> list[Range]:
+        """The part of `ranges` that may hold wanted records. Raises BrokerError."""
+        cut = [r._replace(start=max(r.start, self.low), end=min(r.end, self.high)) for r in ranges]
+        cut = [r for r in cut if r.size > 0]
+        if self.since_ms is None or not cut:
+            return cut
+        times = {r.tp: self.since_ms for r in cut}
+        found = await list_offsets(client, times, timeout_s=options.timeout_s)
+        left = []
+        for r in cut:
+            there = found[r.tp]
+            if there is None:
+                continue  # no record is so young
+            # brokers before 0.10.1 answer by the time of a segment's file, which bounds no record's time
+            start = r.start if there.timestamp < 0 else max(r.start, there.offset)
+            left.append(r._replace(start=start))
+        return [r for r in left if r.size > 0]
 
 
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
-    """The partitions that the options choose, now or up to `max_age_s` ago.
+    """The partitions that the options select, now or up to `max_age_s` ago.
 
     Raises TopicNotFound for a topic, or a partition of `assign`, that does not exist. A pattern may match nothing yet.
     """
@@ -87,7 +124,7 @@ async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPar
     """Where each partition begins and ends (read_committed: up to the last stable offset). Raises BrokerError."""
     if not tps:
         return {}
-    first = await list_offsets(client, dict.fromkeys(tps, BEGIN), timeout_s=options.timeout_s)
+    first = await list_offsets(client, dict.fromkeys(tps, log_offsets.EARLIEST), timeout_s=options.timeout_s)
     last = await ends(client, options, tps)
     return {tp: (begin.offset if (begin := first[tp]) is not None else 0, last[tp]) for tp in tps}
 
@@ -95,17 +132,20 @@ async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPar
 async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
     """Where each partition ends now. Raises BrokerError."""
     found = await list_offsets(
-        client, dict.fromkeys(tps, END), isolation_level=options.isolation_level, timeout_s=options.timeout_s
+        client,
+        dict.fromkeys(tps, log_offsets.LATEST),
+        isolation_level=options.isolation_level,
+        timeout_s=options.timeout_s,
     )
     return {tp: there.offset if there is not None else 0 for tp, there in found.items()}
 
 
 async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, known: Bounds, name: str) -> Offsets:
-    """The offset of `place` in each partition of `known`, as it is asked for: it may lie outside the log.
+    """The offset of `place` in each partition of `known`; it may lie outside the log.
 
-    `name` of the option, for errors: a time after every record is the partition's end for END_NAME. `known` is brought
-    up to date where a group has committed since what was written after it was asked for.
-    Raises ConfigError for a partition of which JSON says nothing and for a time after every record to begin at (unless
+    `name`: of the option, for errors; with END_NAME a time after every record means the end of the partition. `known`
+    is updated if a commit or a time lies beyond the end that it has: records were written meanwhile.
+    Raises ConfigError for a partition without an entry in the JSON and for a start time after every record (unless
     `timestamp_strategy` is "latest"), NoOffsetsError, BrokerError.
     """
     found: Offsets = {}
@@ -114,7 +154,7 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
     for tp, (begin, end) in known.items():
         kind, what = place.of(tp)
         if kind == "":
-            raise ConfigError(f"{name} says nothing of {tp.topic}:{tp.partition}; its JSON must name every partition")
+            raise ConfigError(f"{name} has no entry for {tp.topic}:{tp.partition}; its JSON must name every partition")
         if kind == "time":
             times[tp] = what
         elif kind == "offset":
@@ -142,9 +182,9 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
 def begin_again(
     client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> list[TopicPartition]:
-    """Those of which the group committed `offsets` before their topic was deleted and created again.
+    """The partitions whose topic was deleted and created again after the group committed `offsets`.
 
-    Raises DataLoss if that is an error.
+    Raises DataLoss if `fail_on_data_loss` is set.
     """
     ids = {tp: (topic_of(at.metadata), client.topic_id(tp.topic)) for tp, at in offsets.items()}
     former = [tp for tp, (then, now) in ids.items() if None not in (then, now) and then != now]
@@ -172,7 +212,7 @@ async def _at_times(
 
 
 def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds, name: str) -> Offsets:
-    """`offsets`, within the logs. Raises DataLoss for one that is not, if that is an error."""
+    """`offsets`, moved into the logs. Raises DataLoss for one outside if `fail_on_data_loss` is set."""
     outside = {tp: at for tp, at in offsets.items() if not known[tp][0] <= at <= known[tp][1]}
     if outside and options.fail_on_data_loss:
         tp = min(outside)
@@ -189,17 +229,17 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
     return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
 
 
-async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | None = None) -> list[Range]:
-    """The ranges that a batch reads, one a partition; `narrow` takes away what filters leave out."""
+async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters | None = None) -> list[Range]:
+    """The ranges that a batch reads, one for each partition; `pushed`: the filters that Spark leaves to the source."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
         _must_exist(place, tps, name)
-    if narrow is not None:
-        tps = [tp for tp in tps if narrow.wants(tp)]
+    if pushed is not None:
+        tps = [tp for tp in tps if pushed.wants(tp)]
     known = await bounds(client, options, tps)
-    if narrow is not None:
-        # what JSON says of partitions that the filters leave out is not asked about
+    if pushed is not None:
+        # entries of the JSON for partitions that the filters exclude need no request
         start_place, end_place = (place.only(known) for place in (start_place, end_place))
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)
@@ -210,103 +250,57 @@ async def plan_batch(client: KafkaClient, options: Options, narrow: Narrow | Non
     start, end = (clip(options, offsets, known, "offsets") for offsets in (start, end))
     ids = topic_ids(client, {tp.topic for tp in known})
     ranges = [Range(tp.topic, tp.partition, start[tp], end[tp], ids.get(tp.topic)) for tp in known]
-    if narrow is not None:
-        ranges = await narrow.ranges(client, options, ranges)
+    if pushed is not None:
+        ranges = await pushed.ranges(client, options, ranges)
     return [found for found in ranges if found.end > found.start]
 
 
 def _must_exist(place: StartOrEnd, tps: Collection[TopicPartition], name: str) -> None:
     strangers = place.named - set(tps)
     if strangers:
-        raise ConfigError(f"{name} speaks of {some(strangers)}, which does not exist; leave it out")
+        raise ConfigError(f"{name} names {some(strangers)}, which does not exist; remove it")
 
 
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """As of the last metadata; those that have none (brokers before 2.8) are left out."""
+    """From the last metadata; without topics that have no id (brokers before 2.8)."""
     return {topic: str(found) for topic in topics if (found := client.topic_id(topic)) is not None}
 
 
 def some(tps: Collection[TopicPartition]) -> str:
-    """A few of them by name, for people."""
+    """The first few by name, for messages."""
     names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
     return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")
 
 
-# -- pushdown ----------
-# Filters that need not be evaluated record by record, as they say which offsets to read.
-#
-# Exact for topic, partition and offset: Spark does not look again. A lower bound on the timestamp moves the start to
-# the first record that is young enough (what was before it is all older), and Spark looks again, as times need not
-# ascend. An upper bound on the timestamp says nothing about offsets, and is Spark's alone.
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-@dataclass(frozen=True)
-class Narrow:
-    """What is still wanted, all of it to hold at once. None: anything."""
-
-    topics: Optional[frozenset[str]] = None
-    partitions: Optional[frozenset[int]] = None
-    low: int = 0
-    high: int = 2**63
-    """Offsets from `low` up to, not including, `high`."""
-    since_ms: Optional[int] = None
-
-    def wants(self, tp: TopicPartition) -> bool:
-        return (self.topics is None or tp.topic in self.topics) and (
-            self.partitions is None or tp.partition in self.partitions
-        )
-
-    async def ranges(self, client: KafkaClient, options: Options, ranges: Sequence[Range]) -> list[Range]:
-        """What is left of `ranges`. Raises BrokerError."""
-        cut = [r._replace(start=max(r.start, self.low), end=min(r.end, self.high)) for r in ranges]
-        cut = [r for r in cut if r.size > 0]
-        if self.since_ms is None or not cut:
-            return cut
-        times = {r.tp: self.since_ms for r in cut}
-        found = await list_offsets(client, times, timeout_s=options.timeout_s)
-        left = []
-        for r in cut:
-            there = found[r.tp]
-            if there is None:
-                continue  # no record is so young
-            # before 0.10.1 brokers answer for whole segments, by the time of a file, which bounds no record's time
-            start = r.start if there.timestamp < 0 else max(r.start, there.offset)
-            left.append(r._replace(start=start))
-        return [r for r in left if r.size > 0]
-
-
-def narrowed(filters: Iterable[Any]) -> tuple[Narrow, list[Any]]:
-    """What pyspark's filters leave to be read, and those that Spark has to evaluate itself."""
-    narrow, rest = Narrow(), []
+def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
+    """pyspark's filters as conditions on offsets, and the filters that Spark has to evaluate itself."""
+    pushed, rest = PushedFilters(), []
     for given in filters:
         attribute = given.__dict__.get("attribute", ())
         column = attribute[0] if len(attribute) == 1 else ""
-        after = _after(narrow, column, type(given).__name__, given)
+        after = _after(pushed, column, type(given).__name__, given)
         if after is None or column == "timestamp":
             rest.append(given)
-        narrow = after or narrow
-    return narrow, rest
+        pushed = after or pushed
+    return pushed, rest
 
 
-def _after(narrow: Narrow, column: str, kind: str, given: Any) -> Narrow | None:
-    """`narrow` and this filter as well; None: it cannot be told in offsets."""
+def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedFilters | None:
+    """`pushed` with this filter added; None: it does not translate to offsets."""
     if kind == "IsNotNull":
-        return narrow if column in ("topic", "partition", "offset") else None
+        return pushed if column in ("topic", "partition", "offset") else None
     value = given.__dict__.get("value")
     if column == "topic":
-        return _among(narrow, "topics", kind, value, str)
+        return _among(pushed, "topics", kind, value, str)
     if column == "partition":
-        return _among(narrow, "partitions", kind, value, int)
+        return _among(pushed, "partitions", kind, value, int)
     if column == "offset" and type(value) is int:
         if kind in ("EqualTo", "EqualNullSafe"):
-            return _between(narrow, value, value + 1)
+            return _between(pushed, value, value + 1)
         if kind in ("GreaterThan", "GreaterThanOrEqual"):
-            return _between(narrow, value + (kind == "GreaterThan"), narrow.high)
+            return _between(pushed, value + (kind == "GreaterThan"), pushed.high)
         if kind in ("LessThan", "LessThanOrEqual"):
-            return _between(narrow, narrow.low, value + (kind == "LessThanOrEqual"))
+            return _between(pushed, pushed.low, value + (kind == "LessThanOrEqual"))
     if (
         column == "timestamp"
         and kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo")
@@ -315,18 +309,18 @@ def _after(narrow: Narrow, column: str, kind: str, given: Any) -> Narrow | None:
     ):
         # rounded down: Spark's times are finer than Kafka's
         since = (value - _EPOCH) // timedelta(milliseconds=1)
-        return replace(narrow, since_ms=max(0, since, narrow.since_ms or 0))
+        return replace(pushed, since_ms=max(0, since, pushed.since_ms or 0))
     return None
 
 
-def _among(narrow: Narrow, name: str, kind: str, value: Any, of: type) -> Narrow | None:
+def _among(pushed: PushedFilters, name: str, kind: str, value: Any, of: type) -> PushedFilters | None:
     values = value if kind == "In" else (value,) if kind in ("EqualTo", "EqualNullSafe") else None
     if values is None or not all(type(one) is of for one in values):
         return None
-    before = getattr(narrow, name)
+    before = getattr(pushed, name)
     wanted: Any = frozenset(values) if before is None else before & frozenset(values)
-    return replace(narrow, topics=wanted) if name == "topics" else replace(narrow, partitions=wanted)
+    return replace(pushed, topics=wanted) if name == "topics" else replace(pushed, partitions=wanted)
 
 
-def _between(narrow: Narrow, low: int, high: int) -> Narrow:
-    return replace(narrow, low=max(narrow.low, low), high=min(narrow.high, high))
+def _between(pushed: PushedFilters, low: int, high: int) -> PushedFilters:
+    return replace(pushed, low=max(pushed.low, low), high=min(pushed.high, high))

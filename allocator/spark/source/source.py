@@ -12,7 +12,7 @@ from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range, split
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
-from allocator.spark.source.plan import Narrow, narrowed, plan_batch
+from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
 from allocator.spark.source.reading import read_range
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
-        self.narrow: Narrow | None = None
+        self.pushed: PushedFilters | None = None
 
     @in_one_line()
     def partitions(self) -> list[InputPartition]:
         options = self.options
 
         async def plan() -> list[Range]:
-            return await plan_batch(await link.client(), options, self.narrow)
+            return await plan_batch(await link.client(), options, self.pushed)
 
         with ClusterLink(options) as link:
             ranges = link.run(plan())
@@ -126,7 +126,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
 
 class _PushingReader(BatchReader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        self.narrow, rest = narrowed(filters)
+        self.pushed, rest = push_filters(filters)
         return rest
 
 

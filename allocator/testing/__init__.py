@@ -1,13 +1,12 @@
-"""Real ZooKeeper and Kafka for anyone's tests.
+"""Real ZooKeeper and Kafka for tests, also of other projects.
 
-In comes a version and some numbers; out goes a running cluster whose nodes can be stopped, killed, paused and
-resumed, proxies that make their connections fail, a pytest plugin with fixtures of all that, and helpers to fill
-topics and to wait for conditions. It needs Python
-and a way to Maven Central; Docker, root and system packages are not needed. It may touch nothing but its cache
-directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
+In: versions and numbers of nodes. Out: a running cluster whose nodes a test can stop, kill, pause and resume, proxies
+that make connections fail, a pytest plugin with fixtures for all of that, and helpers to fill topics and to wait for
+conditions. It needs Python and access to Maven Central, but no Docker, no root and no system packages. It may touch its
+cache directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
 
-Names are loaded when they are used first: the plugin is imported by every pytest run where the package is
-installed, and must cost it nothing.
+Names are loaded on first use: every pytest run in an environment with this package imports the plugin, which must cost
+it nothing.
 """
 
 from __future__ import annotations

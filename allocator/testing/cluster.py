@@ -14,11 +14,11 @@ from .base import Cluster
 from .errors import ClusterError
 from .jars import class_path
 from .java import OLDEST, find_java
+from .layout import advertised, broker_settings, kraft_settings, with_controller, zookeeper_settings
 from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
 from .proxy import FaultProxy
-from .settings import advertised, broker_settings, kraft_settings, with_controller, zookeeper_settings
 from .versions import ZOOKEEPER, Release, kafka_release
 
 __all__ = ["LocalCluster"]

@@ -1,7 +1,7 @@
-"""Downloading pinned jars from a Maven repository.
+"""Download pinned jars from a Maven repository: a setting, else the mirror of Maven's own settings, else Maven Central.
 
 Guarantee: a file whose name ends in `.jar` was put in place whole, with the SHA-256 that is pinned for it. A download
-that breaks off goes on where it stopped, in the same call or in the next one.
+that breaks off continues where it stopped, in the same call or in the next one.
 
 Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, passwords from ~/.netrc too, and trusted authorities
 from the system, SSL_CERT_FILE and REQUESTS_CA_BUNDLE.
@@ -12,19 +12,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
+from xml.etree import ElementTree
 
 from .. import __version__
 from ..errors import MissingExtra
 from .errors import JarsUnavailable
 from .pins import Jar, sha256
-from .registry import MIRROR, Registry
 
 try:
     import requests
@@ -33,7 +35,7 @@ try:
 except ImportError as error:
     raise MissingExtra("servers for tests need requests: pip install 'zk-partition-allocator[testing]'") from error
 
-__all__ = ["download"]
+__all__ = ["CENTRAL", "MIRROR", "Registry", "download", "find_registry"]
 
 OnBytes = Callable[[int], None]
 
@@ -44,6 +46,86 @@ _LONGEST_PAUSE_S = 30.0
 _CHUNK = 1 << 16
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _NOT_ALLOWED = (401, 403)
+MIRROR = "ALLOCATOR_MAVEN_MIRROR"
+CENTRAL = "https://repo1.maven.org/maven2"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """`url` has no credentials and no slash at its end; `source` says where the URL was found."""
+
+    url: str
+    source: str
+    credentials: tuple[str, str] | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.url} ({self.source})"
+
+
+def find_registry() -> Registry:
+    """`ALLOCATOR_MAVEN_MIRROR`, else the mirror of Maven Central in ~/.m2/settings.xml, else Maven Central.
+
+    The setting and the file may name a user and a password. Raises JarsUnavailable for a URL that cannot be one.
+    """
+    chosen = os.environ.get(MIRROR)
+    if chosen:
+        return _registry(chosen, MIRROR)
+    settings = Path("~/.m2/settings.xml").expanduser()
+    if settings.is_file():
+        for url, credentials in _mirrors(settings):
+            return _registry(url, str(settings), credentials)
+    return Registry(CENTRAL, "Maven Central")
+
+
+def _registry(text: str, source: str, credentials: tuple[str, str] | None = None) -> Registry:
+    parts = urlsplit(text.strip())
+    try:
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        sound = False
+    if not sound or parts.query or parts.fragment:
+        shown = re.sub(r"//[^/]*@", "//", text)
+        raise JarsUnavailable(
+            f"{source} names the Maven repository {shown!r}, which is not a URL of http or https. "
+            f"Set {MIRROR} to the directory that has org/apache/kafka, such as {CENTRAL}"
+        )
+    if parts.username is not None:
+        credentials = (unquote(parts.username), unquote(parts.password or ""))
+    host = parts.netloc.rpartition("@")[2]
+    return Registry(urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")), source, credentials)
+
+
+def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
+    """(URL, credentials) of each mirror that stands for Maven Central, the first of which Maven takes."""
+    try:
+        root = ElementTree.parse(settings).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise JarsUnavailable(
+            f"cannot read the mirror of Maven Central from {settings}: {error}. Mend the file, or set {MIRROR}"
+        ) from error
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    servers = {
+        _text(server, "id"): (_text(server, "username"), _text(server, "password"))
+        for server in root.iterfind("servers/server")
+    }
+    for mirror in root.iterfind("mirrors/mirror"):
+        patterns = {pattern.strip() for pattern in _text(mirror, "mirrorOf").split(",")}
+        if patterns & {"central", "*", "external:*"} and "!central" not in patterns:
+            user, password = servers.get(_text(mirror, "id"), ("", ""))
+            if password.startswith("{"):
+                raise JarsUnavailable(
+                    f"{settings} has the password of {_text(mirror, 'url')} encrypted. "
+                    f"Set {MIRROR} to that URL with user and password: https://user:password@host/path"
+                )
+            yield _text(mirror, "url"), (user, password) if user else None
+
+
+def _text(element: ElementTree.Element, tag: str) -> str:
+    """Maven puts variables of the environment in place of ${env.NAME}."""
+    return re.sub(
+        r"\$\{env\.(\w+)\}", lambda found: os.environ.get(found[1], ""), (element.findtext(tag) or "").strip()
+    )
 
 
 class _Later(Exception):

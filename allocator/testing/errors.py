@@ -1,4 +1,4 @@
-"""What can go wrong while real servers are found, started and waited for."""
+"""The errors of `allocator.testing`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class JarsUnavailable(TestingError):
 
 
 class NoContainerEngine(TestingError):
-    """The containers backend was asked for and no Docker engine answers."""
+    """The containers backend was chosen and no Docker engine responds."""
 
 
 class ServerStartFailed(TestingError):
-    """A server ended, or did not answer in time, while it was started; the message ends with its log."""
+    """A server ended or did not respond in time while it started; the message ends with its log."""
 
 
 class ClusterError(TestingError):
-    """A cluster refused what was asked of it: a topic that exists, a node that is down."""
+    """A cluster refused an operation: the topic exists already, the node is down."""
 
 
 class WaitTimeout(TestingError, AssertionError):
-    """`wait_until`: the condition did not come true in time; the message says what was seen last."""
+    """`wait_until`: the condition did not come true in time; the message has the last value."""

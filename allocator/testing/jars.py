@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MissingExtra
-from .download import OnBytes, download
+from .download import OnBytes, Registry, download, find_registry
 from .errors import JarsUnavailable
 from .pins import Jar, differences, pinned
-from .registry import Registry, find_registry
 from .versions import JarSet
 
 try:
@@ -48,7 +47,7 @@ def class_path(jars: JarSet) -> str:
 
 
 def jar_directory(jars: JarSet) -> Path:
-    """The directory of `jars`, downloaded now if it is missing or if a file of it is not what it should be.
+    """The directory of `jars`, downloaded now if it is missing or if a file of it differs from its pin.
 
     Raises JarsUnavailable. Compares checksums once a process. Waits without limit for another process that downloads
     the same jars.
@@ -72,9 +71,9 @@ def jar_directory(jars: JarSet) -> Path:
 
 
 def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
-    """Download beside the directory and move into place, so that nobody ever sees half of it.
+    """Download beside the directory and move into place, so that no process sees an incomplete directory.
 
-    What arrived before an error stays beside it for the next call.
+    Files that arrived before an error stay beside it for the next call.
     """
     registry = find_registry()
     stage = directory.with_name(f".{directory.name}.part")

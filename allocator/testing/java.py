@@ -31,7 +31,7 @@ class Java:
 
 
 def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:
-    """The first usable Java. Raises JavaNotFound naming every place that was looked at, and why it did not do."""
+    """The first usable Java. Raises JavaNotFound with every candidate and the reason why it was refused."""
     refused = []
     for source, executable in _candidates():
         if executable is None:

@@ -1,4 +1,4 @@
-"""How one server of a local cluster is started: its command line and the files it reads."""
+"""The files and the command line of a server: small, quick, on 127.0.0.1 only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ from pathlib import Path
 
 from .errors import ClusterError, ServerStartFailed
 from .java import Java
-from .settings import log4j_settings, properties
 from .topics import zookeeper_client
+from .versions import Release
 
-__all__ = ["CLUSTER_ID", "command", "filled", "format_data", "kafka_files", "kraft_files", "zookeeper_files"]
+__all__ = [
+    "CLUSTER_ID",
+    "advertised",
+    "broker_settings",
+    "command",
+    "filled",
+    "format_data",
+    "kafka_files",
+    "kraft_files",
+    "log4j_settings",
+    "properties",
+    "with_controller",
+    "zookeeper_files",
+    "zookeeper_settings",
+]
 
 CLUSTER_ID = "allocator-testing-0000"  # KRaft wants 16 bytes in base64, the same on all nodes
 _FORMAT_TIMEOUT_S = 120.0
@@ -39,7 +53,7 @@ def command(java: Java, jars: str, kind: str, place: Path, heap: str, options: S
 
 
 def filled(settings: Mapping[str, object], **known: object) -> dict[str, object]:
-    """`{port}` and the like in a user's values, replaced by what they are called for."""
+    """The settings with each `{name}` in a value replaced by `known[name]`."""
     done: dict[str, object] = {}
     for key, value in settings.items():
         text = str(value)
@@ -50,7 +64,7 @@ def filled(settings: Mapping[str, object], **known: object) -> dict[str, object]
 
 
 def zookeeper_files(place: Path, number: int, settings: Mapping[str, object]) -> Callable[[], None]:
-    """Writes what a ZooKeeper node reads, before each of its starts."""
+    """Returns a function that writes the files of a ZooKeeper node, for each of its starts."""
 
     def write() -> None:
         _common(place)
@@ -61,7 +75,7 @@ def zookeeper_files(place: Path, number: int, settings: Mapping[str, object]) ->
 
 
 def kafka_files(place: Path, number: int, settings: Mapping[str, object], zookeeper: str) -> Callable[[], None]:
-    """Writes what a broker reads; before a second start also clears what its first left in ZooKeeper."""
+    """Returns a function that writes the files of a broker; from the second start on it also clears its znodes."""
 
     def write() -> None:
         again = (place / "server.properties").exists()
@@ -76,7 +90,7 @@ def kafka_files(place: Path, number: int, settings: Mapping[str, object], zookee
 def kraft_files(
     place: Path, settings: Mapping[str, object], format_data: Callable[[Path], None] | None
 ) -> Callable[[], None]:
-    """Writes what a broker without ZooKeeper reads; `format_data` makes its data directory before its first start."""
+    """Returns a function that writes the files of a KRaft node, and calls `format_data` before its first start."""
 
     def write() -> None:
         _common(place)
@@ -88,7 +102,7 @@ def kraft_files(
 
 
 def format_data(java: Java, jars: str, place: Path) -> None:
-    """By the tool of the broker's version. Raises ServerStartFailed with what it says."""
+    """Format the data directory with Kafka's own tool. Raises ServerStartFailed with its output."""
     tool = [java.executable, "-Xmx128m", *_QUICK_JVM, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
     done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
@@ -102,7 +116,7 @@ def _common(place: Path) -> None:
 
 
 def _forget(zookeeper: str, number: int) -> None:
-    """Remove what a killed broker left in ZooKeeper until its session ends: it would refuse itself its place."""
+    """Delete the znodes of a killed broker, whose session has not expired: its restart would fail on them."""
     from kazoo.exceptions import NoNodeError
 
     with contextlib.suppress(ClusterError), zookeeper_client(zookeeper, 5.0) as zk:
@@ -112,3 +126,126 @@ def _forget(zookeeper: str, number: int) -> None:
             data, stat = zk.get("/controller")
             if json.loads(data).get("brokerid") == number:
                 zk.delete("/controller", version=stat.version)
+
+
+def properties(settings: Mapping[str, object]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def log4j_settings(file: Path) -> str:
+    """INFO and above to `file`, with thread and time."""
+    return properties(
+        {
+            "log4j.rootLogger": "INFO, file",
+            "log4j.appender.file": "org.apache.log4j.FileAppender",
+            "log4j.appender.file.File": file,
+            "log4j.appender.file.layout": "org.apache.log4j.PatternLayout",
+            "log4j.appender.file.layout.ConversionPattern": "%d{ISO8601} %-5p %c{1} [%t] %m%n",
+        }
+    )
+
+
+def zookeeper_settings(
+    number: int, directory: Path, port: int, quorum: Mapping[int, tuple[int, int]], tick_ms: int
+) -> dict[str, object]:
+    """`quorum`: node -> (peer port, election port); a single node runs standalone."""
+    settings: dict[str, object] = {
+        "dataDir": directory / "data",
+        "clientPort": port,
+        "clientPortAddress": "127.0.0.1",
+        "tickTime": tick_ms,
+        "minSessionTimeout": 2 * tick_ms,
+        "maxSessionTimeout": 120_000,
+        "maxClientCnxns": 0,
+        "admin.enableServer": "false",
+        "4lw.commands.whitelist": "*",
+        "extendedTypesEnabled": "true",
+        "preAllocSize": 1024,
+        "snapCount": 10_000,
+    }
+    if len(quorum) > 1:
+        settings["initLimit"] = 40
+        settings["syncLimit"] = 4
+        for node, (peer, election) in quorum.items():
+            settings[f"server.{node}"] = f"127.0.0.1:{peer}:{election}"
+    return settings
+
+
+def broker_settings(
+    release: Release, number: int, directory: Path, port: int, brokers: int, zookeeper: str
+) -> dict[str, object]:
+    """All settings of a broker with ZooKeeper; for KRaft, the ones that both kinds share."""
+    replicas = min(3, brokers)
+    settings: dict[str, object] = {
+        "log.dirs": directory / "data",
+        "auto.create.topics.enable": "false",
+        "delete.topic.enable": "true",
+        "num.partitions": 1,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.segment.bytes": 1 << 20,
+        # the default takes a third of our small heap
+        "log.cleaner.dedupe.buffer.size": 4 << 20,
+        "log.index.size.max.bytes": 1 << 20,
+        # retention must not delete records with old timestamps in the middle of a test
+        "log.retention.hours": 1_000_000,
+        "controlled.shutdown.retry.backoff.ms": 500,
+    }
+    if release.number >= (0, 9):
+        settings["group.min.session.timeout.ms"] = 1000  # the default of 6 s makes tests wait
+    if release.number >= (0, 10):
+        settings["group.initial.rebalance.delay.ms"] = 0
+    if release.number >= (0, 11):
+        settings["transaction.state.log.num.partitions"] = 4
+        settings["transaction.state.log.replication.factor"] = replicas
+        settings["transaction.state.log.min.isr"] = 1
+    if release.kraft:
+        return settings
+    settings["broker.id"] = number
+    settings["zookeeper.connect"] = zookeeper
+    settings["zookeeper.connection.timeout.ms"] = 30_000
+    settings["zookeeper.session.timeout.ms"] = 4_000
+    if release.listeners:
+        settings["listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
+    else:
+        settings.update({"host.name": "127.0.0.1", "port": port})
+    return settings
+
+
+def advertised(release: Release, port: int) -> dict[str, object]:
+    """Settings of a broker with ZooKeeper whose clients connect to another port."""
+    if release.listeners:
+        return {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    return {"advertised.host.name": "127.0.0.1", "advertised.port": port}
+
+
+def kraft_settings(
+    number: int, port: int, controller_port: int, voters: Sequence[tuple[int, int]]
+) -> dict[str, object]:
+    """More settings of a KRaft node; `voters` are (node, controller port), and a voter is also a controller."""
+    votes = any(node == number for node, _ in voters)
+    listeners = f"PLAINTEXT://127.0.0.1:{port}"
+    if votes:
+        listeners += f",CONTROLLER://127.0.0.1:{controller_port}"
+    return {
+        "process.roles": "broker,controller" if votes else "broker",
+        "node.id": number,
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{peer}" for node, peer in voters),
+        "listeners": listeners,
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL",
+        "broker.session.timeout.ms": 2_000,
+        "broker.heartbeat.interval.ms": 400,
+    }
+
+
+def with_controller(asked: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
+    """The user's settings; their listeners include the controller listener of the KRaft node in `settings`."""
+    mine = [each for each in str(settings.get("listeners", "")).split(",") if each.startswith("CONTROLLER:")]
+    if "listeners" not in asked or not mine or "CONTROLLER:" in str(asked["listeners"]):
+        return dict(asked)
+    return {**asked, "listeners": ",".join([str(asked["listeners"]), *mine])}

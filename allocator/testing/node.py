@@ -1,24 +1,124 @@
-"""One server of a cluster, to be stopped, killed, paused and started again by a test."""
+"""One server of a cluster: its process, which a test stops, kills, pauses and starts again."""
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import ClusterError, ServerStartFailed
-from .process import ServerProcess
 from .proxy import FaultProxy
 
-__all__ = ["Node"]
+__all__ = ["Node", "ServerProcess"]
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class ServerProcess:
+    """Starts `command` at once. The supervisor kills it at the latest when this process ends, in any way.
+
+    `log`: file that its standard output and error are appended to. `remove`: a directory deleted if this process
+    dies without having called `close`.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, remove: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        self._unread = b""
+        self._acknowledged: list[str] = []
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(log), str(remove or ""), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, not for the server
+        )
+        self._ended = False
+        self.pid = 0
+        self.exit_code: int | None = None
+        if not self._listen(lambda: bool(self.pid), 10.0):
+            self.close()
+            raise ServerStartFailed(f"the supervisor of {command[0]} did not start; is {sys.executable} sound?")
+
+    @property
+    def alive(self) -> bool:
+        self._listen(lambda: False, 0)
+        return self.exit_code is None and not self._ended
+
+    def order(self, name: str, timeout_s: float = 10.0) -> None:
+        """TERM, KILL, STOP or CONT; returns once the signal was sent. Nothing happens to a process that ended."""
+        with self._lock:
+            self._acknowledged.clear()
+            self._write(name)
+        self._listen(lambda: name in self._acknowledged, timeout_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True once the process has ended (and was reaped), False when it still runs after `timeout_s` seconds."""
+        self._listen(lambda: self.exit_code is not None, timeout_s)
+        return not self.alive
+
+    def close(self) -> None:
+        """Kill the process if it still runs, and end the supervisor. May be called twice."""
+        if self._supervisor.poll() is None:
+            if self.alive:
+                self.order("KILL")
+                self.wait(10.0)
+            self._write("BYE")
+        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._supervisor.wait()
+        self._ended = True
+
+    def _write(self, line: str) -> None:
+        pipe = self._supervisor.stdin
+        if pipe is None or pipe.closed:
+            return
+        try:
+            os.write(pipe.fileno(), line.encode() + b"\n")
+        except BrokenPipeError:
+            self._ended = True  # the supervisor was killed, and the process with it or out of reach
+
+    def _listen(self, enough: Callable[[], bool], timeout_s: float) -> bool:
+        """Read the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                pipe = self._supervisor.stdout
+                if enough() or self._ended or pipe is None or pipe.closed:
+                    return enough()
+                ready, _, _ = select.select([pipe], [], [], min(0.05, max(0.0, deadline - time.monotonic())))
+                if ready:
+                    self._take(os.read(pipe.fileno(), 512))
+                    continue
+            if time.monotonic() >= deadline:
+                return enough()
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._ended = True
+            return
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word == "pid":
+                self.pid = int(rest)
+            elif word == "exit":
+                self.exit_code = int(rest)
+            elif word == "ok":
+                self._acknowledged.append(rest)
 
 
 class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
-    `port` stays the same over restarts, and so do `more_ports`, the `{port2}` to `{port4}` of its settings. `proxy` is
-    what clients are led through in a cluster with `proxied=True`, else None. All methods block; from a coroutine call
-    them with `asyncio.to_thread`.
+    `port` stays the same over restarts, and so do `more_ports`, the `{port2}` to `{port4}` of its settings. `proxy`
+    is the one that clients connect to in a cluster with `proxied=True`, else None. All methods block; from a coroutine
+    call them with `asyncio.to_thread`.
     """
 
     def __init__(
@@ -52,21 +152,21 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where clients find it: its proxy if it has one."""
+        """The address for clients: of its proxy if it has one."""
         return f"127.0.0.1:{self.port}" if self.proxy is None else self.proxy.address
 
     @property
     def pid(self) -> int | None:
-        """Of the Java process; None when it does not run."""
+        """The pid of the Java process; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.alive else None
 
     @property
     def alive(self) -> bool:
-        """The process exists; a paused one does."""
+        """Whether the process exists, paused or not."""
         return self.pid is not None
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Start the server and return when it answers. Nothing happens to one that runs; a paused one goes on.
+        """Start the server and return when it answers. A running server is left alone; a paused one is resumed.
 
         Raises ServerStartFailed, with the end of its log, when it ends or does not answer in `timeout_s` seconds;
         it is not left running then.
@@ -88,7 +188,7 @@ class Node:
         """Returns when the server answers. Raises ServerStartFailed as `start` does."""
         deadline = time.monotonic() + timeout_s
         while not self._ready():
-            # waits for the end of the process, which so is noticed at once
+            # returns early if the process ends
             running, code = self.wait_process(0.02)
             if not running:
                 raise self._failure(f"ended with code {code} while it started")
@@ -105,7 +205,7 @@ class Node:
         return not process.wait(timeout_s), process.exit_code
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """SIGTERM: the server leaves in order. After `timeout_s` seconds it is killed."""
+        """SIGTERM: an orderly shutdown. After `timeout_s` seconds the server is killed."""
         self.resume()
         if self._process is not None:
             self._process.order("TERM")
@@ -113,11 +213,11 @@ class Node:
         self.close()
 
     def kill(self) -> None:
-        """SIGKILL, as a machine that loses power. Returns when the process is gone."""
+        """SIGKILL, like a machine that loses power. Returns when the process has ended."""
         self.close()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers. Raises ClusterError when it does not run."""
+        """SIGSTOP: connections stay open without responses. Raises ClusterError if the server does not run."""
         self._running().order("STOP")
         self.paused = True
 
@@ -140,7 +240,7 @@ class Node:
         return "\n".join(parts) or f"--- {self.kind} {self.id} has logged nothing"
 
     def close(self) -> None:
-        """Kill what runs and let go of it; `start` begins anew."""
+        """Kill the process if it runs; `start` begins anew."""
         process, self._process = self._process, None
         self.paused = False
         if process is not None:

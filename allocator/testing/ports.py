@@ -1,8 +1,8 @@
-"""Free ports on 127.0.0.1 that stay ours for as long as a server needs them, also while it is down.
+"""Ports on 127.0.0.1 that stay leased to a server while it is down.
 
-A server that is killed and started again must find its port free. A port of the kernel's ephemeral range may be
-taken meanwhile by any outgoing connection, so ours lie below it; a lock file a port keeps several test
-processes of this machine apart, and is let go by the kernel when its holder dies.
+A server that is killed and started again must find its port free. An outgoing connection may take any port of the
+kernel's ephemeral range, so these ports lie below it. A lock file for each port keeps the test processes of a machine
+apart; the kernel releases the lock when its process dies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class PortLease:
             self._held[port] = descriptor
             return port
         if wanted is not None:
-            raise ClusterError(f"port {wanted} on 127.0.0.1 is taken; stop what listens there, or choose another")
+            raise ClusterError(
+                f"port {wanted} on 127.0.0.1 is in use; stop the process that listens there, or choose another"
+            )
         raise ClusterError(f"no free port between {_FIRST} and {_LAST} on 127.0.0.1; stop some servers first")
 
     def release(self) -> None:
@@ -53,7 +55,7 @@ class PortLease:
 
 
 def _directory() -> Path:
-    """For the lock files of this user's processes. Its name is known to all, so it may be another user's by now."""
+    """The directory of this user's lock files. Its name is predictable, so another user may own it."""
     directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     found = directory.lstat()
@@ -64,5 +66,7 @@ def _directory() -> Path:
 
 def _bind(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT does not matter
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # like the servers: connections in TIME_WAIT do not matter
         probe.bind(("127.0.0.1", port))

@@ -1,12 +1,12 @@
-"""Stands between a test process and one server, so that the server never outlives the test process.
+"""A process between a test process and one server, so that the server never outlives the test process.
 
 Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG, obeys
 the lines TERM, KILL, STOP and CONT on its standard input, and answers on its standard output: `pid N` once,
-`ok ORDER` per order, `exit CODE` when COMMAND ended (negative: the signal that ended it). BYE makes it leave.
+`ok ORDER` per order, `exit CODE` when COMMAND ended (negative: the signal that ended it). BYE ends it.
 
 Guarantee: when the standard input ends, or the parent dies in any way (kill -9 too), COMMAND is killed with
-SIGKILL and the directory REMOVE, if not empty text, is deleted. It alone reaps COMMAND, so no signal can reach a
-stranger who was given the same pid.
+SIGKILL and the directory REMOVE, if not empty text, is deleted. It alone reaps COMMAND, so no signal can reach another
+process that got the same pid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORDERS = {
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more? the loop finds out by itself
+    with contextlib.suppress(OSError):  # the reader is gone: the loop finds out by itself
         os.write(1, text.encode() + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Which servers can be started, and what each version needs: the jars and the few settings that differ."""
+"""The versions of the servers: for each its jars and the few settings that differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCLUDED = (
 
 @dataclass(frozen=True)
 class JarSet:
-    """A directory of jars in the cache: the root artifacts `group:artifact:version` and what to leave out.
+    """A directory of jars in the cache: the root artifacts `group:artifact:version` and the excluded ones.
 
     `pins` has the lock file of each.
     """

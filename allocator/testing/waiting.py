@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of sleeping and hoping."""
+"""Wait for a condition instead of a fixed time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wait_until(
     `timeout_s`: seconds; at least one call is made even with 0. `what` completes the sentence "timed out
     waiting for ...", as text or as a function called only on failure.
     Raises WaitTimeout (also an AssertionError) with the last value seen. An exception of the predicate is not
-    swallowed: a predicate that may fail for a while says so by returning false.
+    swallowed: a predicate that may fail for a while should return false.
     """
     deadline = time.monotonic() + timeout_s
     while True:

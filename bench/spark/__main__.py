@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from allocator.spark import session
 from allocator.testing import JarsUnavailable, LocalCluster
-from allocator.testing.resolve import by_ivy
+from allocator.testing.pins import by_ivy
 from allocator.testing.versions import JarSet
 from bench.consume.fill import fill
 

@@ -18,10 +18,10 @@ from allocator.testing import JarsUnavailable, JavaNotFound, LocalCluster
 from allocator.testing import download as download_module
 from allocator.testing import jars as jars_module
 from allocator.testing import pins as pins_module
+from allocator.testing.download import CENTRAL, find_registry
 from allocator.testing.jars import cache_directory, jar_directory
 from allocator.testing.java import find_java
 from allocator.testing.pins import Jar, pinned
-from allocator.testing.registry import CENTRAL, find_registry
 from allocator.testing.versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
 
 SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())

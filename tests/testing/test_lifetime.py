@@ -12,8 +12,8 @@ import textwrap
 import pytest
 
 from allocator.testing import wait_until
+from allocator.testing.node import ServerProcess
 from allocator.testing.ports import PortLease
-from allocator.testing.process import ServerProcess
 
 START = """
     import json, os, sys, time

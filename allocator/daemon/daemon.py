@@ -1,4 +1,4 @@
-"""`allocator run`: a consumer, a handler, and what stands between them.
+"""`allocator run`: a consumer, a handler, and the workers between them.
 
 Guarantees, as long as the handler tells failure by raising:
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
+from allocator.daemon.config import CommitSection, HandlerSection
 from allocator.daemon.handlers import Handler
 from allocator.daemon.notify import Notifier
 from allocator.daemon.partition_worker import DeadLetters, PartitionWorker, Retries, Work
@@ -41,7 +42,7 @@ FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
 
 
 class RecordSource(Protocol):
-    """What the daemon needs of `Consumer`."""
+    """The part of `Consumer` that the daemon uses."""
 
     async def start(self) -> None: ...
 
@@ -70,13 +71,13 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True)
 class DaemonSettings:
-    """Seconds, and counts; `allocator.daemon.config` says what more and less of each does."""
+    """Seconds, and counts, as in the sections of the settings file."""
 
-    concurrency: int = 8
-    queue_batches: int = 2
+    concurrency: int = HandlerSection.concurrency
+    queue_batches: int = HandlerSection.queue_batches
     retries: Retries = field(default_factory=Retries)
-    drain_timeout_s: float = 30.0
-    commit_interval_s: float = 5.0
+    drain_timeout_s: float = HandlerSection.drain_timeout_s
+    commit_interval_s: float = CommitSection.interval_s
 
 
 class Daemon(RebalanceListener):
@@ -100,9 +101,9 @@ class Daemon(RebalanceListener):
         self._settings = settings
         self._dead_letters = dead_letters
         self._notifier = notifier or Notifier({})
-        self._lanes: dict[TopicPartition, PartitionWorker] = {}
+        self._workers: dict[TopicPartition, PartitionWorker] = {}
         self._past: dict[TopicPartition, PartitionWorker] = {}
-        """The last lane of a partition that is not ours now: how far it got, and whether its thread still runs."""
+        """The last worker of a partition that this member no longer owns: its position, and whether its thread runs."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
         self._stop: asyncio.Event | None = None
@@ -151,14 +152,14 @@ class Daemon(RebalanceListener):
             self._stop.set()
 
     def positions(self) -> dict[TopicPartition, int]:
-        """For each partition that was begun and is ours: everything before this offset is handled."""
-        return {partition: lane.position for partition, lane in self._lanes.items()}
+        """For each partition that a worker has: everything before this offset is handled."""
+        return {partition: worker.position for partition, worker in self._workers.items()}
 
     @property
     def stuck(self) -> Parts:
         """Partitions whose plain handler still runs although it was given up; the interpreter would wait for it."""
-        every = [*self._lanes.values(), *self._past.values()]
-        return frozenset(lane.partition for lane in every if lane.stuck)
+        every = [*self._workers.values(), *self._past.values()]
+        return frozenset(worker.partition for worker in every if worker.stuck)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
 
@@ -171,51 +172,51 @@ class Daemon(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: Parts) -> None:
         self._going |= partitions
-        lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        # if this is cancelled (the session is lost) the lanes still stand, and `on_partitions_lost` deals with them
-        await asyncio.gather(*(lane.drain(self._settings.drain_timeout_s) for lane in lanes))
+        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        # if this is cancelled (the session is lost) the workers are still there for `on_partitions_lost`
+        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
         try:
-            await self._commit(lanes)
+            await self._commit(workers)
         except AllocatorError as error:
-            log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(lanes), error)
-        except Exception:  # a bug must not leave stopped lanes behind: the partitions may come back
-            log.exception("committing %d revoked partitions failed", len(lanes))
-        self._forget(lanes)
+            log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
+        except Exception:  # a bug must not leave stopped workers behind: the partitions may come back
+            log.exception("committing %d revoked partitions failed", len(workers))
+        self._forget(workers)
         self._tell_status()
 
     async def on_partitions_lost(self, partitions: Parts) -> None:
         self._going |= partitions
-        lanes = [self._lanes[partition] for partition in partitions if partition in self._lanes]
-        self._forget(lanes)  # first: a commit that is being prepared must not include them
-        await asyncio.gather(*(lane.abandon(self._settings.drain_timeout_s) for lane in lanes))
+        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        self._forget(workers)  # first: a commit that is being prepared must not include them
+        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
         self._tell_status()
 
     def on_records_lost(self, loss: RecordsLost) -> None:
-        lane = self._lanes.get(loss.partition)
-        if lane is not None and (loss.recreated or loss.resumed_at < loss.position):
-            lane.restart(loss.resumed_at)
+        worker = self._workers.get(loss.partition)
+        if worker is not None and (loss.recreated or loss.resumed_at < loss.position):
+            worker.restart(loss.resumed_at)
 
-    def _forget(self, lanes: Iterable[PartitionWorker]) -> None:
-        for lane in lanes:
-            if self._lanes.get(lane.partition) is lane:
-                del self._lanes[lane.partition]
-                self._past[lane.partition] = lane
+    def _forget(self, workers: Iterable[PartitionWorker]) -> None:
+        for worker in workers:
+            if self._workers.get(worker.partition) is worker:
+                del self._workers[worker.partition]
+                self._past[worker.partition] = worker
 
     async def _go_on(self, partition: TopicPartition) -> None:
-        """Places a partition that we had before where its handler got to, or where others got to since.
+        """Seeks, in a partition that returns, to the position of its handler, or to a later commit of another member.
 
-        Without it the consumer would go on after what it had handed out, some of which was dropped unhandled.
+        Otherwise the consumer would go on after the records that it delivered, some of which were dropped unhandled.
         """
-        lane = self._past[partition]
+        worker = self._past[partition]
         # with the topic's id: if it is another topic by now, the consumer begins with that one's records
-        position = OffsetAndMetadata(lane.position, stamped("", lane.topic_id), -1)
+        position = OffsetAndMetadata(worker.position, stamped("", worker.topic_id), -1)
         try:
             committed = await self._source.committed(partition)
         except AllocatorError as error:
-            # what others did since is handled twice, which is better than not at all
-            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, lane.position, error)
+            # records that other members handled since are handled twice, which is better than not at all
+            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, worker.position, error)
         else:
-            if committed is not None and (committed.offset > lane.position or _of_another_topic(committed, lane)):
+            if committed is not None and (committed.offset > worker.position or _of_another_topic(committed, worker)):
                 position = committed
         with contextlib.suppress(NotOwned):
             self._source.seek(partition, position)
@@ -238,17 +239,17 @@ class Daemon(RebalanceListener):
     def _take(self, batch: Batch) -> None:
         partition = TopicPartition(batch.topic, batch.partition)
         if partition in self._going:
-            return  # whoever gets it starts from the committed offset
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = PartitionWorker(
+            return  # its next owner starts from the committed offset
+        worker = self._workers.get(partition)
+        if worker is None:
+            worker = PartitionWorker(
                 partition, batch.base_offset, self._work, lambda: self._room(partition), self._past.pop(partition, None)
             )
-            lane.task.add_done_callback(self._lane_ended)
-            self._lanes[partition] = lane
-        lane.topic_id = self._source.topic_id(partition) or lane.topic_id
-        lane.put(batch)
-        if len(lane) >= self._settings.queue_batches:
+            worker.task.add_done_callback(self._worker_ended)
+            self._workers[partition] = worker
+        worker.topic_id = self._source.topic_id(partition) or worker.topic_id
+        worker.put(batch)
+        if len(worker) >= self._settings.queue_batches:
             self._paused.add(partition)
             with contextlib.suppress(NotOwned):
                 self._source.pause(partition)
@@ -259,7 +260,7 @@ class Daemon(RebalanceListener):
             with contextlib.suppress(NotOwned):
                 self._source.resume(partition)
 
-    def _lane_ended(self, task: asyncio.Task[None]) -> None:
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failed.done():
             self._failed.set_exception(error)
@@ -270,20 +271,24 @@ class Daemon(RebalanceListener):
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             try:
-                await self._commit(self._lanes.values())
+                await self._commit(self._workers.values())
             except AllocatorError as error:
                 # nothing is lost: the next turn commits a later offset
                 log.warning("commit put off: %s", error)
 
-    async def _commit(self, lanes: Iterable[PartitionWorker]) -> None:
+    async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
         # one at a time: an earlier one that arrived after a later one would set the group back
         async with self._committing:
-            offsets = {lane: lane.position for lane in lanes if lane.may_commit and lane.position != lane.committed}
+            offsets = {
+                worker: worker.position
+                for worker in workers
+                if worker.may_commit and worker.position != worker.committed
+            }
             if not offsets:
                 return
-            await self._source.commit({lane.partition: offset for lane, offset in offsets.items()})
-            for lane, offset in offsets.items():
-                lane.committed = offset
+            await self._source.commit({worker.partition: offset for worker, offset in offsets.items()})
+            for worker, offset in offsets.items():
+                worker.committed = offset
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 
@@ -293,7 +298,7 @@ class Daemon(RebalanceListener):
         self._notifier.tell("READY=1")
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
-        """Until one of these ends, a lane fails, or `stop`; raises what one of these raised."""
+        """Until one of these ends, a worker fails, or `stop`; raises what one of these raised."""
         assert self._stop is not None
         stop = asyncio.ensure_future(self._stop.wait())
         waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
@@ -306,13 +311,13 @@ class Daemon(RebalanceListener):
                 task.result()
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
-        log.info("stopping: %d partitions drain", len(self._lanes))
+        log.info("stopping: %d partitions drain", len(self._workers))
         async with self._committing:  # a commit under way is awaited, not cancelled: it could arrive after the last one
             await _cancel(running)
         try:
-            lanes = list(self._lanes.values())
-            await asyncio.gather(*(lane.drain(self._settings.drain_timeout_s) for lane in lanes))
-            await self._commit([lane for lane in lanes if self._lanes.get(lane.partition) is lane])
+            workers = list(self._workers.values())
+            await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
+            await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
         except AllocatorError as error:
             log.error("the last commit failed, so some records will be handled again: %s", error)
             if not self._failed.done():
@@ -328,8 +333,8 @@ class Daemon(RebalanceListener):
         self._notifier.tell(f"STATUS={len(self._source.assignment())} partitions")
 
 
-def _of_another_topic(committed: OffsetAndMetadata, lane: PartitionWorker) -> bool:
-    return lane.topic_id is not None and topic_of(committed.metadata) not in (None, lane.topic_id)
+def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> bool:
+    return worker.topic_id is not None and topic_of(committed.metadata) not in (None, worker.topic_id)
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

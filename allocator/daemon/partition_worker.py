@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Union
 
+from allocator.daemon.config import HandlerSection
 from allocator.daemon.handlers import Handler, HandlerMisuse
 from allocator.errors import AllocatorError, HandlerFailed
 from allocator.fetch.batch import Batch
@@ -30,11 +31,11 @@ SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a failed call is repeated, and how long it waits before: seconds."""
+    """How often a failed call is repeated, and the seconds before each attempt."""
 
-    count: int = 5
-    backoff_s: float = 0.5
-    backoff_max_s: float = 30.0
+    count: int = HandlerSection.retries
+    backoff_s: float = HandlerSection.retry_backoff_s
+    backoff_max_s: float = HandlerSection.retry_backoff_max_s
 
     def delay_s(self, failures: int) -> float:
         """Doubled for every failure up to the maximum; up to half is taken off so that members do not keep step."""
@@ -43,7 +44,7 @@ class Retries:
 
 
 class DeadLetters(Protocol):
-    """Where records go that the handler refused for good."""
+    """Takes the records that the handler refused for good."""
 
     async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
         """Returns once all of them are acknowledged."""
@@ -52,7 +53,7 @@ class DeadLetters(Protocol):
 
 
 class Unit(NamedTuple):
-    """What one call of the handler gets, and the position once it is done."""
+    """The argument of one call of the handler, its offset, and the position after it."""
 
     argument: Any
     offset: int
@@ -64,13 +65,13 @@ class Unit(NamedTuple):
 
 @dataclass
 class Work:
-    """What all partitions share. Made and used on the loop."""
+    """Shared by the workers of all partitions. Created and used on the loop."""
 
     handler: Handler
     slots: asyncio.Semaphore
     """Partitions that may be in the handler at the same time."""
     threads: concurrent.futures.Executor
-    """For plain handlers: the one place outside wire/ and testing/ where threads run, since users' code may block."""
+    """For plain handlers, which may block."""
     retries: Retries
     dead_letters: DeadLetters | None
     may_act: Callable[[], bool]
@@ -96,7 +97,7 @@ class PartitionWorker:
     ) -> None:
         self.partition = partition
         self.position = start
-        """Everything before it is done; what may be committed."""
+        """Everything before it is done, so this offset may be committed."""
         self.committed = start
         self.topic_id: Any = None
         """Of the topic that was read last, where it is known."""
@@ -127,7 +128,7 @@ class PartitionWorker:
 
     @property
     def may_commit(self) -> bool:
-        """Whether `position` is of what is read now; not while records wait that came before a restart."""
+        """False while records wait that came before a restart: `position` belongs to them."""
         return not self._restarts
 
     def stop(self) -> None:
@@ -166,7 +167,7 @@ class PartitionWorker:
         return running or (self._after is not None and self._after.stuck)
 
     async def ended(self) -> None:
-        """Returns when no call of this lane, or of those before it, runs any more."""
+        """Returns when no call of this worker, or of those before it, runs any more."""
         await asyncio.wait({self.task})
         if self._call is not None and not self._call.done():
             await asyncio.wait({asyncio.wrap_future(self._call)})
@@ -271,7 +272,7 @@ class PartitionWorker:
         return not self._stopping and self._work.may_act()
 
     async def _back_off(self, what: str, unit: Unit, error: Exception, failures: int) -> None:
-        """`what`: what failed so many times."""
+        """Waits before the next attempt, or until the worker is stopped."""
         delay_s = self._work.retries.delay_s(failures)
         log.warning(
             "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
@@ -291,7 +292,7 @@ class PartitionWorker:
             await wait_for_event(self._wake, ends - time.monotonic())
 
     async def _give_up(self, unit: Unit, error: Exception, attempts: int) -> bool:
-        """Whether its dead letter stands for it now; False: it is ours no more. Raises when there is none."""
+        """Writes the dead letter; False if the partition has left this member. Raises HandlerFailed without a topic."""
         if self._stopping:
             return False  # the next owner tries again
         failed = HandlerFailed(

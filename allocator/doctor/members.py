@@ -11,11 +11,12 @@ from allocator.foreign import plain
 from allocator.groups.describe import GroupState
 from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.groups.zookeeper.znodes import Paths
+from allocator.settings import DEFAULT
 from allocator.types import TopicPartition
 
 __all__ = ["DEFAULT_SESSION_S", "member_findings"]
 
-DEFAULT_SESSION_S = 10.0
+DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
 UNEVEN = 1.5  # times the fair share; and at least two partitions above it
 BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # they balance something other than the number of partitions
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}

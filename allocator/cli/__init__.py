@@ -1,4 +1,4 @@
-"""The command `allocator`: every command stands in this room, and none in another.
+"""The command `allocator`. All commands are in this room.
 
 In: arguments, settings files, the environment. Out: text or JSON, and exit codes. May touch: every room through its
 public surface; `testing` only in `cluster`. Commands raise; this module tells their errors in one way.
@@ -171,10 +171,10 @@ def main(ctx: click.Context) -> None:
     "--connect", is_flag=True, help="With --check: also try the servers, topics, group and ports. Joins nothing."
 )
 @click.option("--create", is_flag=True, help="Create the chroot in zookeeper.hosts if it does not exist.")
-@click.option("--json", "as_json", is_flag=True, help="Print what --check finds as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result of --check as JSON.")
 @click.pass_context
 def run(ctx: click.Context, config: str, check: bool, connect: bool, create: bool, as_json: bool) -> None:
-    """Consume as CONFIG (TOML) says, until a signal or a failure.
+    """Run a consumer with the settings in CONFIG (TOML), until a signal or a failure.
 
     A chroot that does not exist is refused: with a mistyped one this would be a second group, whose first member owns
     all partitions.
@@ -238,7 +238,7 @@ async def _tried(settings: Config, show: bool) -> list[Check]:
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete commands and options.
+    """Print the completion script for SHELL.
 
     \b
       bash   allocator completion bash > ~/.local/share/bash-completion/completions/allocator

@@ -23,7 +23,7 @@ class _Asked(Exception):
 
 @click.group()
 def cluster() -> None:
-    """Real Kafka and ZooKeeper on this machine, for trying things out."""
+    """Run real Kafka and ZooKeeper servers on this machine, for experiments."""
 
 
 @cluster.command()
@@ -59,7 +59,7 @@ def up(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Start a cluster, print how to connect, run until Ctrl-C or SIGTERM, then take it down."""
+    """Start a cluster, print its addresses, and stop it at Ctrl-C or SIGTERM."""
     config = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -90,9 +90,9 @@ def up(
 
 @cluster.command()
 @click.argument("versions", nargs=-1, metavar="VERSION...")
-@click.option("--json", "as_json", is_flag=True, help="Print one object of JSON: what it is -> where it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: name -> path.")
 def fetch(versions: tuple[str, ...], as_json: bool) -> None:
-    """Bring the jars of VERSIONs of Kafka (all known ones when none is given), and of ZooKeeper, into the cache."""
+    """Download the jars of ZooKeeper and of each Kafka VERSION (default: all versions) into the cache."""
     with _told_to_stop():
         from allocator.testing.jars import jar_directory
         from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release

@@ -21,7 +21,7 @@ __all__ = ["cutover"]
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
 def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) -> None:
-    """Take groups to a new cluster as PLAN (TOML) says, while services and producers run.
+    """Move groups to a new cluster by PLAN (TOML), while services and producers run.
 
     The mirror has to run meanwhile. What is done stands in a state file: run it again after a failure and it goes on.
 

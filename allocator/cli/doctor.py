@@ -1,4 +1,4 @@
-"""`allocator doctor`: what is wrong with a cluster and a group, and what to do."""
+"""`allocator doctor`: findings about a cluster and a group, with remedies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
 
 @dataclass(frozen=True)
 class _Where:
-    """The clusters, as options or settings say."""
+    """The clusters from the options or the settings file."""
 
     zookeeper: Optional[str]
     zookeeper_options: Any
@@ -59,7 +59,7 @@ class _Where:
     "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without its chroot)."
 )
 @click.option("--session-timeout", type=Seconds(), help="Session timeout of the members in seconds (default 10).")
-@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Seconds between the two looks.")
+@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Seconds between the two polls.")
 @click.option(
     "--patience",
     default=60.0,
@@ -67,7 +67,7 @@ class _Where:
     type=Seconds(0),
     help="Report a member as stuck after this many seconds.",
 )
-@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each answer.")
+@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     group: Optional[str],
@@ -82,7 +82,7 @@ def doctor(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """What is wrong with GROUP and its clusters, why it matters, and what to do. Reads only.
+    """Diagnose GROUP and its clusters: each problem, its consequence and its remedy. Reads only.
 
     Looks twice, with --interval seconds between, which should be longer than the members' commit interval. Without
     GROUP, only at the cluster. Give --zookeeper, --brokers, or both.
@@ -143,7 +143,7 @@ def _find(
 
 
 async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
-    """Raises the error of what could not be reached when nothing could."""
+    """Raises the connection error if no cluster was reached."""
     from allocator.client.client import KafkaClient
     from allocator.doctor.doctor import could_not_look, examine
     from allocator.zookeeper.client import ZooKeeper

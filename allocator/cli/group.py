@@ -1,4 +1,4 @@
-"""`allocator group`: looking at groups, and moving their offsets."""
+"""`allocator group`: shows groups and resets their offsets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Seconds(click.FloatRange):
 
 @click.group()
 def group() -> None:
-    """Consumer groups: who is in them, who owns what, how far they got.
+    """Show consumer groups: members, owners, offsets and lag.
 
     Exit codes: 0 answered; 1 not answered, not wholly, or refused; 2 wrong usage or settings. With --json an error
     is an object too: {"error": {"type", "message", "retriable"}}.
@@ -63,7 +63,9 @@ def with_clusters(command: Command) -> Command:
     )
     @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator).")
     @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
-    @click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each answer.")
+    @click.option(
+        "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response."
+    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_access(
@@ -113,7 +115,7 @@ def _chosen(name: str | None, default: str | None) -> str:
 @group.command("list")
 @with_clusters
 def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
-    """All groups, with their members and generation."""
+    """List all groups with their members and generation."""
     from allocator.cli.read import read_all
 
     reports = asyncio.run(read_all(access))
@@ -145,7 +147,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 @click.argument("name", metavar="[GROUP]", required=False)
 @with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
-    """Members, owners, positions, lag and problems of one group; --brokers alone for one of Kafka's own."""
+    """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
     from allocator.cli.read import read_group
 
     report = asyncio.run(read_group(access, _chosen(name, default_group)))
@@ -166,12 +168,12 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 @group.command("adopt")
 @click.argument("name", metavar="GROUP")
 @click.option(
-    "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has changed over."
+    "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has moved."
 )
 @click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
-    """Give a group of kiel's to our layout, when only our members are left in it. They go over without a restart."""
+    """Move a group from kiel's layout to allocator's, without a restart. All its members must be allocator's."""
     from allocator.groups.legacy.adopt import adopt, candidate
 
     async def run() -> Any:
@@ -210,14 +212,14 @@ class _ShowByDefault(click.Group):
 
 @group.group("offsets", cls=_ShowByDefault)
 def offsets() -> None:
-    """Committed offsets and lag of one group: `offsets [GROUP]`; and `offsets reset`."""
+    """Show or reset the committed offsets of one group."""
 
 
 @offsets.command("show")
 @click.argument("name", metavar="[GROUP]", required=False)
 @with_clusters
 def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
-    """Committed offset, log end and lag of each partition."""
+    """Show the committed offset, log end and lag of each partition."""
     from allocator.cli.read import read_group
 
     if access.brokers is None:
@@ -256,7 +258,7 @@ def reset_command(
     default_group: str | None,
     as_json: bool,
 ) -> None:
-    """Replace committed offsets of a group that has no members. Shows what it would do, until --execute."""
+    """Replace the committed offsets of a group without members. Prints the plan unless --execute is given."""
     from allocator.cli.read import execute_reset, plan_reset
 
     chosen, target = _chosen(name, default_group), parse_target(to)

@@ -26,7 +26,7 @@ NOWHERE = "none"
 
 @click.group()
 def offsets() -> None:
-    """Offsets of a group, copied to another storage, group or cluster, and back."""
+    """Copy the offsets of a group to another storage, group or cluster, and restore them."""
 
 
 @offsets.command("copy")
@@ -68,7 +68,7 @@ def offsets() -> None:
 @click.option(
     "--restore-file",
     type=click.Path(dir_okay=False),
-    help="File for the offsets that stood before (default offsets-TO-GROUP-TIME.json).",
+    help="File for the offsets before the copy (default offsets-TO-GROUP-TIME.json).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy_command(
@@ -89,7 +89,7 @@ def copy_command(
     restore_file: Optional[str],
     as_json: bool,
 ) -> None:
-    """Commit for TO-GROUP what FROM-GROUP has committed. Shows what it would do, until --execute.
+    """Copy the committed offsets of FROM-GROUP to TO-GROUP. Prints the plan unless --execute is given.
 
     Refused while either group has members, of whatever kind: --zookeeper names every ensemble in which some may be.
     What stood before is written to a file first, and `allocator offsets restore` puts it back.
@@ -124,7 +124,7 @@ def copy_command(
 @click.option("-c", "--config", type=SETTINGS, help="Settings file of `allocator run`: credentials for that cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
-    """Commit what stood before the copy that wrote FILE."""
+    """Restore the offsets that a copy saved in FILE."""
     security = options = None
     if config is not None:
         settings = load(config)

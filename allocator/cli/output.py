@@ -1,4 +1,4 @@
-"""How commands show what they found, on a terminal and in a pipe."""
+"""Output of commands on a terminal and in a pipe."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ Command = Callable[..., Any]
 def _run_options(command: Command) -> Command:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--dry-run", is_flag=True, help="Only show what would be read; starts no Spark, writes nothing."),
-        click.option("--master", help="Spark master (default: what spark-submit says, else this machine)."),
+        click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
+        click.option("--master", help="Spark master (default: that of spark-submit, else this machine)."),
     ):
         command = option(command)
     return command
@@ -120,7 +120,7 @@ def archive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Add to the Parquet archive in DIRECTORY what topics have and it has not: each record exactly once.
+    """Append new records of topics to the Parquet archive in DIRECTORY, each record exactly once.
 
     May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads it.
 
@@ -184,7 +184,7 @@ def skew(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """How evenly a topic's work lies on partitions and keys; late records; loads for allocator functions.
+    """Show how evenly records are distributed over partitions and keys, late records, and loads for assignors.
 
     The loads in the JSON are what `GroupView.load` takes: see docs/pipelines.md.
     """

@@ -1,4 +1,4 @@
-"""Reading a group from outside: ZooKeeper for who owns what, Kafka for how far it got."""
+"""Reads a group from outside: its owners from ZooKeeper, its offsets from Kafka."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class MembersAlive(AllocatorError):
 
 
 class NoSuchGroup(AllocatorError):
-    """Neither ZooKeeper nor, as far as it was asked, Kafka knows the group."""
+    """The group exists neither in ZooKeeper nor in Kafka, as far as they were asked."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the clusters are, and how to be let in."""
+    """Addresses and credentials of the clusters."""
 
     zookeeper: Optional[str] = None
     root: str = DEFAULT["root"]

@@ -1,4 +1,4 @@
-"""What `allocator group` says: pure, from what was read to tables and JSON."""
+"""The output of `allocator group`: tables and JSON from the collected data. Pure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class NothingKnown(AllocatorError):
 def top(
     name: Optional[str], once: bool, interval: float, access: Any, default_group: Optional[str], as_json: bool
 ) -> None:
-    """Groups, members, lag and rates, live. GROUP: that one first. Keys: q quits, Tab shows the next group.
+    """Show groups, members, lag and rates, live; GROUP first. Keys: q quits, Tab shows the next group.
 
     Rates need --brokers, and two looks.
 

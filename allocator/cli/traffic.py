@@ -18,7 +18,7 @@ __all__ = ["traffic"]
 
 @click.group()
 def traffic() -> None:
-    """Recordings of traffic, for tests on several versions of Kafka (docs/testing.md)."""
+    """Record traffic for tests on several versions of Kafka (docs/testing.md)."""
 
 
 @traffic.command()
@@ -39,7 +39,7 @@ def traffic() -> None:
 def record(
     file: str, config: Optional[str], brokers: Optional[str], topics: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
-    """Write the newest records of some topics into FILE; compressed if its name ends in .gz.
+    """Write the newest records of topics into FILE, compressed if its name ends in .gz.
 
     Joins no group and commits nothing. Keys, values, headers and timestamps are kept as they are: look through FILE
     before you share it.

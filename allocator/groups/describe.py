@@ -154,10 +154,6 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
     return GroupState(group, ordered, claims, document, tuple(problems))
 
 
-# -- report ----------
-# What is known of one group, put together: ZooKeeper's part and Kafka's. Reading it changes nothing.
-
-
 SHOWN = 10  # unowned partitions named in text; JSON has all
 
 

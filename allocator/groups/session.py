@@ -1,8 +1,8 @@
-"""A member that lives in ZooKeeper sessions: joining, losing a session, joining again, leaving.
+"""The life of a member in ZooKeeper sessions: joining, losing a session, joining again, leaving.
 
-Guarantee, whatever layout of znodes a group has: the member acts only while its lease is valid (`keeper`); a session
-that ends takes all that was held with it (`AssignmentListener.lost`) before the member joins again; leaving returns
-when everything is released in good order, or when the end of the session has released it.
+Guarantee, for every layout of znodes: the member acts only while its lease is valid (`LeaseRenewer`). When a session
+ends, the member loses all its partitions (`AssignmentListener.lost`) before it joins again. `leave` returns when
+everything was drained, committed and released, or when the end of the session has released it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ ADMISSION_S = 0.5  # more: a member that may join again does so later; less: mor
 
 
 class _Silence(Exception):
-    """The user shows no sign of life. Never leaves this room."""
+    """The user has asked for nothing for too long. Caught in this module."""
 
 
 class SessionMembership(GroupMembership):
-    """What members of every layout share; a layout says how to register, what to follow, and what to delete.
+    """The part that is the same for every layout of znodes. A layout registers the member, follows the assignment, and
+    names the znodes to delete.
 
     `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
-    and its znode in messages. The constructor touches nothing.
+    and its znode in messages. The constructor does no I/O.
     """
 
     def __init__(
@@ -58,9 +59,8 @@ class SessionMembership(GroupMembership):
         self.member_id = ""
         self.generation = 0
         self.ended: BaseException | None = None
-        """What ended this membership for good, other than `leave`."""
         self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
-        """Asked in each session but the first, before the member registers; while it says False, the member waits."""
+        """Asked in each session but the first, before the member registers; it waits while this returns False."""
         self._zk = zk
         self._group = group
         self._base = base
@@ -74,13 +74,13 @@ class SessionMembership(GroupMembership):
         self._task: asyncio.Task[None] | None = None
         self._keeper = LeaseRenewer(zk, group, owner, clock, measures or Measures())
 
-    # -- what a layout says --------------------------------------------------------------------------------------
+    # -- implemented by a layout ---------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raises ConfigError for what cannot be written, before anything is touched."""
+        """Raises ConfigError for settings that cannot be written to ZooKeeper, before any I/O."""
 
     async def _register(self) -> None:
-        """Makes the member known in this session, and sets `member_id`."""
+        """Creates the member's znodes in this session, and sets `member_id`."""
         raise NotImplementedError
 
     def _proof(self) -> tuple[str, bytes]:
@@ -88,18 +88,18 @@ class SessionMembership(GroupMembership):
         raise NotImplementedError
 
     async def _take_part(self, scope: TaskGroup) -> None:
-        """From the first lease on; returns when the member leaves (or renews itself), holding nothing."""
+        """Runs while the lease lasts. Returns when the member leaves (or leaves to join again), with nothing held."""
         raise NotImplementedError
 
     def _znodes(self) -> Iterable[str]:
-        """What is to be deleted when the membership ends while the session lives."""
+        """The znodes to delete when the membership ends while the session lives."""
         raise NotImplementedError
 
     # -- the surface ---------------------------------------------------------------------------------------------
 
     @property
     def shown(self) -> str:
-        """How people are shown this member; empty before it joined."""
+        """The member's name for people; empty before it joined."""
         return self.member_id
 
     @property
@@ -110,7 +110,6 @@ class SessionMembership(GroupMembership):
         return self._keeper.may_act
 
     def polled(self) -> None:
-        """The user is alive; brings a member back that left for the lack of it (`max_poll_interval_s`)."""
         self._polls.polled()
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
@@ -147,7 +146,7 @@ class SessionMembership(GroupMembership):
             return
         self._leaving = True
         if not self._held | self._draining:
-            # nothing to release: whatever this member waits for need not come, ZooKeeper may be silent
+            # nothing to release: do not wait for ZooKeeper, which may not respond
             await self._abandon()
             return
         self._changed.set()
@@ -155,7 +154,7 @@ class SessionMembership(GroupMembership):
         try:
             await asyncio.shield(self._task)
         except asyncio.CancelledError:
-            # whoever waits for us gave up: go at once, our session's end frees what we hold
+            # the caller gave up: stop at once, the end of the session frees the partitions
             await self._abandon()
             raise
         self._task = None
@@ -172,7 +171,7 @@ class SessionMembership(GroupMembership):
     # -- sessions ------------------------------------------------------------------------------------------------
 
     async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
-        """One turn for each session, until we leave."""
+        """One turn for each session, until the member leaves."""
         try:
             while True:
                 await self._connected.wait()
@@ -187,7 +186,7 @@ class SessionMembership(GroupMembership):
                 except (MembershipLost, ConnectionLost) as error:
                     log.warning("%s: %s lost its session: %s", self._group, self.shown, error)
                 except NoZnode as error:
-                    # somebody deleted what was made a moment ago; who gives up waiting for that is `join`
+                    # a znode was deleted right after this member created it; `join` has a timeout for this
                     log.warning("%s: %s cannot join yet: %s", self._group, self.shown or "a member", error)
                     await asyncio.sleep(RETRY_S)
                 except ZooKeeperError as error:
@@ -224,23 +223,23 @@ class SessionMembership(GroupMembership):
                 loss=self._wait_for_loss(),
                 silence=self._wait_for_silence(),
             )
-            # everything has been released in good order: only the znodes are left to delete
+            # everything is released: only the znodes are left to delete
         finally:
             await self._end_session()
 
     async def _live(self, scope: TaskGroup, joined: asyncio.Future[None]) -> None:
         if self._polls.limit_s is not None:
-            # kazoo's own thread would keep the session of a loop that stands still for ever
+            # if the event loop blocks, kazoo's own thread keeps the session alive without a limit
             why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
             scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
         await self._keeper.granted()
         if not joined.done():
             joined.set_result(None)
-        self._changed.set()  # look at the assignment that stands
+        self._changed.set()  # read the present assignment
         await self._take_part(scope)
 
     async def _admission(self) -> None:
-        """Until this member may join again; `leave` cancels it, as the member holds nothing."""
+        """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
         while self.admitted is not None and not await self.admitted(self._zk):
             await wait_for_event(self._session_lost, ADMISSION_S)
 
@@ -250,12 +249,12 @@ class SessionMembership(GroupMembership):
         if lost:
             await self._owner.lost(lost)
         if self._zk.state is SessionState.CONNECTED:
-            # the session may live on though our znode was deleted, and then so does our claim
+            # the session may live on after the member's znode was deleted, and with it the claim
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._delete_ours(released=not lost), 2.0)
 
     async def _delete_ours(self, released: bool) -> None:
-        """`released`: whether the member had let go of all partitions by itself."""
+        """`released`: whether the member released all partitions by itself."""
         await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
 
     def _state_changed(self, state: SessionState) -> None:
@@ -298,24 +297,20 @@ class SessionMembership(GroupMembership):
         try:
             await self._owner.revoked(partitions)
         except Exception:
-            # whatever was not committed is processed again by the next owner; keeping it would stop the group
+            # the next owner processes uncommitted records again; holding on to the partitions would stop the group
             log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
         await self._drained(partitions)
         self._draining -= partitions
         self._changed.set()
 
     async def _drained(self, partitions: Partitions) -> None:
-        """The user has let go of them; they still count as ours until this returns."""
-
-
-# -- polls ----------
-# Whether the user of a membership still asks for records.
+        """Called after the drain. The partitions count as the member's until this returns."""
 
 
 class PollTimer:
-    """Signs of life of the user, and what it means that none come.
+    """Whether the user still asks for records: `max_poll_interval_s`.
 
-    `limit_s` None: the user may be silent for ever.
+    `limit_s` None: the user may be silent for any time.
     """
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
@@ -327,7 +322,7 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """The user is alive."""
+        """The user asked for records."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()
@@ -337,7 +332,7 @@ class PollTimer:
         return self.limit_s is not None and self._clock() - self._last >= self.limit_s
 
     async def silence(self) -> None:
-        """Returns once the user was silent for too long."""
+        """Returns once the user has been silent for too long."""
         while not self.silent:
             if self.limit_s is None:
                 await asyncio.get_running_loop().create_future()
@@ -345,24 +340,20 @@ class PollTimer:
                 await asyncio.sleep(self._last + self.limit_s - self._clock())
 
     async def heard(self) -> None:
-        """Returns when the user is heard of again; at once if he is not silent."""
+        """Returns when the user asks for records again; at once if the user is not silent."""
         self._heard = asyncio.Event()
         while self.silent:
             self._heard.clear()
             await self._heard.wait()
 
 
-# -- watchdog ----------
-# A thread that notices when the event loop stands still.
-
-
-GRACE_S = 0.5  # a process that was frozen as a whole wakes with both: the loop may speak first
+GRACE_S = 0.5  # after a freeze of the whole process, the loop gets the chance to feed the watchdog first
 
 
 class Watchdog:
-    """Calls `bite` once, in a thread of its own, after the loop stood still for `limit_s` seconds.
+    """Calls `bite` once, in a thread of its own, after the event loop was blocked for `limit_s` seconds.
 
-    `watch` feeds it and ends it; a bite comes at most a quarter of `limit_s`, and half a second, too late.
+    `watch` feeds it and ends it. The call comes at most a quarter of `limit_s` plus half a second too late.
     """
 
     def __init__(self, limit_s: float, bite: Callable[[], None]) -> None:
@@ -372,7 +363,7 @@ class Watchdog:
         self._ended = threading.Event()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         self._fed = time.monotonic()
         threading.Thread(target=self._run, name="allocator-watchdog", daemon=True).start()
         try:

@@ -1,5 +1,9 @@
 """Kafka's classic group protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-In: a connected `KafkaClient` and assignors. Out: calls to an assignment listener, generations, the member identity.
+In: a connected `KafkaClient` and assignors. Out: calls to an `AssignmentListener`; the identity that commits carry.
 May touch: the group on its coordinator; no record and no offset.
+
+`membership` is the entrance, with `settings`. `group` is the state machine, `slow_requests` sends JoinGroup and
+SyncGroup, `messages` composes the requests. `plan` computes the leader's assignment, without I/O; `consumer_protocol`
+has the bytes that members send each other through the coordinator.
 """

@@ -1,10 +1,12 @@
-"""What a member of a Kafka group says of itself, and what the leader makes of it. Pure.
+"""What a member offers when it joins, and the assignment that the leader computes from all offers. No I/O.
 
-The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, and what is said
-under them is what those say. Under any other name there are only members of ours, and they say who they are as well.
+The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, so the metadata under
+these names has their format. Under any other name there are only members of this library; their metadata also has their
+client id, host and weight.
 
-A partition moves in two rounds wherever members may hold on to what they have (KIP-429): the leader leaves out of the
-first one what somebody else still claims, that member gives it up and joins again, and the second round gives it away.
+Where members may keep partitions while they join, a partition moves in two rounds (KIP-429). In the first round the
+leader leaves out partitions that another member still claims. That member releases them and joins again, and the second
+round assigns them.
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ COMMON = EAGER | {"cooperative-sticky"}
 
 
 def is_cooperative(assignors: Iterable[str]) -> bool:
-    """Whether a member that offers these may hold on to its partitions while it joins: none of them forbids it."""
+    """Whether a member that offers these may keep its partitions while it joins: none of them forbids it."""
     return not EAGER.intersection(assignors)
 
 
 @dataclass(frozen=True)
 class OwnMetadata:
-    """What a member says of itself."""
+    """What a member writes about itself."""
 
     topics: frozenset[str]
     held: Partitions = NO_PARTITIONS
     generation: int = -1
     """The generation that the member joined last while it held `held`."""
     before: Partitions = NO_PARTITIONS
-    """What it was given last, and may have released to join."""
+    """Its last assignment, which it may have released to join."""
     before_generation: int = -1
     name: str = ""
     host: str = ""
@@ -85,7 +87,7 @@ def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
         user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
         version = 0 if me.rack is None else NEWEST
         return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
-    # Java leaders from 2.8 to 3.3 read no generation but this one, and give away at once what is claimed under an older
+    # Java leaders from 2.8 to 3.3 read only this generation, and reassign at once what is claimed under an older one
     user_data = generation_data(me.generation) if name in COMMON else _described(me)
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
 
@@ -114,18 +116,18 @@ class GroupMembers:
         self.protocol = protocol
         self.ids = [member.member_id for member in members]
         self.members = tuple(_member(protocol, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said)
-        """Those that can be read."""
+        """The members whose metadata is valid."""
         self.topics = frozenset(topic for each in said.values() for topic in each.topics)
-        """All topics that somebody in the group wants."""
+        """All topics that a member subscribes to."""
         self.claims = {member: _claims(protocol, each) for member, each in said.items()}
 
     @property
     def owned(self) -> dict[str, Partitions]:
-        """Each partition with the member that was given it last; with none if two of one generation claim it."""
+        """Each partition with its last owner; with none if two members of one generation claim it."""
         return _owned(self.claims)
 
     def former(self, owned: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
-        """Each partition with the member that claims it since the newest generation, of those that do not own it."""
+        """Each partition with the member that claims it since the newest generation, among the non-owners."""
         best: dict[TopicPartition, tuple[int, str]] = {}
         for member, (parts, generation) in sorted(self.claims.items()):
             for partition in parts - owned.get(member, NO_PARTITIONS):
@@ -173,7 +175,7 @@ def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
 
 
 def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
-    """What a member says that it holds, and since when. Under `sticky` it is what the member would like to keep."""
+    """The partitions that a member claims, and since when. Under `sticky`, those that it would like to keep."""
     if protocol == "sticky" and said.user_data:
         try:
             data = StickyUserData.decode(said.user_data)
@@ -221,20 +223,16 @@ def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
     )
 
 
-# -- kafka_sizes ----------
-# How many partitions topics have, as far as brokers can be believed. Pure.
-
-
-# a broker that has just started denies topics until the controller has told it of them.
-# more: a topic that was deleted is noticed later; less: the group rebalances because a broker came back
+# a starting broker may report existing topics as missing, until the controller has sent it their metadata
+# more: a deleted topic is noticed later; less: the group rebalances because a broker came back
 DOUBT_S = 1.5
 
 
 class PartitionCounts:
-    """The partitions of each topic that was asked about.
+    """The partitions of each topic, as far as the brokers' metadata can be believed.
 
-    More partitions than before are believed at once. Fewer, or none, are believed once they were seen for `DOUBT_S`;
-    until then the topic is what it was. `known` is what the newest answers of the brokers say.
+    More partitions than before count at once. Fewer, or none, count after the brokers have reported them for `DOUBT_S`;
+    until then the earlier ones count. `known` returns the newest metadata.
     """
 
     def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:
@@ -244,7 +242,7 @@ class PartitionCounts:
         self._since: dict[str, float] = {}
 
     def __call__(self, topic: str) -> Sequence[int]:
-        """Partition numbers; none of a topic that does not exist."""
+        """The partition numbers; empty for a topic that does not exist."""
         now, before = self._known(topic) or (), self._believed.get(topic, ())
         if len(now) < len(before) and self._clock() - self._since.setdefault(topic, self._clock()) < DOUBT_S:
             return before
@@ -254,11 +252,11 @@ class PartitionCounts:
 
     @property
     def doubtful(self) -> bool:
-        """Whether some topic seems to have shrunk: read the metadata again after `DOUBT_S`, and ask."""
+        """Whether a topic seems to have shrunk: read the metadata again after `DOUBT_S`."""
         return bool(self._since)
 
     def keep(self, topics: Iterable[str]) -> None:
-        """Only these matter from now on."""
+        """Forgets all other topics."""
         kept = frozenset(topics)
         for gone in self._believed.keys() - kept:
             del self._believed[gone]

@@ -1,5 +1,7 @@
-"""Kafka's next generation of the group protocol (KIP-848): ConsumerGroupHeartbeat; the coordinator assigns.
+"""KIP-848, Kafka's next-generation group protocol: ConsumerGroupHeartbeat; the coordinator assigns.
 
-In: a connected `KafkaClient`. Out: calls to an assignment listener, the member identity and epoch.
+In: a connected `KafkaClient`. Out: calls to an `AssignmentListener`; the member id and epoch that commits carry.
 May touch: the group on its coordinator; no record and no offset.
+
+`membership` is the entrance, with `settings`. `group` is the state machine, `messages` composes the requests.
 """

@@ -5,7 +5,7 @@ what they compute at once and tell nobody. Guarantee: of ours one at most owns a
 of ours and one of kiel's there is an overlap when it moves, which repeats records; ours skip none. Ours leave a
 partition that may come from one of kiel's alone for `settle_s` seconds, so that what is in its hands can be committed.
 
-When the group is given to the new layout (by `allocator group adopt`, see `kiel_znodes.Seal`), ours go over by
+When the group is given to the new layout (by `allocator group adopt`, see `Seal`), ours go over by
 themselves: each lets go of everything in good order and leaves; once all have left, one of them copies the offsets to
 Kafka; then they join there. Nobody owns anything in between, so there is neither a double owner nor a record that is
 skipped. A rolling restart cannot do that: the first member that comes back in the new layout would know nothing of
@@ -353,8 +353,7 @@ class _KielMember(OwnersMembership):
             self._connected.clear()
 
 
-# -- kiel_znodes ----------
-# What stands in ZooKeeper of a group of kiel's, and how such a group is given to the new layout.
+# -- the znodes of a kiel group, and its handover to the new layout ---------------------------------------------------
 #
 #     /kiel/groups/<group>/members/<name>       ephemeral   one for each member, kiel's and ours
 #     /kiel/groups/<group>/partitions           persistent  JSON ["topic:0", ...]: all that is dealt; under a lock

@@ -1,4 +1,4 @@
-"""What the oldest member does for the group: compute assignments and see that partitions change hands safely."""
+"""The leader, which is the oldest member: computes assignments and moves partitions safely from owner to owner."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaderSettings:
-    """How the leader waits. All in seconds."""
+    """How long the leader waits. All in seconds."""
 
-    debounce_s: float = 0.01  # more: fewer rebalances when many join at once; less: a sooner one
-    debounce_max_s: float = 0.5  # a stream of changes cannot put a rebalance off for longer
+    debounce_s: float = 0.01  # more: fewer rebalances when many members join at once; less: a rebalance starts sooner
+    debounce_max_s: float = 0.5  # a stream of changes cannot delay a rebalance for longer
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 
 
 @dataclass(frozen=True)
 class Computed:
-    """One assignment that a function gave, and what it was computed from."""
+    """The result of an allocator function."""
 
     target: Mapping[str, Partitions]
     strategy: str
@@ -57,8 +57,8 @@ class Computed:
 class Leader:
     """Runs while this member is the oldest.
 
-    Guarantee: keeps no state that its successor needs. Whatever it decides is written by compare-and-set on the
-    document it was decided from, so a leader that was paused and deposed cannot undo what its successor did.
+    Guarantee: it keeps no state that its successor needs. It replaces the document by compare-and-set on the version
+    from which it decided, so a leader that was paused and replaced cannot undo the work of its successor.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Leader:
             remove()
 
     def start_over(self) -> None:
-        """What stands in ZooKeeper is not what we wrote last: read it, and compute from there."""
+        """ZooKeeper does not hold the document that this leader wrote last: read everything, and compute from that."""
         self._document = None
-        # kazoo tells answers and events in two threads: the document may come before the news of a member in it, and
-        # whoever is in a document but not among the names we know would be taken for gone; and a claim that has grown
-        # before the document was lost would be taken for what it was
+        # kazoo delivers responses and events in two threads, so the document may come before the event about a new
+        # member in it. A member in the document but not among the known names would count as dead. And a claim that
+        # grew before the document was lost would count as it was before
         self._names.forget()
         self._claim_names.forget()
         self._claims.clear()
@@ -123,8 +123,8 @@ class Leader:
                 self.start_over()
                 continue
             except NoZnode as error:
-                # somebody deleted what all members use, and no other member creates it again. A member whose own znodes
-                # were deleted with it notices when it writes them next
+                # the group's own znodes were deleted, and only the leader creates them again. A member whose znodes
+                # were deleted too notices when it writes them next
                 log.warning("%s: %s; making the group's znodes again", self._store.paths.group, error)
                 self.start_over()
                 with contextlib.suppress(ConnectionLost, NoZnode):
@@ -132,7 +132,7 @@ class Leader:
                 await asyncio.sleep(0.05)
                 continue
             except ConnectionLost:
-                # the write may have arrived: only what stands there counts
+                # the write may have succeeded: only the znode tells
                 self.start_over()
                 await asyncio.sleep(0.05)
                 continue
@@ -156,7 +156,7 @@ class Leader:
         self._changed.set()
 
     def _metadata_came(self) -> None:
-        # a step may ask for metadata itself, so only what differs may cause the next step
+        # a step may read metadata itself, so only a difference may cause the next step
         if any(len(self._topics.partitions(topic) or ()) > count for topic, count in self._counts.items()) or (
             self._patterns and self._matching(self._topics.topics()) - set(self._counts)
         ):
@@ -174,11 +174,11 @@ class Leader:
     # -- one step ------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        # taken before anything is read: what changes from here on is for the next step
+        # reset before anything is read: a later change is for the next step
         recompute, self._group_changed = self._group_changed, False
         document, version = await self._read_document()
         names = in_join_order(await self._names.get())
-        # a member whose znode was deleted by hand works on until it notices; its claim says so, and it is waited for
+        # a member whose znode was deleted by hand works on until it notices. Its claim still stands, so it is alive
         alive = {*names, *in_join_order(await self._claim_names.get())}
         computed = None
         if recompute or self._computed_from is None:
@@ -200,7 +200,7 @@ class Leader:
         if successor is not None:
             await self._write(successor, version)
             if successor.waiting:
-                self._changed.set()  # once more: the claims of those it waits for are not watched yet
+                self._changed.set()  # once more, to watch the claims that the document waits for
 
     async def _recompute(
         self, names: list[str], document: AssignmentDocument, version: int
@@ -226,7 +226,7 @@ class Leader:
         return computed, document, version
 
     def _stands(self, computed: Computed, document: AssignmentDocument) -> bool:
-        """Whether the document leads to that assignment already (a new leader finds its predecessor's work)."""
+        """Whether the document leads to that assignment already, because the previous leader computed the same."""
         present = dict(document.owners)
         for member, parts in document.promised.items():
             present[member] = present.get(member, frozenset()) | parts
@@ -295,7 +295,7 @@ class Leader:
         self._document = None
         restarts = self._restarts
         new_version = await self._store.write_document(document, version)
-        if restarts == self._restarts:  # else somebody overwrote it before we heard that it was written
+        if restarts == self._restarts:  # else another leader replaced it before this response came
             self._document = document, new_version
         self._last = document
         log.info(
@@ -324,7 +324,7 @@ class Leader:
         try:
             return await self._store.claim(member, watch, budget=self._budget)
         except InvalidZnode as error:
-            # it shows nothing, so its partitions stay where they are until the member writes again or goes
+            # an unreadable claim releases nothing: its partitions wait until the member writes again or leaves
             log.error("%s: %s", self._store.paths.group, error)
             return None
 
@@ -349,7 +349,7 @@ class Leader:
         return info.topics | set(filter(topic_pattern(info.pattern).matches, self._counts))
 
     async def _count_partitions(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
-        """Brings `_counts` up to date for every topic that somebody subscribes to."""
+        """Brings `_counts` up to date for every topic that a member subscribes to."""
         if not self._counts:
             self._counts = _counts_of(document)
         topics = set().union(*(info.topics for info in members.values()))
@@ -373,7 +373,7 @@ class Leader:
                 counts[topic] = max(found) + 1
                 self._missing.discard(topic)
             elif before is not None and (not answered or topic not in self._missing):
-                # one answer without the topic may come from a broker that has just started: believe the second
+                # a starting broker may report existing topics as missing: believe the second response
                 counts[topic] = before
                 if answered:
                     self._missing.add(topic)
@@ -386,7 +386,7 @@ class Leader:
 
 
 def _counts_of(document: AssignmentDocument) -> dict[str, int]:
-    """Partition counts as a predecessor knew them: Kafka may be silent just when a new leader begins."""
+    """Partition counts of the previous leader, for a new leader that cannot reach Kafka."""
     counts: dict[str, int] = {}
     everything = [*document.owners.values(), *document.promised.values()]
     everything += [entry.partitions for entry in document.waiting.values()]

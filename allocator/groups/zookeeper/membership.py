@@ -1,10 +1,10 @@
 """Exclusive ownership of partitions through ZooKeeper.
 
-Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the pace of
-the ensemble's (wall clocks do not matter). A member begins with a partition only after its claim is written in one
-transaction with a check that the assignment which gives it still stands; the leader gives a partition away only
-after its last owner's claim, or the end of that owner's session, has shown that it let go. A member that is cut off
-or paused stops by its own clock before its session can end.
+Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the same
+speed as the ensemble's (wall clocks do not matter). A member starts a partition only after it has written its claim, in
+one transaction with a check that the assignment which gives it the partition still stands. The leader assigns a
+partition to another member only after its owner has written a claim without it, or after the owner's session has ended.
+A member that is cut off or paused stops by its own clock before its session can end.
 
 In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
 quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
@@ -69,12 +69,12 @@ class ZooKeeperSettings:
 
 
 class ZooKeeperMembership(SessionMembership):
-    """One member of one group; see the module for what it guarantees.
+    """One member of one group; the module's docstring has the guarantee.
 
-    `owner` is told what to process, `topics` answers what exists in Kafka, `assignors` are this member's allocator
-    functions by name, the preferred one first; `load` tells those that want it how much work each partition is.
-    `followed` is called with each assignment once this member holds what that gives it, as far as it can;
-    `measures` gets the times of the proofs that the session lives. The constructor touches nothing.
+    `topics` knows which partitions exist in Kafka. `assignors` are this member's allocator functions by name, the
+    preferred one first; `load` returns how much work each partition is, for those that ask for it. `followed` is called
+    with each assignment once this member holds as much of it as it can at present. `measures` gets the times of the
+    lease renewals. The constructor does no I/O.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ZooKeeperMembership(SessionMembership):
 
     @property
     def leading(self) -> bool:
-        """Whether this member computes the assignments at present."""
+        """Whether this member is the leader at present."""
         return self._leader is not None
 
     @property
@@ -126,9 +126,9 @@ class ZooKeeperMembership(SessionMembership):
         return member_name(self.member_id, self._info)
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the subscription: the member releases what it holds in good order, and joins again as a new one."""
+        """Replaces the subscription: the member drains, commits, releases everything, and joins again as a new one."""
         info = replace(self._info, topics=frozenset(topics), pattern=pattern)
-        info.encode()  # refuses what does not fit before anything is touched
+        info.encode()  # raises ConfigError before anything changes
         self._info = info
         if self._task is not None:
             self._renewing = True
@@ -147,7 +147,7 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _delete_ours(self, released: bool) -> None:
         if released and self._claim.held:
-            # without this, observers cannot tell a member that left from one that crashed
+            # without this write, observers cannot tell a member that left from one that crashed
             empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.set(self._paths.claim(self.member_id), empty.encode())
@@ -175,8 +175,8 @@ class ZooKeeperMembership(SessionMembership):
         log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
 
     async def _clear(self) -> None:
-        """Delete what an earlier turn of this very session left because a reply was lost: nobody acts for such a
-        member, and such a claim keeps its partitions from everyone."""
+        """Deletes the znodes that an earlier attempt in this session created although its response was lost: no process
+        acts for such a member, and its claim would keep partitions from all others."""
         members, claims = await asyncio.gather(self._store.member_names(), self._store.claim_names())
         for path in [*map(self._paths.member, members), *map(self._paths.claim, claims)]:
             if self._prefix in path:
@@ -186,7 +186,8 @@ class ZooKeeperMembership(SessionMembership):
     # -- leading -------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
-        """Leads while no older member stands; else watches the one just before us, so that no herd wakes."""
+        """Leads while this member is the oldest; else watches only the next older one, so that a change wakes one
+        member and not all."""
         while True:
             gone = asyncio.Event()
             try:
@@ -196,7 +197,7 @@ class ZooKeeperMembership(SessionMembership):
                 place = names.index(self.member_id)
                 if place == 0:
                     await self._lead()
-                # a watch on its children fires when it goes, but not at each of its proofs of life
+                # this watch fires when the znode is deleted, but not when the member renews its lease by writing it
                 await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
             except NoZnode:
                 continue
@@ -209,7 +210,7 @@ class ZooKeeperMembership(SessionMembership):
         try:
             return await self._store.member_names()
         except NoZnode:
-            return []  # somebody deleted all of them
+            return []  # the group's znodes were deleted
 
     async def _lead(self) -> None:
         self._leader = Leader(
@@ -223,12 +224,13 @@ class ZooKeeperMembership(SessionMembership):
     # -- following -----------------------------------------------------------------------------------------------
 
     async def _follow(self, scope: TaskGroup) -> None:
-        """Makes what we hold equal to what the newest assignment gives us; returns when we leave, holding nothing."""
+        """Takes and releases partitions as the newest assignment says. Returns when the member leaves, with nothing
+        held."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             if self._leaving or self._renewing:
-                # needs nothing of ZooKeeper, which may be silent: the end of the session is our release
+                # without ZooKeeper, which may not respond: the end of the session releases the partitions
                 self._release(self._held, scope)
                 if not self._draining:
                     return
@@ -239,7 +241,7 @@ class ZooKeeperMembership(SessionMembership):
                 if document is not None and self._followed is not None:
                     self._followed(document)
             except ConnectionLost:
-                # nothing is known of a write that was under way: the next turn writes the claim again
+                # the result of a pending write is unknown: the next turn writes the claim again
                 self._claim = Claim(-1)
                 await asyncio.sleep(0.05)
                 self._changed.set()
@@ -256,7 +258,7 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:
         if document is None:
-            return  # what we hold is ours by our claim; the leader will write a readable assignment
+            return  # the claim still protects the held partitions until the leader writes a readable assignment
         self.generation = max(self.generation, document.generation)
         self._tell_refusal(document.refused.get(self.member_id))
         mine = document.owners.get(self.member_id, NO_PARTITIONS)
@@ -270,7 +272,7 @@ class ZooKeeperMembership(SessionMembership):
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int) -> None:
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
-            # the check makes sure that a newer assignment, which we have not read, gave none of them away
+            # the check fails if a newer assignment, which this member has not read, gives the partitions to another
             await self._zk.multi(
                 [
                     Op("check", self._paths.assignment, version=version),
@@ -299,7 +301,7 @@ class ZooKeeperMembership(SessionMembership):
         waiting = document.waiting.get(self.member_id)
         if waiting is None or self._claim.revision >= waiting.since:
             return False
-        # while all of it is being drained there is no release to show; the end of the drain writes the claim anyway
+        # while all of it is being drained there is nothing to release yet; the end of the drain writes the claim
         return not waiting.partitions <= self._draining
 
     async def _write_claim(self, claim: Claim) -> None:

@@ -1,9 +1,9 @@
-"""The leader's part of the ownership protocol, as one pure function over documents.
+"""The leader's decisions as pure functions: from one assignment document to the next.
 
-Guarantee: over any sequence of documents made here, a partition enters `owners` of a member only after it has left
-`owners` of every other member, and each of those has shown by its claim that it holds it no more, or is gone.
+Guarantee: over any sequence of documents, a partition enters `owners` of a member only after two things have happened.
+It has left `owners` of every other member; and each of these has written a claim without it, or its znodes are gone.
 
-All state is in the document, so a leader that dies at any moment is continued by the next one.
+All state is in the document. When a leader dies, at any moment, the next leader continues from the document.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def advance(
 ) -> AssignmentDocument | None:
     """The next document, or None when nothing changes.
 
-    `alive`: the members of which a znode stands, be it only the claim. `claims`: theirs, at least of those in
-    `document.waiting`. `target`: a new assignment (a new generation); None goes on with the present one.
+    `alive`: the members that still have a znode, a claim included. `claims`: the claims of at least the members in
+    `document.waiting`. `target`: a new assignment, which begins a new generation; None continues the present one.
     """
-    # a member that is gone holds nothing: its session ended, and it had stopped by its own clock before that
+    # a member without znodes owns nothing: its session ended, and its lease had run out before that
     owners = {member: parts for member, parts in document.owners.items() if member in alive}
     waiting = {}
     for member, entry in document.waiting.items():
@@ -86,12 +86,12 @@ def advance(
 
 
 def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, writes: int = 0) -> AssignmentDocument:
-    """A document to start from when the znode is missing or unreadable: who claims a partition keeps it.
+    """A document to start from when the znode is missing or unreadable: each member keeps what it claims.
 
-    `last` is the newest one that the caller has seen, and `writes` how often the znode was written (0 if it is gone):
-    no generation or revision can be above that, so the numbers go on growing. Safe because a member adds to its
-    claim only in one transaction with a check of the document that allowed it: after the claims are read none can
-    appear that rests on the lost document.
+    `last` is the newest document that the caller has read, `writes` the number of writes of the znode (0 if it is
+    missing). No generation or revision was greater than these, so the numbers go on growing. This is safe because a
+    member adds to its claim only in one transaction with a check that the document which allows it still stands: after
+    the leader has read the claims, no claim can appear that rests on the lost document.
     """
     last = last or AssignmentDocument()
     return AssignmentDocument(

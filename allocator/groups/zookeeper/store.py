@@ -1,4 +1,4 @@
-"""Reading and writing a group's znodes; shared by members, the leader and whoever only looks."""
+"""Reading and writing the znodes of a group, for members, the leader and observers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
 
 
 class Store:
-    """The znodes of one group as values. A `watch` is called once, when what was read may have changed."""
+    """The znodes of one group as values. A `watch` is called once, when the znode may have changed."""
 
     def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
 
     async def prepare(self) -> None:
-        """Makes the persistent znodes."""
+        """Creates the persistent znodes."""
         await asyncio.gather(*map(self.zk.ensure_path, (self.paths.members, self.paths.claims, self.paths.shards)))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
@@ -56,7 +56,7 @@ class Store:
         return await self.zk.get_children(self.paths.claims, watch)
 
     async def member(self, member: str) -> MemberInfo | None:
-        """What a member says of itself; None when it has gone. Raises InvalidZnode."""
+        """What a member wrote about itself; None when it has left. Raises InvalidZnode."""
         path = self.paths.member(member)
         try:
             data, _ = await self.zk.get(path)
@@ -110,20 +110,20 @@ class Store:
                     data = b"".join(piece for piece, _ in pieces)
                 return await _decoded(data, partial(AssignmentDocument.decode, path, data, only, counts)), stat.version
             except NoZnode:
-                # the next document has been written meanwhile, and the shards of this one deleted
+                # the next document was written in the meantime, and the shards of this one were deleted
                 if (await self.zk.get(path))[1].version == stat.version:
                     missing = InvalidZnode(path, "shards that it names are missing")
                     missing.version = stat.version
                     raise missing from None
             except InvalidZnode as error:
-                # whoever replaces it must replace this, and not a good one that somebody has written since
+                # the leader must replace this one, and not a valid one that was written since
                 error.version = stat.version
                 raise
 
     async def write_document(self, document: AssignmentDocument, version: int) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
 
-        Raises BadVersion or ZnodeExists when somebody else wrote first.
+        Raises BadVersion or ZnodeExists when another leader wrote first.
         """
         head, shards = split(document.encode(), document.leader, document.revision)
         for name, piece in shards.items():
@@ -145,7 +145,7 @@ class Store:
 
 
 async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
-    """The value, made in a thread where that takes long: the loop has to renew the lease meanwhile."""
+    """Decodes large data in a thread: the event loop has to renew the lease in the meantime."""
     if quick(data):
         return decode()
     return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)

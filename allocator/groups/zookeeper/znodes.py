@@ -1,11 +1,11 @@
-"""What stands in ZooKeeper, and in which form.
+"""The znodes of a group and their formats.
 
-    <root>/<group>/members/<id>    ephemeral sequential  JSON: who this is and what it subscribes to
+    <root>/<group>/members/<id>    ephemeral sequential  JSON: the member's name, host and subscription
     <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
-    <root>/<group>/assignment      persistent            zlib(JSON): who may hold what; replaced by compare-and-set
+    <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
 
-Everything read from here is checked: a znode that holds rubbish gives `InvalidZnode`, which names it, and never more
+Reading checks everything. A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more
 than a bounded amount of memory.
 """
 
@@ -34,8 +34,8 @@ Counts = Callable[[str], "int | None"]
 FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
-# What follows bounds what a hostile znode can make us allocate. A group of 1 000 members, 1 000 topics and 1 000 000
-# partitions stays below each, even while all of them move
+# The following limits bound the memory that a hostile znode can cost. A group of 1 000 members, 1 000 topics and
+# 1 000 000 partitions stays below each, even while all of them move
 INFLATED_BYTES = 64_000_000
 MAX_STRINGS = 4_100_000  # names of topics and ranges
 MAX_NUMBERS = 200_000  # a few for each member are ours
@@ -47,7 +47,7 @@ SMALL_PARTITIONS = 20_000
 
 
 class InvalidZnode(AllocatorError):
-    """A znode holds what no version of this library writes; `version` is that of its data, where it is known."""
+    """A znode holds data that no version of this library writes. `version` is the version of that data, if known."""
 
     version = -1
 
@@ -110,7 +110,7 @@ def in_join_order(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class MemberInfo:
-    """What a member says of itself when it joins; it does not change while its znode stands."""
+    """What a member writes about itself when it joins; it does not change while its znode exists."""
 
     name: str
     host: str
@@ -181,7 +181,7 @@ class MemberInfo:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a member holds, written before it begins and after it has let go."""
+    """The partitions that a member holds. It adds a partition before it starts it, and removes it after its release."""
 
     revision: int
     """Revision of the newest document that the member has acted on."""
@@ -216,19 +216,19 @@ class Claim:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Partitions taken away from a member that has not shown yet that it let go of them."""
+    """Partitions that were revoked from a member and that its claim may still hold."""
 
     since: int
-    """Only a claim of this revision or a later one shows it."""
+    """Only a claim of this revision or a later one can prove the release."""
     partitions: Partitions
 
 
 @dataclass(frozen=True)
 class AssignmentDocument:
-    """Who may hold what. The leader replaces it by compare-and-set; a member obeys the newest that it has read.
+    """The assignment. The leader replaces it by compare-and-set; a member follows the newest one that it has read.
 
-    Each partition is in `owners` of one member, or in `waiting` of one, or in neither; `promised` says who gets it
-    once it is free. `generation` counts the targets that were computed, `revision` every write.
+    Each partition is in `owners` of one member, or in `waiting` of one member, or in neither. `promised` names the
+    member that gets it once it is free. `generation` counts the computed assignments, `revision` every write.
     """
 
     generation: int = 0
@@ -240,7 +240,7 @@ class AssignmentDocument:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     left_out: Partitions = NO_PARTITIONS
-    """Partitions that the allocator function gives to nobody. Not read by members, who need their own share alone."""
+    """Partitions that the allocator function assigns to no member. Only the leader and observers read it."""
     problem: str | None = None
 
     def encode(self) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
@@ -15,9 +15,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.messages import fetch_request, fetch_results
 from allocator.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
 
-__all__ = ["STORAGES", "StoredOffsets", "fetch_old_offsets"]
-
-STORAGES = get_args(OffsetStorage)
+__all__ = ["StoredOffsets", "fetch_old_offsets"]
 
 
 class StoredOffsets(GroupOffsets):

@@ -12,13 +12,13 @@ from allocator.record import accelerated
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Columns", "accelerated", "by_partition"]
+__all__ = ["ColumnsToSend", "accelerated", "by_partition"]
 
 # the addresses of validity bits, ends and bytes, the first row, whether ends have 64 bits; None: every row is null
 Buffers = Optional[tuple[int, int, int, int, bool]]
 
 
-class Columns(NamedTuple):
+class ColumnsToSend(NamedTuple):
     """Records as Arrow arrays of `binary` or `string`, or their large forms. None: every row is null.
 
     `headers` has those of a record as `producer.encode.encode_headers` writes them.
@@ -28,9 +28,9 @@ class Columns(NamedTuple):
     values: pa.Array
     headers: Optional[pa.Array] = None
 
-    def each(self, change: Callable[[pa.Array], pa.Array]) -> Columns:
+    def each(self, change: Callable[[pa.Array], pa.Array]) -> ColumnsToSend:
         """The columns that are there, changed."""
-        return Columns(*(None if column is None else change(column) for column in self))
+        return ColumnsToSend(*(None if column is None else change(column) for column in self))
 
     def encoder(self, first: int, end: int) -> EncodeRows:
         """Encodes rows from `first` up to `end`."""
@@ -46,8 +46,8 @@ class Columns(NamedTuple):
 
 
 def by_partition(
-    columns: Columns, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
-) -> Iterator[tuple[int, Columns]]:
+    columns: ColumnsToSend, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
+) -> Iterator[tuple[int, ColumnsToSend]]:
     """The columns split by partition, in their order. `chosen` has the partition of a row, or null for its key's."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -66,7 +66,7 @@ def by_partition(
         start = end
 
 
-def _placed(columns: Columns, partitions: int, partitioner: Partitioner) -> pa.Array:
+def _placed(columns: ColumnsToSend, partitions: int, partitioner: Partitioner) -> pa.Array:
     import pyarrow as pa
 
     from allocator import _records  # type: ignore[attr-defined, unused-ignore]

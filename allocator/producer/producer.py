@@ -24,7 +24,7 @@ from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
-from allocator.producer.columns import Columns, accelerated, by_partition
+from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encode import CODECS, TARGET_BYTES, Encoded
 from allocator.producer.partitioner import Partitioner
 from allocator.tasks import BackgroundTasks, wait_for_event
@@ -241,7 +241,7 @@ class Producer:
             self._close_batch(at, queue)
         return taking.delivered
 
-    async def append_columns(self, topic: str, columns: Columns, chosen: Any = None) -> None:
+    async def append_columns(self, topic: str, columns: ColumnsToSend, chosen: Any = None) -> None:
         """Adds rows of Arrow columns, with the present time. Raises as `append`.
 
         This needs format v2 and the compiled encoder (`takes_columns`). `chosen`: an Arrow array with the partition of

@@ -12,7 +12,7 @@ from kafka.partitioner import murmur2 as reference
 from allocator.fetch.batch import Batch
 from allocator.fetch.decode import scan
 from allocator.producer.builder import BatchBuilder
-from allocator.producer.columns import Columns, accelerated, by_partition
+from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encode import CODECS, encode_headers
 from allocator.producer.partitioner import RUN, Partitioner, murmur2
 from allocator.testing.batches import ProducedRecord
@@ -82,7 +82,7 @@ def test_columns_become_the_bytes_that_single_records_become(
     every_other = [headers if n % 2 else [] for n in range(len(pairs))]
     lists = [[b"before"] * skipped + [row[n] for row in pairs] for n in (0, 1)]
     lists.append([None] * skipped + [encode_headers(each) if each else None for each in every_other])
-    columns = Columns(*(pa.array(each, kind)[skipped:] for each in lists))
+    columns = ColumnsToSend(*(pa.array(each, kind)[skipped:] for each in lists))
     by_record, by_column = BatchBuilder(2, 0), BatchBuilder(2, 0)
     for n in range(more):
         for builder in (by_record, by_column):
@@ -99,7 +99,9 @@ def test_columns_become_the_bytes_that_single_records_become(
 @given(rows, st.integers(1, 7), st.booleans())
 def test_columns_are_split_as_single_records_are(pairs: list[tuple[Any, Any]], partitions: int, chosen: bool) -> None:
     pa = pytest.importorskip("pyarrow")
-    columns = Columns(pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary()))
+    columns = ColumnsToSend(
+        pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())
+    )
     wanted = [n % partitions if chosen and n % 2 else None for n in range(len(pairs))]
     single, together = Partitioner(), Partitioner()
     together.keyless = single.keyless

@@ -11,7 +11,7 @@ import pytest
 from allocator.client.client import KafkaClient
 from allocator.consumer.consumer import Consumer
 from allocator.errors import TopicNotFound
-from allocator.producer.columns import Columns
+from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encode import CODECS
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.testing import LocalCluster, wait_until_async
@@ -152,7 +152,7 @@ async def test_columns_are_written_as_records_are(kafka_cluster: LocalCluster, t
         if not producer.takes_columns:
             pytest.skip("columns need the compiled encoder")
         keys, values = [b"k%d" % (n % 50) for n in range(500)], [f"v{n}" for n in range(500)]
-        await producer.append_columns(topic, Columns(pa.array(keys, pa.binary()), pa.array(values)))
+        await producer.append_columns(topic, ColumnsToSend(pa.array(keys, pa.binary()), pa.array(values)))
         for key, value in zip(keys, values):
             await producer.append(topic, key, value.encode())
         await producer.flush()

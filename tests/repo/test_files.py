@@ -1,4 +1,4 @@
-"""Files of a size that one reads at once; names that exist; versions that agree."""
+"""Names that exist and mean one thing; versions that agree."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from repository import PACKAGE, ROOT, sources
 import allocator
 from allocator import errors
 
-LINES = 800  # a longer file holds a second concept
 
-
-def test_no_module_holds_two_concepts() -> None:
-    long = {
-        path.relative_to(PACKAGE).as_posix(): count
-        for path in sources()
-        if (count := len(path.read_text().splitlines())) > LINES
-    }
-    assert not long, f"split them by concept: {long}"
+def test_no_two_classes_share_a_name() -> None:
+    """`testing` stands alone, with models of its own."""
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        if path.is_relative_to(PACKAGE / "testing"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert not twice, f"a name means one thing: {twice}"
 
 
 def test_the_public_names_are_these() -> None:

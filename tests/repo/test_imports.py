@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from repository import ROOT, module_name, sources
@@ -120,6 +120,45 @@ def test_a_room_imports_only_rooms_below_it() -> None:
             assert room in MAY_IMPORT, f"room {room!r} is new: say here what it may import"
         wrong += [f"{path}:{line}: {name}" for line, name in imports(path) if room_of(name) not in allowed]
     assert not wrong
+
+
+def imported_at_run_time(path: Path, modules: Collection[str]) -> set[str]:
+    """The modules that a file imports when it is loaded or later, in a function; not those for type checking alone."""
+    here = module_name(path).split(".")
+    package = here if path.name == "__init__.py" else here[:-1]
+    found: set[str] = set()
+    open_nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    while open_nodes:
+        node = open_nodes.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            open_nodes += node.orelse
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            inside = {alias.name: f"{module}.{alias.name}" for alias in node.names}
+            found |= {full if full in modules else module for full in inside.values()}
+        else:
+            open_nodes += ast.iter_child_nodes(node)
+    return {module for module in found if module in modules} - {module_name(path)}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """The package itself is left out: it loads its names on demand."""
+    paths = {module_name(path): path for path in sources() if module_name(path) != "allocator"}
+    rest = {module: imported_at_run_time(path, paths.keys()) for module, path in paths.items()}
+    while True:  # take away those that import nothing of what is left
+        free = {module for module, needed in rest.items() if not needed & rest.keys()}
+        if not free:
+            break
+        rest = {module: needed for module, needed in rest.items() if module not in free}
+    while True:  # and those that nothing left imports
+        needed_by_others = {module for needed in rest.values() for module in needed}
+        if rest.keys() <= needed_by_others:
+            break
+        rest = {module: needed for module, needed in rest.items() if module in needed_by_others}
+    assert not rest, {module: sorted(needed & rest.keys()) for module, needed in rest.items()}
 
 
 # former names of rooms, with a warning

@@ -16,7 +16,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.columns import Columns
+from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encode import encode_headers
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.spark.errors import SchemaMismatch, WriteFailed
@@ -161,7 +161,9 @@ async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch
             low = pc.min(partitions).as_py()
             if low is not None and low < 0:
                 raise SchemaMismatch(NO_PARTITION.format(topic, low))
-        await producer.append_columns(topic, Columns(rows.get("key"), rows["value"], rows.get("headers")), partitions)
+        await producer.append_columns(
+            topic, ColumnsToSend(rows.get("key"), rows["value"], rows.get("headers")), partitions
+        )
     return int(batch.num_rows)
 
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pyspark.sql.datasource import InputPartition
+
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.errors import (
@@ -37,6 +39,17 @@ log = logging.getLogger(__name__)
 
 # to find out why nothing came, once the time is up
 DIAGNOSIS_S = 5.0
+
+
+class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
+    """What one task reads."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(tuple(wanted))
+
+    @property
+    def range(self) -> Range:
+        return Range(*self.value)
 
 
 def read_range(options: Options, wanted: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

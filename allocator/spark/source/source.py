@@ -13,7 +13,7 @@ from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range, split
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
-from allocator.spark.source.reading import read_range
+from allocator.spark.source.reading import Piece, read_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,17 +25,6 @@ NAME = "allocator"
 
 # pyspark 4.1 and up; off by default, as a source that pushes filters without it is refused
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
-
-class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
-    """What one task reads."""
-
-    def __init__(self, wanted: Range) -> None:
-        super().__init__(tuple(wanted))
-
-    @property
-    def range(self) -> Range:
-        return Range(*self.value)
 
 
 class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed

@@ -19,8 +19,7 @@ from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOf
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
 from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
-from allocator.spark.source.reading import read_range
-from allocator.spark.source.source import Piece
+from allocator.spark.source.reading import Piece, read_range
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`allocator cluster`: real servers from a shell, as the fixtures start them."""
+"""`allocator cluster`: starts real servers from a shell, as the fixtures do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["cluster"]
 
 
 class _Asked(Exception):
-    """SIGINT or SIGTERM came: not an error, the way out of whatever was going on."""
+    """Raised by SIGINT or SIGTERM to end the command. Not an error."""
 
 
 @click.group()
@@ -126,7 +126,7 @@ def _text(running: Cluster) -> str:
 
 @contextmanager
 def _told_to_stop() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM raise `_Asked`, once: an impatient second Ctrl-C must not stop the stopping."""
+    """Raises `_Asked` once for SIGINT or SIGTERM: a second Ctrl-C must not interrupt the shutdown."""
 
     def deaf(number: int, frame: FrameType | None) -> None:
         pass

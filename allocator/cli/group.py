@@ -26,7 +26,7 @@ DAY_S = 86_400.0
 
 
 class Seconds(click.FloatRange):
-    """A time. Up to a day unless told otherwise: nan and inf pass a comparison, and no client takes them."""
+    """Seconds, by default at most a day. Refuses nan and inf, which pass a comparison."""
 
     name = "seconds"
 
@@ -50,7 +50,7 @@ def group() -> None:
 
 
 def with_clusters(command: Command) -> Command:
-    """The options that say where the clusters are; the command gets `access`, `default_group` and `as_json` of them."""
+    """Adds the connection options. The command gets `access`, `default_group` and `as_json`."""
 
     @click.option(
         "-c",
@@ -197,7 +197,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
 
 
 class _ShowByDefault(click.Group):
-    """`offsets GROUP` is `offsets show GROUP`."""
+    """Runs `offsets GROUP` as `offsets show GROUP`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:

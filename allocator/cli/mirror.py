@@ -20,7 +20,7 @@ __all__ = ["mirror"]
 
 
 class NotCaughtUp(AllocatorError):
-    """`--once` was ended before everything was mirrored."""
+    """`--once` ended before all records were mirrored."""
 
     retriable = True
 

@@ -50,7 +50,7 @@ def _run_options(command: Command) -> Command:
 
 
 def _plainly(command: Command) -> Command:
-    """What fails within Spark is an error like any other, without its stack."""
+    """Raises a failure within Spark as an AllocatorError, without its stack."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -345,7 +345,7 @@ def _tell_extents(sides: list[Any], as_json: bool) -> None:
 
 
 def _check_writable(path: str | None) -> None:
-    """Before an hour's work, not after it."""
+    """Fails before an hour of work, not after it."""
     if path is None:
         return
     place = Path(path).absolute()
@@ -368,7 +368,7 @@ def _session(name: str, master: str | None) -> SparkSession:
 
 @contextlib.contextmanager
 def _bar(spark: Optional[SparkSession], what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar, on a terminal, for what tells how far it is; meanwhile Spark's tasks show that it moves."""
+    """Shows a progress bar on a terminal, from reported progress or from the tasks of Spark."""
     done, total = 0, 1
 
     def progress(now: int, of: int) -> None:
@@ -385,7 +385,7 @@ def _bar(spark: Optional[SparkSession], what: str) -> Iterator[Callable[[int, in
 
 @contextlib.contextmanager
 def _stages(spark: SparkSession, what: str) -> Iterator[None]:
-    """A bar of Spark's tasks in the stages that run now, on a terminal."""
+    """Shows a progress bar for the tasks of the running Spark stages, on a terminal."""
 
     def look() -> tuple[str, int, int]:
         finished, tasks = _tasks(spark)
@@ -397,7 +397,7 @@ def _stages(spark: SparkSession, what: str) -> Iterator[None]:
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """How many are done, of how many, in the stages that run now."""
+    """The numbers of completed and of all tasks in the running stages."""
     tracker = spark.sparkContext.statusTracker()
     known = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
     return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)

@@ -129,7 +129,7 @@ async def read_group(access: Access, group: str) -> GroupReport:
 
 
 def _older(found: OldLayouts, group: str) -> str | None:
-    """What to say of members on layouts before ours, which `group describe` does not read."""
+    """A message about members in older layouts, which `group describe` does not read."""
     kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
     counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
     if not counts:
@@ -138,7 +138,7 @@ def _older(found: OldLayouts, group: str) -> str | None:
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
-    """`state`, or what Kafka's coordinator has if ZooKeeper has no members."""
+    """`state`, or the state from Kafka's coordinator if ZooKeeper has no members."""
     if state is None or not state.members:
         found = await requests.group(client, group)
         if found is not None and (found.alive or state is None):
@@ -154,17 +154,17 @@ async def _members_of(access: Access, client: KafkaClient, group: str) -> GroupS
 
 
 async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """The offsets that the group would get. `topics` empty: all that it has committed or was assigned."""
+    """The planned offsets. `topics` empty: all topics that the group has committed or was assigned."""
     async with access.cluster() as client:
         state = await _members_of(access, client, group)
         return await _plan(client, access, group, state, target, topics)
 
 
 async def execute_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """Commits them. Raises MembersAlive, having changed nothing, while the group has members."""
+    """Commits the planned offsets. Raises MembersAlive and changes nothing while the group has members."""
     async with access.cluster() as client:
         plan = await _plan(client, access, group, await _members_of(access, client, group), target, topics)
-        # asked again after what took its time, so that only an instant is left for a member to come
+        # check again after the slow plan, so that a member has little time left to join
         _refuse_members(await _members_of(access, client, group), group)
         await GroupOffsets(client, group, timeout_s=access.timeout_s).commit(
             {p: OffsetAndMetadata(offset, "reset by allocator group offsets", -1) for p, offset in plan.after.items()}

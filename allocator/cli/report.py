@@ -81,13 +81,13 @@ def parse_target(text: str) -> Target:
 
 @dataclass(frozen=True)
 class ResetPlan:
-    """Which offsets would be committed."""
+    """The planned offsets of a reset."""
 
     group: str
     before: Mapping[TopicPartition, Optional[int]]
     after: Mapping[TopicPartition, int]
     alive: tuple[str, ...] = ()
-    """Members that are in the way."""
+    """Members that prevent the reset."""
 
     @classmethod
     def make(

@@ -139,7 +139,7 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Calls `pressed` with each key while the block lasts; the terminal is as it was afterwards."""
+    """Calls `pressed` with each key inside the block, and restores the terminal at its end."""
     if not sys.stdin.isatty():
         yield
         return
@@ -164,7 +164,7 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
 
 
 def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, width: int = 1000) -> Group:
-    """What is shown: all groups, and more of the chosen one or the only one, in so many lines and columns."""
+    """One frame of the given size: all groups, and details of the chosen or only group."""
     names = sorted(name for name, group in watcher.groups.items() if group.seen)
     shown = chosen if chosen in names else names[0] if names else None
     count = "1 group" if len(names) == 1 else f"{len(names)} groups"
@@ -188,7 +188,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
 
 
 def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
-    """So many of the names, with that one among them."""
+    """At most `count` of the names, always including the chosen one."""
     at = 0 if shown is None else names.index(shown)
     start = max(0, min(at - room // 2, len(names) - room))
     return names[start : start + room]
@@ -253,7 +253,7 @@ def _figure(value: Optional[float]) -> Text:
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[Text, ...]], width: int, lesser: tuple[str, ...]) -> Table:
-    """Where there is no room, `lesser` columns go, the first ones first, and then the end of a name."""
+    """Fits a row into the width: drops `lesser` columns from the first on, then cuts names."""
     widths = [max([len(head), *(row[at].cell_len for row in rows)]) for at, head in enumerate(heads)]
     kept = list(range(len(heads)))
     for head in lesser:

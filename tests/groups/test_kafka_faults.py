@@ -113,15 +113,15 @@ async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(
     history = History()
     a, b = (member(cluster, group, counts, name, history) for name in "ab")
     computed = asyncio.Event()
-    assign = a.membership.assign
+    compute = a.membership.compute_assignment
 
     async def waits(*about: Any) -> Any:
         await computed.wait()
-        return await assign(*about)
+        return await compute(*about)
 
     async with a, contextlib.AsyncExitStack() as later:
         await shared([a], counts)
-        a.membership.assign = waits  # type: ignore[method-assign]
+        a.membership.compute_assignment = waits  # type: ignore[method-assign]
         joining = asyncio.ensure_future(later.enter_async_context(b))
         try:
             await reach([a, b], GroupPhase.SYNCING, GroupPhase.SYNCING)

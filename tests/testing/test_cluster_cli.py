@@ -68,7 +68,7 @@ def test_servers_listen_on_the_ports_that_are_asked_for_or_say_which_is_taken():
         refused = run("up", "--port", str(kafka), "--zookeeper-port", str(zookeeper))
         assert refused.returncode == 1
         assert refused.stderr == (
-            f"error: port {zookeeper} on 127.0.0.1 is taken; stop what listens there, or choose another\n"
+            f"error: port {zookeeper} on 127.0.0.1 is in use; stop the process that listens there, or choose another\n"
         )
     with started("up", "--port", str(kafka), "--zookeeper-port", str(zookeeper), "--json") as process:
         told = json.loads(process.stdout.readline())

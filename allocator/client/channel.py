@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -15,9 +14,10 @@ from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 
-from allocator.client.connection import AsyncioNet, Directory, Manager, as_asyncio
+from allocator.client.connection import BrokerConnection, ConnectionSettings
 from allocator.client.errors import describe
 from allocator.client.metadata import Broker
+from allocator.client.pool import ConnectionPool, Directory
 from allocator.tasks import within
 
 __all__ = ["SILENCE_S", "Channel", "old_version"]
@@ -38,15 +38,9 @@ class Channel:
     Construct it inside the loop that will use it. Caller: `KafkaClient`.
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        tls: ssl.SSLContext | None,
-        on_loss: Callable[[], None],
-        settings: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, directory: Directory, settings: ConnectionSettings, on_loss: Callable[[], None]) -> None:
         self.directory = directory
-        self._manager = Manager(AsyncioNet(), directory, tls, on_loss, **settings)
+        self._pool = ConnectionPool(directory, settings, on_loss)
         self._probing = asyncio.Lock()
         # what `api_version` found; it is asked before each fetch
         self._versions: dict[Any, int | None] = {}
@@ -54,10 +48,10 @@ class Channel:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        return tuple(self._manager.broker_version or ())
+        return tuple(self._pool.versions.broker_version) if self._pool.versions is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
-        data = self._manager.broker_version_data
+        data = self._pool.versions
         if data is None:
             return None
         if not isinstance(request_class, type):
@@ -69,36 +63,35 @@ class Channel:
         return self._versions[request_class]
 
     def least_busy(self) -> Any:
-        return self._manager.least_loaded_node()
+        return self._pool.least_busy()
 
     def drop(self, broker_id: Any) -> None:
-        self._manager.drop(broker_id)
+        self._pool.drop(broker_id)
 
     async def prepare(self, broker_id: Any, request_class: Any, deadline: float) -> None:
         with contextlib.suppress(kafka_errors.KafkaError, OSError):  # whether it can be opened, the first request tells
             await self.connected(self._lane(broker_id, request_class), deadline)
 
     async def settled(self, request_class: Any) -> None:
-        for future in self._manager.under_way(request_class.API_KEY):
-            with contextlib.suppress(kafka_errors.KafkaError):  # for who asked
-                await as_asyncio(future)
+        responses = self._pool.under_way(request_class.API_KEY)
+        if responses:
+            await asyncio.wait(responses)
 
     def hang_up(self, broker_id: Any, request_class: Any) -> None:
-        self._manager.hang_up(self._lane(broker_id, request_class))
+        self._pool.close(self._lane(broker_id, request_class))
 
     async def aclose(self) -> None:
-        await self._manager.aclose()
+        await self._pool.aclose()
 
     async def ask(self, broker_id: Any, request: Any, deadline: float) -> Any:
         """The answer to `request`. No answer by `deadline` ends the connection, as its other answers come after it."""
         conn = await self.connected(self._lane(broker_id, request), deadline)
-        while "throttle" in conn.paused:  # the broker reads nothing from us before then (KIP-219)
-            await asyncio.sleep(min(deadline, conn._throttle_time) - time.monotonic())
-            conn._maybe_unthrottle()
+        while conn.throttled_until > time.monotonic() and not conn.closed:
+            await asyncio.sleep(min(deadline, conn.throttled_until) - time.monotonic())
             _left(deadline)
-        if conn.transport is not None:
-            await conn.transport.drained()
-        return await as_asyncio(conn.send_request(request, request_timeout_ms=_left(deadline) * 1000))
+        await conn.drained()
+        # the response comes in any case, and `settled` waits for it
+        return await asyncio.shield(conn.send_request(request, deadline))
 
     def _lane(self, broker_id: Any, request: Any) -> Any:
         lane = LANES.get(request.API_KEY)
@@ -106,31 +99,33 @@ class Channel:
             lane = "find"
         return broker_id if lane is None else (lane, broker_id)
 
-    async def connected(self, key: Any, deadline: float) -> Any:
+    async def connected(self, key: Any, deadline: float) -> BrokerConnection:
         """The connection for `key`, ready for requests; finds out on the way if the broker is an old one."""
-        conn = self._manager.get_connection(key)
+        conn = self._pool.get(key)
         probed = False
         while not conn.connected:
             try:
                 if await self._ready(conn, min(deadline, time.monotonic() + SILENCE_S)):
                     break
-                silent = conn.transport is not None and conn.transport.unanswered
+                silent = conn.unanswered
             except kafka_errors.KafkaError:
-                if probed or key not in self._manager.hung_up:
+                if probed or key not in self._pool.hung_up:
                     raise
                 silent = True
             broker = self.directory.broker_metadata(key)
-            if silent and not probed and broker is not None and not conn.sasl_enabled:  # SASL came with 0.10
+            if (
+                silent and not probed and broker is not None and not self._pool.settings.sasl_enabled
+            ):  # SASL came with 0.10
                 probed = True
                 conn = await self._as_old(key, broker, conn, deadline)
         return conn
 
-    async def _as_old(self, key: Any, broker: Broker, conn: Any, deadline: float) -> Any:
+    async def _as_old(self, key: Any, broker: Broker, conn: BrokerConnection, deadline: float) -> BrokerConnection:
         """A connection that speaks the version of `broker`, or `conn` if it is merely slow."""
         try:
             async with self._probing:  # requests that wait for the same broker need one answer between them
-                if not self._manager.assumed(broker):
-                    self._manager.assume(broker, await old_version(self._manager, broker, _left(deadline)))
+                if not self._pool.assumed(broker):
+                    self._pool.assume(broker, await old_version(self._pool, broker, _left(deadline)))
         except kafka_errors.KafkaError:
             if conn.closed:
                 raise
@@ -138,13 +133,13 @@ class Channel:
         if conn.connected:
             return conn
         conn.close()
-        self._manager.reset_backoff(key)
-        return self._manager.get_connection(key)
+        self._pool.reset_backoff(key)
+        return self._pool.get(key)
 
-    async def _ready(self, conn: Any, deadline: float) -> bool:
+    async def _ready(self, conn: BrokerConnection, deadline: float) -> bool:
         """False if it takes longer than until `deadline`."""
         try:
-            await within(as_asyncio(conn.init_future), _left(deadline))
+            await within(asyncio.shield(conn.ready), _left(deadline))
         except asyncio.TimeoutError:
             return False
         return True
@@ -165,8 +160,7 @@ def _version(data: Any, request: Any) -> int | None:
         return None
 
 
-# -- kafka_versions ----------
-# Which version an old broker has.
+# -- the version of an old broker -----------------------------------------------------------------------------------
 #
 # From 0.10 on a broker answers ApiVersions. On a request that it does not know 0.8 closes the connection and 0.9 falls
 # silent. But a broker that dies at that moment does the same, and so does a proxy with nothing behind it. So a refusal
@@ -190,7 +184,7 @@ def _probes() -> tuple[tuple[tuple[int, ...], Any], ...]:
     )
 
 
-async def old_version(manager: Manager, broker: Broker, timeout_s: float) -> tuple[int, ...]:
+async def old_version(pool: ConnectionPool, broker: Broker, timeout_s: float) -> tuple[int, ...]:
     """The version of `broker`, which did not answer ApiVersions: (0, 9), (0, 8, 2), (0, 8, 1) or (0, 8, 0).
 
     Raises an error of kafka-python's if it cannot be told: the broker is down, starting, or no Kafka broker.
@@ -202,7 +196,7 @@ async def old_version(manager: Manager, broker: Broker, timeout_s: float) -> tup
     async def answers(request: Any) -> bool:
         nonlocal closed
         try:
-            await manager.ask_blindly(broker, request, timeout_s)
+            await pool.ask_blindly(broker, request, timeout_s)
         except kafka_errors.CorrelationIdError:
             return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
         except kafka_errors.KafkaConnectionError as error:
@@ -217,7 +211,7 @@ async def old_version(manager: Manager, broker: Broker, timeout_s: float) -> tup
 
     await alive()
     try:
-        await manager.ask_blindly(broker, ApiVersionsRequest[0](), SILENCE_S)
+        await pool.ask_blindly(broker, ApiVersionsRequest[0](), SILENCE_S)
     except (kafka_errors.KafkaConnectionError, kafka_errors.RequestTimedOutError):
         pass
     else:

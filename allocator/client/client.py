@@ -14,10 +14,11 @@ import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
 from allocator.client.channel import Channel
-from allocator.client.connection import Directory, parse_addresses
+from allocator.client.connection import ConnectionSettings
 from allocator.client.errors import broker_error, describe, unreachable
 from allocator.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
-from allocator.client.security import check_security, hide_credentials, tls_context, warn_of_clear_text
+from allocator.client.pool import Directory, parse_addresses
+from allocator.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
 from allocator.measures import Measures
 from allocator.tasks import within
@@ -72,14 +73,8 @@ class KafkaClient:
                 raise ConfigError(f"{name} is {value!r}; it must be a positive number")
         self._addresses = parse_addresses(brokers)
         self._security = check_security(security)
-        self._settings = {
-            "client_id": client_id,
-            "request_timeout_ms": request_timeout_s * 1000,
-            "socket_connection_setup_timeout_ms": CONNECT_TIMEOUT_S * 1000,
-            "reconnect_backoff_ms": 50,
-            "reconnect_backoff_max_ms": 1000,  # more: a broker that came back stays unused for longer
-            "receive_message_max_bytes": int(receive_max_bytes),
-        }
+        self._client_id = client_id
+        self._receive_max_bytes = int(receive_max_bytes)
         self.measures = Measures()
         """Of the consumer whose connections these are; whoever asks, or does, what is measured adds to it."""
         self.request_timeout_s = request_timeout_s
@@ -110,12 +105,16 @@ class KafkaClient:
             raise Closed("this Kafka client is closed; make a new one")
         if self._channel is not None:
             return
-        tls = tls_context(self._security)
+        settings = ConnectionSettings(
+            client_id=self._client_id,
+            request_timeout_s=self.request_timeout_s,
+            receive_max_bytes=self._receive_max_bytes,
+            security=self._security,
+            tls=tls_context(self._security),
+        )
         if str(self._security.get("security_protocol", "")).startswith("SASL"):
-            hide_credentials()
             warn_of_clear_text(self._security)
-        settings = {**self._settings, **self._security}
-        self._channel = Channel(self._directory, tls, self._refresher.poke, settings)
+        self._channel = Channel(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
         except BaseException:

@@ -33,7 +33,7 @@ __all__ = [
     "Wanted",
     "compose",
     "newest_for",
-    "read_answer",
+    "read_response",
 ]
 
 NEWEST: Final = 18
@@ -91,7 +91,7 @@ class FetchAnswer:
         return f"<FetchAnswer v{self.API_VERSION} error {self.error_code}, {len(self.parts)} partitions, {size} bytes>"
 
 
-def read_answer(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
+def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
     """The correlation id and the answer in `frame` (without its length), which is not needed afterwards.
 
     Raises kafka-python's `KafkaProtocolError` for what does not decode; never takes more memory than the frame does.

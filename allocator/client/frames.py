@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
-from allocator.client import fetch_messages as fetch_answer
-from allocator.client import offset_commit
+from allocator.client import fetch_messages, offset_commit
 
-__all__ = ["Frames", "answers_in"]
+__all__ = ["Frames", "read_response"]
 
-# api key -> what reads its answers; all others are kafka-python's to read
-READERS: Final = {1: fetch_answer.read_answer, offset_commit.API_KEY: offset_commit.read_answer}
+# api key -> reader of its responses; kafka-python reads all others
+READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
 _LENGTH: Final = 4
 # of the buffer that an idle connection keeps
 _SMALL: Final = 1 << 16
@@ -68,19 +68,30 @@ class Frames:
         self._filled = left
 
 
-def answers_in(parser: Any, frame: memoryview) -> list[tuple[int, Any]]:
-    """What `parser`, a `kafka.protocol.parser.KafkaProtocol`, makes of a whole frame; hot answers are read here."""
-    if not parser.in_flight_requests:
-        raise kafka_errors.CorrelationIdError("an answer to no request")
-    header = parser.in_flight_requests[0]
-    read = READERS.get(header.request_api_key)
-    if read is None:
-        return [parser._process_response(io.BytesIO(frame))]
-    parser.in_flight_requests.popleft()
-    found, answer = read(frame, header.request_api_version)
+def read_response(header: Any, frame: memoryview) -> Any:
+    """The response in `frame` to the request with `header`; frequent ones have readers of their own.
+
+    Raises kafka-python's `CorrelationIdError` where it responds to another request.
+    """
+    read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 go without a header
+    if read is not None:
+        found, response = read(frame, header.request_api_version)
+    else:
+        response_class = header.get_response_class()
+        if response_class is None:
+            raise kafka_errors.KafkaProtocolError(f"no schema of responses to {header}")
+        data = io.BytesIO(frame)
+        found = response_class.parse_header(data).correlation_id
     if found != header.correlation_id:
-        raise kafka_errors.CorrelationIdError(f"the answer to request {found} where {header.correlation_id} is due")
-    return [(found, answer)]
+        raise kafka_errors.CorrelationIdError(f"the response to request {found} where {header.correlation_id} is due")
+    return response if read is not None else _decoded(response_class, data)
+
+
+def _decoded(response_class: Any, data: io.BytesIO) -> Any:
+    try:
+        return response_class.decode(data)
+    except (ValueError, struct.error) as error:
+        raise kafka_errors.KafkaProtocolError(f"cannot decode a {response_class.__name__}: {error}") from error
 
 
 def _not_kafka(start: bytes, length: int, most: int) -> str:

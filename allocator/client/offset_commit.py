@@ -15,7 +15,7 @@ import kafka.errors as kafka_errors
 from allocator.client.response_reader import INT32, AnswerReader
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_answer"]
+__all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_response"]
 
 API_KEY: Final = 8
 # from v10 on topics go by id instead of by name
@@ -196,7 +196,7 @@ def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
     return found
 
 
-def read_answer(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
+def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
     """The correlation id and the answer in `frame` (without its length). Raises `KafkaProtocolError`."""
     try:
         reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)

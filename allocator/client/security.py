@@ -8,12 +8,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from kafka.net.transport import KafkaSSLTransport
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
-
 from allocator.errors import ConfigError
 
-__all__ = ["KEYS", "check_security", "hide_credentials", "tls_context", "warn_of_clear_text"]
+__all__ = ["KEYS", "check_security", "tls_context", "warn_of_clear_text"]
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +63,26 @@ def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     if not settings.get("security_protocol", "PLAINTEXT").endswith("SSL"):
         return None
     try:
-        context = KafkaSSLTransport._build_ssl_context({**KafkaSSLTransport.DEFAULT_CONFIG, **settings})
+        return settings.get("ssl_context") or _load_context(settings)
     except (OSError, ssl.SSLError, ValueError) as exc:
         names = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
         files = {name: settings[name] for name in names if settings.get(name)}
         raise ConfigError(f"security: cannot load TLS files {files}: {exc}") from exc
-    assert isinstance(context, ssl.SSLContext)
+
+
+def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = settings.get("ssl_check_hostname", True)
+    if settings.get("ssl_cafile"):
+        context.load_verify_locations(settings["ssl_cafile"])
+    else:
+        context.load_default_certs()
+    if settings.get("ssl_certfile"):
+        context.load_cert_chain(settings["ssl_certfile"], settings.get("ssl_keyfile"), settings.get("ssl_password"))
+    if settings.get("ssl_crlfile"):
+        context.load_verify_locations(settings["ssl_crlfile"])
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
 
@@ -85,24 +96,3 @@ def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
             mechanism,
             "password" if mechanism == "PLAIN" else "token",
         )
-
-
-_CREDENTIALS = (bytes, bytearray, memoryview, SaslAuthenticateRequest, SaslBytesRequest)
-
-
-class _HideCredentials(logging.Filter):
-    """kafka-python logs requests, and the bytes of each, at DEBUG: with SASL that is the password."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not isinstance(record.args, tuple):
-            return True
-        return not any(isinstance(argument, _CREDENTIALS) for argument in record.args)
-
-
-_FILTER = _HideCredentials()
-
-
-def hide_credentials() -> None:
-    """Drop the log records of kafka-python that would hold credentials. Idempotent."""
-    for name in ("kafka.net.connection", "kafka.protocol.parser"):
-        logging.getLogger(name).addFilter(_FILTER)  # adding the same filter twice has no effect

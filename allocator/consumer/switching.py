@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
-from allocator.client.connection import same_cluster
+from allocator.client.pool import same_cluster
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.fetch.batch import Batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional
 
-from allocator.client.connection import same_cluster
+from allocator.client.pool import same_cluster
 from allocator.errors import ConfigError
 from allocator.groups.patterns import check_pattern
 from allocator.settings import DEFAULT

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
-from allocator.client.fetch_messages import NEWEST, read_answer
+from allocator.client.fetch_messages import NEWEST, read_response
 
 TOPIC = FetchResponse.FetchableTopicResponse
 PART = TOPIC.PartitionData
@@ -74,7 +74,7 @@ def encoded(given_: dict[str, Any], version: int, correlation_id: int = 77) -> b
 @settings(max_examples=150)
 @given(answer, st.integers(0, NEWEST))
 def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int) -> None:
-    correlation_id, found = read_answer(memoryview(encoded(given_, version)), version)
+    correlation_id, found = read_response(memoryview(encoded(given_, version)), version)
     assert correlation_id == 77
     assert version == found.API_VERSION
     assert found.throttle_time_ms == (given_["throttle_time_ms"] if version >= 1 else 0)
@@ -109,7 +109,7 @@ def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     raw = raw[: data.draw(st.integers(0, len(raw)))]
     try:
-        _, found = read_answer(memoryview(bytes(raw)), version)
+        _, found = read_response(memoryview(bytes(raw)), version)
     except kafka_errors.KafkaProtocolError as error:
         assert f"v{version}" in str(error)
     else:
@@ -122,7 +122,7 @@ def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
 @example(b"\0" * 9 + b"\xff" * 20, 12)
 def test_noise_is_an_error_of_the_protocol(noise: bytes, version: int) -> None:
     try:
-        read_answer(memoryview(noise), version)
+        read_response(memoryview(noise), version)
     except kafka_errors.KafkaProtocolError:
         return
 
@@ -145,4 +145,4 @@ def test_records_longer_than_the_frame_take_no_memory(version: int) -> None:
     length = b"\xff\xff\xff\xff\x07" if version >= 12 else b"\x7f\xff\xff\xff"
     bad = raw[: at - (1 if version >= 12 else 4)] + length + raw[at:]
     with pytest.raises(kafka_errors.KafkaProtocolError, match=r"where \d+ are left"):
-        read_answer(memoryview(bad), version)
+        read_response(memoryview(bad), version)

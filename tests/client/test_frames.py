@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -12,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
-from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.sasl import SaslBytesRequest
 
 from allocator.client.fetch_messages import FetchAnswer
-from allocator.client.frames import Frames, answers_in
+from allocator.client.frames import Frames, read_response
 
 MOST = 1 << 24
 
@@ -69,11 +68,9 @@ def test_a_length_that_is_not_allowed_takes_no_memory(length: int) -> None:
     assert len(frames.room().obj) < 100_000
 
 
-def asked(*requests: Any) -> KafkaProtocol:
-    parser = KafkaProtocol(client_id="x")
-    for request in requests:
-        parser.send_request(request)
-    return parser
+def header_of(request: Any, correlation_id: int) -> Any:
+    request.with_header(correlation_id=correlation_id, client_id="x")
+    return request.header
 
 
 def framed(response: Any, correlation_id: int) -> memoryview:
@@ -81,29 +78,27 @@ def framed(response: Any, correlation_id: int) -> memoryview:
     return memoryview(bytes(response.encode(header=True)))
 
 
-def test_answers_are_read_by_who_knows_them_in_the_order_of_the_requests() -> None:
-    parser = asked(FetchRequest(version=11), ApiVersionsRequest(version=0))
-    ((number, answer),) = answers_in(parser, framed(FetchResponse(version=11, responses=[], session_id=5), 1))
-    assert number == 1
-    assert isinstance(answer, FetchAnswer)
-    assert answer.session_id == 5
-    ((number, answer),) = answers_in(parser, framed(ApiVersionsResponse(version=0, error_code=35, api_keys=[]), 2))
-    assert number == 2
-    assert answer.error_code == 35
+def test_each_response_is_read_by_the_reader_of_its_kind() -> None:
+    frame = framed(FetchResponse(version=11, responses=[], session_id=5), 1)
+    response = read_response(header_of(FetchRequest(version=11), 1), frame)
+    assert isinstance(response, FetchAnswer)
+    assert response.session_id == 5
+    frame = framed(ApiVersionsResponse(version=0, error_code=35, api_keys=[]), 2)
+    assert read_response(header_of(ApiVersionsRequest(version=0), 2), frame).error_code == 35
 
 
-def test_an_answer_to_another_request_ends_the_connection() -> None:
-    frame = framed(FetchResponse(version=11, responses=[]), 9)
-    with pytest.raises(kafka_errors.CorrelationIdError, match="answer to request 9 where 1"):
-        answers_in(asked(FetchRequest(version=11)), frame)
-    with pytest.raises(kafka_errors.CorrelationIdError):
-        answers_in(asked(), frame)
+def test_the_tokens_of_old_brokers_come_without_a_header() -> None:
+    request = SaslBytesRequest(b"token")
+    assert read_response(header_of(request, 3), memoryview(b"answer")).auth_bytes == b"answer"
 
 
-def test_what_is_read_of_the_parser_is_there() -> None:
-    parser = asked(FetchRequest(version=4))
-    header = parser.in_flight_requests[0]
-    assert (header.request_api_key, header.request_api_version, header.correlation_id) == (1, 4, 1)
-    assert callable(parser._process_response)
-    # the connection calls this one, and it may be replaced
-    parser.receive_bytes = SimpleNamespace  # type: ignore[assignment]
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [
+        (FetchRequest(version=11), FetchResponse(version=11, responses=[])),
+        (ApiVersionsRequest(version=0), ApiVersionsResponse(version=0, error_code=0, api_keys=[])),
+    ],
+)
+def test_a_response_to_another_request_is_refused(request_: Any, response: Any) -> None:
+    with pytest.raises(kafka_errors.CorrelationIdError, match="response to request 9 where 1"):
+        read_response(header_of(request_, 1), framed(response, 9))

@@ -269,7 +269,7 @@ async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog:
         async with FakeBroker(port=port):
             await wait_until_async(lambda: answered(client), 30)
         await client.close()
-    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.client.connection"]
+    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.client.pool"]
     assert len(ours) == 2, ours
     assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is away: ")
     assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is back"

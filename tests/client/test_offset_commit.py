@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
-from allocator.client.offset_commit import NEWEST, OffsetCommit, read_answer
+from allocator.client.offset_commit import NEWEST, OffsetCommit, read_response
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = range(NEWEST + 1)
@@ -120,7 +120,7 @@ def answered(topics: dict[str, list[tuple[int, int]]], version: int) -> bytes:
 @given(codes)
 @settings(max_examples=30)
 def test_an_answer_is_read_as_kafka_python_writes_it(version: int, topics: dict[str, list[tuple[int, int]]]) -> None:
-    correlation_id, answer = read_answer(memoryview(answered(topics, version)), version)
+    correlation_id, answer = read_response(memoryview(answered(topics, version)), version)
     assert correlation_id == 77
     assert version == answer.API_VERSION
     assert answer.throttle_time_ms == (5 if version >= 3 else 0)
@@ -132,7 +132,7 @@ def test_tagged_fields_that_are_not_known_are_passed_over() -> None:
     # behind the first partition: no tags -> one tag, number 3, of two bytes
     at = frame.index(b"\0\0\0\0\0\0\0\0\0\0\1")
     frame[at + 6 : at + 7] = b"\x01\x03\x02\xaa\xbb"
-    _, answer = read_answer(memoryview(frame), 8)
+    _, answer = read_response(memoryview(frame), 8)
     assert answer.results == [(TopicPartition("t", 0), 0), (TopicPartition("t", 1), 27)]
 
 
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_answer_are_refused(version: int, noise: bytes, cut: i
     whole = answered({"t": [(0, 0), (1, 27)]}, version)
     for frame in (noise, whole[: max(0, len(whole) - 1 - cut)]):
         try:
-            read_answer(memoryview(frame), version)
+            read_response(memoryview(frame), version)
         except kafka_errors.KafkaProtocolError as error:
             assert f"OffsetCommit answer v{version}" in str(error)
         else:

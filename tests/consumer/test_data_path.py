@@ -121,7 +121,7 @@ class Trace:
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             if any(self._carries(frame.f_locals.get(name)) for name in names if name != "self"):
                 self._came_to(frame)
-                self._over = self._delivered and code.co_name == "write"
+                self._over = self._delivered and code.co_name == "send_request"
         elif event == "return" and self._carries(value):
             # before that, the offset is only where the next fetch begins
             self._delivered = self._delivered or isinstance(value, Batch)

@@ -1,0 +1,263 @@
+"""Connections to the brokers of a cluster: where each broker listens, one connection per key, back-off, versions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+from kafka.protocol.broker_version_data import BrokerVersionData
+
+from allocator.client.connection import BrokerConnection, ConnectionSettings
+from allocator.client.errors import describe
+from allocator.client.metadata import Broker
+from allocator.errors import ConfigError
+from allocator.names import parse_address
+from allocator.tasks import within
+
+__all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster"]
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = (10.0, 30.0)  # the first attempt, and at most: each failure doubles it
+BACKOFF_S: Final = (0.05, 1.0)  # likewise; more: a broker that came back stays unused for longer
+MAX_IDLE_S: Final = 540.0  # brokers close after ten minutes
+
+
+def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
+    """Bootstrap addresses under the ids "bootstrap-0", .... Raises `ConfigError` naming the address at fault."""
+    texts = brokers.split(",") if isinstance(brokers, str) else list(brokers)
+    found: list[Broker] = []
+    for text in texts:
+        try:
+            host, port = parse_address(text)
+        except ConfigError as error:
+            raise ConfigError(f"brokers: {error}") from None
+        found.append(Broker(f"bootstrap-{len(found)}", host, port, None))
+    if not found:
+        raise ConfigError("brokers: no address given; write at least one host:port")
+    return tuple(found)
+
+
+def same_cluster(brokers: str, others: str) -> bool:
+    """Whether two texts of addresses name one cluster: one address in common says so."""
+    some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
+    return not some.isdisjoint(more)
+
+
+class Directory:
+    """Where each broker listens.
+
+    A key is a node id, the id of a bootstrap address, or (lane, either) for one more connection to the same broker:
+    brokers answer a connection's requests in order, so what they may hold back (a fetch, a join) needs its own.
+    """
+
+    def __init__(self, bootstrap: Sequence[Broker]) -> None:
+        self.bootstrap = tuple(bootstrap)
+        self._bootstrap = {b.node_id: b for b in bootstrap}
+        self._brokers: dict[int, Broker] = {}
+        self._noted: dict[int, Broker] = {}
+
+    def replace(self, brokers: Mapping[int, Broker]) -> list[int]:
+        """Caller: the client, on new metadata. Returns the nodes that listen elsewhere now."""
+        moved = [n for n, b in self._brokers.items() if n in brokers and brokers[n][1:3] != b[1:3]]
+        self._brokers = dict(brokers)
+        self._noted = {n: b for n, b in self._noted.items() if n not in brokers}
+        return moved
+
+    def note(self, broker: Broker) -> None:
+        """A broker that some other answer named (a coordinator), kept until metadata lists it."""
+        if broker.node_id not in self._brokers:
+            self._noted[broker.node_id] = broker
+
+    def broker_metadata(self, key: Any) -> Broker | None:
+        if isinstance(key, tuple):
+            broker = self.broker_metadata(key[1])
+            return None if broker is None else broker._replace(node_id=key)
+        return self._brokers.get(key) or self._noted.get(key) or self._bootstrap.get(key)
+
+    def brokers(self) -> list[Broker]:
+        return list(self._brokers.values())
+
+    def is_bootstrap(self, key: Hashable) -> bool:
+        return key in self._bootstrap
+
+
+class ConnectionPool:
+    """Connections by key, made on demand. `on_loss` is called whenever one ends with an error."""
+
+    def __init__(self, directory: Directory, settings: ConnectionSettings, on_loss: Callable[[], None]) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.versions: BrokerVersionData | None = None
+        """Of the first broker that was reached at a bootstrap address."""
+        self.hung_up: set[Hashable] = set()
+        """Keys whose broker closed the connection in response to the first bytes: 0.8 does on an unknown request."""
+        self._on_loss = on_loss
+        self._connections: dict[Hashable, BrokerConnection] = {}
+        self._all: set[BrokerConnection] = set()  # also those that are closing
+        self._backoff: dict[Hashable, tuple[int, float]] = {}  # failures, and when to connect again
+        self._failures: dict[Hashable, BaseException] = {}
+        self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
+        self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
+        self._loop = asyncio.get_running_loop()
+        self._idle_check = self._loop.call_later(MAX_IDLE_S, self._close_idle)
+        self._closed = False
+
+    # -- versions -------------------------------------------------------------------------------------------------
+
+    def assume(self, broker: Broker, version: tuple[int, ...]) -> None:
+        """From now on connections to `broker` skip ApiVersions and speak `version`."""
+        self._assumed[broker.host, broker.port] = BrokerVersionData(version)
+
+    def assumed(self, broker: Broker) -> bool:
+        return (broker.host, broker.port) in self._assumed
+
+    async def ask_blindly(self, broker: Broker, request: Any, timeout_s: float) -> Any:
+        """Send `request`, whose version is set, first thing on a connection of its own: no ApiVersions, no back-off."""
+        deadline = time.monotonic() + timeout_s
+        connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
+        try:
+            connection.open(timeout_s)
+            await asyncio.shield(connection.ready)
+            return await asyncio.shield(connection.send_request(request, deadline))
+        finally:
+            connection.close()
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def get(self, key: Hashable) -> BrokerConnection:
+        """The connection for `key`, which may have to connect first. Raises `NodeNotReadyError` during the back-off."""
+        delay = self._delay(key)
+        if delay > 0:
+            last = self._failures.get(key)
+            why = f" after: {describe(last)}" if last is not None else ""
+            raise kafka_errors.NodeNotReadyError(f"next attempt in {delay:.1f} s{why}")
+        found = self._connections.get(key)
+        if found is not None:
+            return found
+        broker = self.directory.broker_metadata(key)
+        if broker is None:
+            raise kafka_errors.UnknownBrokerIdError(key)
+        versions = self._assumed.get((broker.host, broker.port), self.versions)
+        connection = self._create(broker, versions, lambda ended, error: self._ended(key, broker, ended, error))
+        self._connections[key] = connection
+        connection.ready.add_done_callback(lambda ready: self._connected(key, broker, connection, ready))
+        self.hung_up.discard(key)
+        connection.open(self._doubled(CONNECT_S, self._backoff.get(key, (0, 0.0))[0]))
+        return connection
+
+    def _create(
+        self,
+        broker: Broker,
+        versions: BrokerVersionData | None,
+        on_end: Callable[[BrokerConnection, Exception | None], None],
+    ) -> BrokerConnection:
+        if self._closed:
+            raise kafka_errors.Cancelled()
+        connection = BrokerConnection(broker, self.settings, versions, on_end)
+        self._all.add(connection)
+        connection.socket_closed.add_done_callback(lambda _: self._all.discard(connection))
+        return connection
+
+    def _connected(self, key: Hashable, broker: Broker, connection: BrokerConnection, ready: Any) -> None:
+        if ready.cancelled() or ready.exception() is not None:
+            return
+        self.reset_backoff(key)
+        self._failures.pop(key, None)
+        if self.directory.is_bootstrap(key):
+            self.versions = connection.versions
+        broker_id = _broker_id(key)
+        if broker_id in self._away:
+            self._away.discard(broker_id)
+            log.info("Kafka broker %s at %s is back", broker_id, connection.address)
+
+    def _ended(self, key: Hashable, broker: Broker, connection: BrokerConnection, error: Exception | None) -> None:
+        if self._connections.get(key) is connection:
+            del self._connections[key]
+        if error is None:
+            return
+        if connection.hung_up:
+            self.hung_up.add(key)
+        if connection.ready.exception() is not None:
+            self._failed(key, connection.address, error)
+        self._on_loss()
+
+    def _failed(self, key: Hashable, address: str, error: Exception) -> None:
+        failures = self._backoff.get(key, (0, 0.0))[0] + 1
+        self._backoff[key] = (failures, time.monotonic() + self._doubled(BACKOFF_S, failures - 1))
+        self._failures[key] = error
+        broker_id = _broker_id(key)
+        # the error of a bootstrap address is in the exception that connecting raises
+        if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
+            self._away.add(broker_id)
+            log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, describe(error))
+
+    @staticmethod
+    def _doubled(bounds: tuple[float, float], times: int) -> float:
+        first, most = bounds
+        doubled: float = first * 2 ** min(times, 16)
+        return min(most, doubled) * random.uniform(0.8, 1.2)
+
+    def _delay(self, key: Hashable) -> float:
+        return max(0.0, self._backoff.get(key, (0, 0.0))[1] - time.monotonic())
+
+    def reset_backoff(self, key: Hashable) -> None:
+        self._backoff.pop(key, None)
+
+    def least_busy(self) -> Any:
+        """The broker with the fewest requests under way that is neither throttled nor in back-off; None without one."""
+        known = [broker.node_id for broker in self.directory.brokers()]
+        random.shuffle(known)
+        best, fewest = None, float("inf")
+        for key in known:
+            connection = self._connections.get(key)
+            if self._delay(key) > 0 or (connection is not None and connection.throttled_until > time.monotonic()):
+                continue
+            # one that has to connect first comes after one that is idle
+            busy = 0.5 if connection is None or not connection.connected else float(connection.in_flight)
+            if busy < fewest:
+                best, fewest = key, busy
+        return best
+
+    def under_way(self, api_key: int) -> list[asyncio.Future[Any]]:
+        """The responses to requests of this kind that have not come."""
+        return [response for each in self._connections.values() for response in each.under_way(api_key)]
+
+    def close(self, key: Hashable) -> None:
+        """Close this one connection, if there is one."""
+        if key in self._connections:
+            self._connections[key].close()
+
+    def drop(self, broker_id: Any) -> None:
+        """Close every connection to this node, in any lane, and forget its back-off."""
+        for key in [key for key in self._connections if _broker_id(key) == broker_id]:
+            self.close(key)
+        for key in [key for key in self._backoff if _broker_id(key) == broker_id]:
+            self.reset_backoff(key)
+
+    def _close_idle(self) -> None:
+        oldest = time.monotonic() - MAX_IDLE_S
+        for connection in list(self._connections.values()):
+            if connection.connected and connection.last_activity <= oldest:
+                connection.close()
+        self._idle_check = self._loop.call_later(MAX_IDLE_S / 10, self._close_idle)
+
+    async def aclose(self) -> None:
+        """Close everything and wait for the sockets to be gone."""
+        self._closed = True
+        self._idle_check.cancel()
+        closing = list(self._all)
+        for connection in closing:
+            connection.abort(None)
+        with contextlib.suppress(asyncio.TimeoutError):  # TLS peers that never answer the farewell
+            await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
+
+
+def _broker_id(key: Any) -> Any:
+    return key[1] if isinstance(key, tuple) else key

@@ -1,0 +1,187 @@
+"""One connection to a broker: who writes first, throttling, authentication that expires, proxies' waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from typing import Any
+
+import kafka.errors as kafka_errors
+import pytest
+from background import background
+from fake_broker import FakeBroker
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, FindCoordinatorRequest
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+
+from allocator.client.client import KafkaClient
+from allocator.client.connection import BrokerConnection, ConnectionSettings, _SocketWaits
+from allocator.client.metadata import Broker
+from allocator.errors import BrokerError
+from allocator.testing import wait_until_async
+
+SASL = {
+    "security_protocol": "SASL_PLAINTEXT",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "u",
+    "sasl_plain_password": "p",
+}
+
+SETTINGS = ConnectionSettings(client_id="test", request_timeout_s=30, receive_max_bytes=1 << 20, security={}, tls=None)
+
+
+def find() -> Any:
+    return FindCoordinatorRequest(key="g", max_version=2)
+
+
+async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_drained() -> None:
+    """A broker refuses the batches of a producer that come out of order."""
+    connection, order = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None), []
+
+    async def write(number: int) -> None:
+        await connection.drained()
+        order.append(number)
+
+    async with background() as tasks:
+        connection.pause_writing()
+        waiting = [tasks.start(write(number), f"{number}") for number in (1, 2, 3)]
+        await asyncio.sleep(0)  # all have begun to wait
+        waiting[1].cancel()
+        connection.resume_writing()
+        waiting.append(tasks.start(write(4), "4"))
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == [1, 3, 4]
+
+
+async def test_what_was_written_first_may_fill_it_again() -> None:
+    connection, order = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None), []
+
+    async def write(number: int) -> None:
+        await connection.drained()
+        order.append(number)
+        connection.pause_writing()
+
+    async with background() as tasks:
+        connection.pause_writing()
+        for number in (1, 2):
+            tasks.start(write(number), f"{number}")
+        for number in (1, 2):
+            await asyncio.sleep(0)
+            connection.resume_writing()
+            await wait_until_async(lambda than=number: len(order) == than, 30, "one of them")
+    assert order == [1, 2]
+
+
+async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        answer = broker.handlers[10]
+
+        def throttles(request: Any) -> Any:
+            response = answer(request)
+            response.throttle_time_ms = 300
+            return response
+
+        broker.handlers[10] = throttles
+        await client.send(1, find())
+        began = time.monotonic()
+        broker.handlers[10] = answer
+        await client.send(1, find())
+        assert time.monotonic() - began >= 0.25
+
+
+async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait() -> None:
+    def handshake(request: Any) -> Any:
+        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
+
+    def authenticate(request: Any) -> Any:
+        return SaslAuthenticateResponse(
+            error_code=0,
+            error_message=None,
+            auth_bytes=b"",
+            session_lifetime_ms=1000,
+            version=request.API_VERSION,
+        )
+
+    broker = FakeBroker({17: handshake, 36: authenticate})
+    async with broker, KafkaClient(broker.address, security=SASL) as client:
+        await client.send(1, find())
+        begun, connections = broker.count(36), broker.connections
+
+        async def renewed() -> bool:
+            await client.send(1, find())
+            return broker.count(36) > begun + 1
+
+        await wait_until_async(renewed, 30)
+        assert broker.connections == connections
+
+
+async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_another() -> None:
+    refused = asyncio.Event()
+
+    def handshake(request: Any) -> Any:
+        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
+
+    def authenticate(request: Any) -> Any:
+        refuse = broker.count(36) in (3, 4)  # the first two are of the bootstrap address and of broker 1
+        if refuse:
+            refused.set()
+        return SaslAuthenticateResponse(
+            error_code=58 if refuse else 0,
+            error_message="expired" if refuse else None,
+            auth_bytes=b"",
+            session_lifetime_ms=1000,
+            version=request.API_VERSION,
+        )
+
+    broker = FakeBroker({17: handshake, 36: authenticate})
+    async with broker, KafkaClient(broker.address, security=SASL) as client:
+        await client.send(1, find())
+        before = broker.connections
+        await asyncio.wait_for(refused.wait(), 30)
+
+        async def again() -> bool:
+            with contextlib.suppress(BrokerError):
+                await client.send(1, find())
+            return broker.connections > before
+
+        await wait_until_async(again, 30)
+
+
+async def test_a_broker_that_knows_only_older_versions_requests_is_asked_again_in_one_of_them() -> None:
+    async with FakeBroker() as broker:
+        answer = broker.handlers[18]
+
+        def knows_v0(request: Any) -> Any:
+            if request.API_VERSION == 0:
+                return answer(request)
+            keys = [ApiVersionsResponse.ApiVersion(api_key=18, min_version=0, max_version=0)]
+            return ApiVersionsResponse(error_code=35, api_keys=keys, version=0)
+
+        broker.handlers[18] = knows_v0
+        async with KafkaClient(broker.address) as client:
+            await client.send(1, find())
+        versions = [seen.API_VERSION for seen in broker.seen if isinstance(seen, ApiVersionsRequest)]
+        assert versions[:2] == [ApiVersionsRequest.max_version, 0]
+
+
+async def test_a_closed_connection_takes_no_request() -> None:
+    connection = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None)
+    connection.close()
+    with pytest.raises(kafka_errors.KafkaConnectionError, match="broker:9092: connection closed"):
+        connection.send_request(find(), time.monotonic() + 1)
+    await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
+    assert connection.ready.exception() is not None
+
+
+async def test_waiting_for_a_socket_ends_with_data_or_with_the_time() -> None:
+    waits = _SocketWaits()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        with pytest.raises(kafka_errors.KafkaTimeoutError):
+            await waits.wait_read(ours, timeout_at=time.monotonic() + 0.02)
+        theirs.send(b"x")
+        await waits.wait_read(ours, timeout_at=time.monotonic() + 5)
+        assert ours.recv(1) == b"x"
+        await waits.wait_write(ours)

@@ -1,0 +1,35 @@
+"""A time limit that neither forgets a cancellation nor leaves something running."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from allocator.tasks import within
+
+
+async def test_a_cancellation_that_comes_with_the_result_is_not_forgotten() -> None:
+    result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(within(result, 5))
+    await asyncio.sleep(0)
+    result.set_result(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_what_takes_too_long_has_ended_when_the_timeout_is_raised() -> None:
+    ended = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(asyncio.TimeoutError):
+        await within(slow(), 0.01)
+    assert ended
+    with pytest.raises(ZeroDivisionError):
+        await within(asyncio.get_running_loop().run_in_executor(None, lambda: 1 // 0), None)

@@ -1,4 +1,8 @@
-"""kafka-python's errors in the words of `allocator.errors`."""
+"""What each error of a broker means here: its text, whether a retry helps, and the reaction to its code.
+
+Requests about groups and offsets have one table for each request, from error code to `GroupReaction`; the fetcher has
+one, to `FetchReaction`. The codes are those of https://kafka.apache.org/protocol#protocol_error_codes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from allocator.types import TopicPartition
 
 __all__ = [
     "COMMIT",
-    "FETCH",
+    "FETCH_REACTIONS",
     "FIND",
     "HEARTBEAT",
     "JOIN",
@@ -22,7 +26,7 @@ __all__ = [
     "KIP848_LEAVE",
     "LEAVE",
     "MEMBER_COMMIT",
-    "REACTIONS",
+    "OFFSET_FETCH",
     "SYNC",
     "FetchReaction",
     "GroupReaction",
@@ -60,7 +64,7 @@ REMEDIES: Final = (
 
 
 def describe(exc: BaseException) -> str:
-    """One line that a reader of a log understands, without the class names of two libraries around it."""
+    """The error as one line for a log, without the class names of two libraries."""
     text = str(exc.args[0]) if exc.args else ""
     text = re.sub(r"^\w+Error: ", "", text)  # kafka-python quotes one error in another
     if isinstance(exc, kafka_errors.BrokerResponseError):
@@ -74,9 +78,9 @@ def broker_error(exc: BaseException, where: str) -> AllocatorError:
     if isinstance(exc, AllocatorError):
         return exc
     if isinstance(exc, kafka_errors.Cancelled):
-        # we hung up ourselves: on a bootstrap address whose broker is known by now, or on one that moved
+        # this client closed it: a bootstrap address whose broker is known by now, or a broker that moved
         return BrokerError(f"{where}: the connection was closed under this request", retriable=True)
-    # kafka-python uses the broker's code 7 for its own timer as well; no answer arrived, so there is no code
+    # kafka-python uses code 7 of the broker for its own timer too; no response arrived, so there is no code
     timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
     code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None
     retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, (kafka_errors.UnknownBrokerIdError, OSError))
@@ -105,23 +109,24 @@ def _remedy(cause: str, tls: bool) -> str:
     )
 
 
-# -- reactions ----------
-# From an error code of a coordinator to what is done about it.
+# -- groups and offsets ------------------------------------------------------------------------------------------------
 
 
 class GroupReaction(enum.Enum):
+    """What a member, or a caller that commits or reads offsets, does next."""
+
     RETRY = "ask the same coordinator again after the back-off"
     REFIND = "find the coordinator again, then retry"
     DROP_METADATA = "retry at once without the metadata, which is too large"
     CHECK_TOPIC = "retry while the cluster has the partition; without it nothing can have been committed"
     FAIL = "tell the caller"
-    REJOIN = "still a member: join again, holding on to what is held where the assignor allows it"
-    LOST = "the group went on without us: what is held is lost; join again under the same member id"
-    RESET = "not a member any more: what is held is lost; forget the member id and join as a new member"
-    NEW_EPOCH = "still a member, under another epoch (KIP-848): the next heartbeat tells it, then retry"
-    TAKE_ID = "join again at once under the member id that came with the answer (KIP-394)"
-    FENCED = "another process runs under our instance id (KIP-345): what is held is lost; stop and tell the user"
-    DONE = "as good as success"
+    REJOIN = "still a member: join again, and keep the partitions where the assignor allows it"
+    LOST = "the group went on without this member: its partitions are lost; join again under the same member id"
+    RESET = "no longer a member: its partitions are lost; forget the member id and join as a new member"
+    NEW_EPOCH = "still a member, under another epoch (KIP-848): retry after the next heartbeat, which has it"
+    TAKE_ID = "join again at once under the member id of the response (KIP-394)"
+    FENCED = "another process has this instance id (KIP-345): the partitions are lost; stop and tell the user"
+    DONE = "the same as success"
 
 
 FIND = {
@@ -146,7 +151,7 @@ COMMIT = {
     28: GroupReaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
     29: GroupReaction.FAIL,  # may not read the topic
     30: GroupReaction.FAIL,  # may not use the group
-    35: GroupReaction.FAIL,  # a group of the next-generation protocol, and a request that is too old for it
+    35: GroupReaction.FAIL,  # a KIP-848 group, and a request that is too old for it
     42: GroupReaction.FAIL,
     69: GroupReaction.FAIL,
     82: GroupReaction.FAIL,
@@ -154,16 +159,16 @@ COMMIT = {
 }
 
 
-# as a member commits: with its generation and member id, which the broker compares with its own
+# A member commits with its generation and member id; the broker compares them with its own.
 MEMBER_COMMIT = {
     **COMMIT,
-    22: GroupReaction.LOST,  # unless a newer generation of ours still holds the partition, which then commits it
+    22: GroupReaction.LOST,  # unless this member holds the partition in a newer generation, which then commits it
     25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # refused until this member has synced; what it still holds then is committed then
-    69: GroupReaction.RESET,  # the group was deleted, and we with it
+    27: GroupReaction.REJOIN,  # refused until this member has synced; it then commits what it still holds
+    69: GroupReaction.RESET,  # the group was deleted
     82: GroupReaction.FENCED,
     110: GroupReaction.RESET,
-    113: GroupReaction.NEW_EPOCH,  # what is still held under the new epoch is committed under it
+    113: GroupReaction.NEW_EPOCH,  # the member commits the partitions that it still holds under the new epoch
 }
 
 
@@ -173,23 +178,23 @@ JOIN = {
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
     22: GroupReaction.LOST,
-    23: GroupReaction.FAIL,  # no assignor in common, or a group of another kind: somebody must change a setting
+    23: GroupReaction.FAIL,  # no common assignor, or a group of another protocol: a setting must change
     24: GroupReaction.FAIL,  # invalid group id
     25: GroupReaction.RESET,
-    26: GroupReaction.FAIL,  # session timeout outside of what the broker allows
+    26: GroupReaction.FAIL,  # the session timeout is outside the limits of the broker
     27: GroupReaction.RETRY,  # the coordinator could not store the group
     30: GroupReaction.FAIL,
     79: GroupReaction.TAKE_ID,
     81: GroupReaction.FAIL,  # the group is full
     82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,  # fenced member epoch: a group that is being moved to the next-generation protocol
-    111: GroupReaction.RETRY,  # the member that had our instance id is being removed
+    110: GroupReaction.RESET,  # fenced member epoch: a group that moves to KIP-848
+    111: GroupReaction.RETRY,  # the broker is removing the member that had this instance id
 }
 
 
 SYNC = {
     7: GroupReaction.REJOIN,
-    14: GroupReaction.REJOIN,  # the coordinator moved, and the generation may not be known where it is now
+    14: GroupReaction.REJOIN,  # the coordinator moved; the new one may not know the generation
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
     22: GroupReaction.LOST,
@@ -208,7 +213,7 @@ HEARTBEAT = {
     16: GroupReaction.REFIND,
     22: GroupReaction.LOST,
     25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # and it counts as a heartbeat: they must go on until the member joins again
+    27: GroupReaction.REJOIN,  # it counts as a heartbeat: heartbeats must go on until the member joins again
     30: GroupReaction.FAIL,
     82: GroupReaction.FENCED,
     110: GroupReaction.RESET,
@@ -224,21 +229,21 @@ LEAVE = {
 }
 
 
-# members of a group of the next-generation protocol send nothing else (KIP-848)
+# Members of a KIP-848 group send no other request about the group.
 KIP848_HEARTBEAT = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    25: GroupReaction.LOST,  # removed for its silence; it comes back under its own member id, with epoch 0
+    25: GroupReaction.LOST,  # removed for its silence; it joins again under its own member id, with epoch 0
     29: GroupReaction.FAIL,  # may not see one of its topics
     30: GroupReaction.FAIL,
     35: GroupReaction.FAIL,  # the protocol is disabled
     42: GroupReaction.FAIL,
-    69: GroupReaction.LOST,  # the group was deleted; when joining: it is a classic one that the broker does not move
-    81: GroupReaction.FAIL,  # the group is full; tried again, for a member may leave
+    69: GroupReaction.LOST,  # the group was deleted; when joining: a classic group that the broker does not convert
+    81: GroupReaction.FAIL,  # the group is full; the member tries again, as another one may leave
     82: GroupReaction.FENCED,
-    110: GroupReaction.LOST,  # fenced: it did not give up in time what it was told to, or its epoch is of another life
-    111: GroupReaction.RETRY,  # whoever has our instance id has to leave, or its session to end
+    110: GroupReaction.LOST,  # fenced: it released partitions too late, or its epoch is of an earlier join
+    111: GroupReaction.RETRY,  # the member with this instance id has to leave first, or its session to end
     112: GroupReaction.FAIL,  # no such server_assignor
     113: GroupReaction.NEW_EPOCH,
     128: GroupReaction.FAIL,  # the broker cannot read the pattern
@@ -256,7 +261,7 @@ KIP848_LEAVE = {
 }
 
 
-FETCH = {
+OFFSET_FETCH = {
     3: GroupReaction.CHECK_TOPIC,
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
@@ -274,32 +279,31 @@ FETCH = {
 
 
 def react(table: dict[int, GroupReaction], code: int) -> GroupReaction:
-    """For codes that no table names: those that kafka-python calls retriable are retried."""
+    """The reaction to `code`; for codes outside of `table`, RETRY if kafka-python calls them retriable, else FAIL."""
     if code in table:
         return table[code]
     return GroupReaction.RETRY if kafka_errors.for_code(code).retriable else GroupReaction.FAIL
 
 
-# -- reactions ----------
-# What each error code of a fetch answer leads to: one table.
+# -- fetching ----------------------------------------------------------------------------------------------------------
 
 
 class FetchReaction(enum.Enum):
-    """What the fetcher does about one partition, the others going on."""
+    """What the fetcher does about one partition. The others go on."""
 
     TAKE = "use the records"
     RETRY = "ask again after the back-off"
     REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
-    VALIDATE = "read the metadata, and compare the position with the log of the new leader before asking again"
+    VALIDATE = "read the metadata, and compare the position with the log of the new leader before the next fetch"
     RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
-    RAISE = "tell the consumer once, and ask again now and then, as the cause may be mended meanwhile"
-    HALT = "tell the consumer once, and leave the partition alone until it is sought or assigned anew"
+    RAISE = "tell the consumer once, and retry now and then, as an operator may remove the cause"
+    HALT = "tell the consumer once, and fetch the partition again only after a seek or a new assignment"
 
 
 CORRUPT_MESSAGE, TOPIC_AUTHORIZATION_FAILED = 2, 29
 
 
-REACTIONS: Final = {
+FETCH_REACTIONS: Final = {
     -1: FetchReaction.RETRY,  # UNKNOWN_SERVER_ERROR: seen while a broker starts or stops
     0: FetchReaction.TAKE,
     1: FetchReaction.RESET,  # OFFSET_OUT_OF_RANGE
@@ -319,28 +323,26 @@ REACTIONS: Final = {
     70: FetchReaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (and 71, 106): a new session was tried already
     71: FetchReaction.RETRY,  # INVALID_FETCH_SESSION_EPOCH
     72: FetchReaction.REFRESH,  # LISTENER_NOT_FOUND
-    74: FetchReaction.VALIDATE,  # FENCED_LEADER_EPOCH: we know an older leader than the broker does
-    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than we do, and will learn
+    74: FetchReaction.VALIDATE,  # FENCED_LEADER_EPOCH: the broker knows a newer leader than this client
+    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than this client, and will learn
     76: FetchReaction.HALT,  # UNSUPPORTED_COMPRESSION_TYPE
     78: FetchReaction.RETRY,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
     100: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_ID
     103: FetchReaction.REFRESH,  # INCONSISTENT_TOPIC_ID
     106: FetchReaction.RETRY,  # FETCH_SESSION_TOPIC_ID_ERROR
 }
-
-
-"""Codes that are not here: REFRESH if kafka-python holds them for retriable, else HALT."""
+"""Other codes: REFRESH if kafka-python calls them retriable, else HALT."""
 
 
 def reaction_to(code: int) -> FetchReaction:
-    found = REACTIONS.get(code)
+    found = FETCH_REACTIONS.get(code)
     if found is None:
         found = FetchReaction.REFRESH if for_code(code, "").retriable else FetchReaction.HALT
     return found
 
 
 def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
-    """What the consumer is told about `code`."""
+    """The error that the consumer raises for `code`."""
     if code == TOPIC_AUTHORIZATION_FAILED:
         return TopicAuthorizationFailed(tp.topic)
     if code == CORRUPT_MESSAGE:

@@ -11,7 +11,7 @@ from itertools import islice
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import FETCH, MEMBER_COMMIT, GroupReaction, for_code, react
+from allocator.client.errors import MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
 from allocator.offsets.commit_queue import MOST_PARTITIONS, CommitQueue, Offsets, PendingCommit
 from allocator.offsets.coordinator import Coordinator
@@ -200,7 +200,7 @@ class GroupOffsets:
                 found[tp] = committed._replace(metadata=metadata)
             if code == 0:
                 continue
-            reaction = react(FETCH, code)
+            reaction = react(OFFSET_FETCH, code)
             if reaction is GroupReaction.CHECK_TOPIC:
                 # v0 says this of every partition without an offset in ZooKeeper
                 if response.API_VERSION > 0:
@@ -234,7 +234,7 @@ class GroupOffsets:
 
     def _group_error(self, code: int, asker: Identity) -> BrokerError:
         error = for_code(code, f"group {self.group!r}")
-        reaction = react(FETCH, code)
+        reaction = react(OFFSET_FETCH, code)
         error.retriable = reaction is not GroupReaction.FAIL
         if reaction is GroupReaction.REFIND:
             self._coordinator.forget()

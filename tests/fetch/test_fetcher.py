@@ -10,7 +10,7 @@ from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
 from reading import collect, fetching, offsets, start_at, take, until
 
-from allocator.client.errors import REACTIONS, FetchReaction, reaction_to
+from allocator.client.errors import FETCH_REACTIONS, FetchReaction, reaction_to
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -275,7 +275,7 @@ async def test_a_moved_leader_is_found_by_its_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", sorted(c for c, r in REACTIONS.items() if r in (FetchReaction.RETRY, FetchReaction.REFRESH))
+    "code", sorted(c for c, r in FETCH_REACTIONS.items() if r in (FetchReaction.RETRY, FetchReaction.REFRESH))
 )
 async def test_passing_errors_are_ridden_out(code: int) -> None:
     cluster = FakeCluster()
@@ -286,10 +286,10 @@ async def test_passing_errors_are_ridden_out(code: int) -> None:
     async with fetching(cluster, state) as fetcher:
         seen = await collect(fetcher, state, 2)
     assert offsets(seen[A0]) == [0]
-    assert bool(cluster.refreshed) == (REACTIONS[code] is FetchReaction.REFRESH)
+    assert bool(cluster.refreshed) == (FETCH_REACTIONS[code] is FetchReaction.REFRESH)
 
 
-@pytest.mark.parametrize("code", sorted(c for c, r in REACTIONS.items() if r is FetchReaction.HALT))
+@pytest.mark.parametrize("code", sorted(c for c, r in FETCH_REACTIONS.items() if r is FetchReaction.HALT))
 async def test_lasting_errors_are_told_once_and_the_others_go_on(code: int) -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(A1)])

@@ -7,7 +7,6 @@ import pytest
 
 from allocator.client.errors import (
     COMMIT,
-    FETCH,
     FIND,
     HEARTBEAT,
     JOIN,
@@ -15,6 +14,7 @@ from allocator.client.errors import (
     KIP848_LEAVE,
     LEAVE,
     MEMBER_COMMIT,
+    OFFSET_FETCH,
     SYNC,
     GroupReaction,
     react,
@@ -43,11 +43,11 @@ CODES = sorted(
         (COMMIT, 28, GroupReaction.DROP_METADATA),
         (COMMIT, 29, GroupReaction.FAIL),
         (COMMIT, 30, GroupReaction.FAIL),
-        (FETCH, 3, GroupReaction.CHECK_TOPIC),
-        (FETCH, 14, GroupReaction.RETRY),
-        (FETCH, 16, GroupReaction.REFIND),
-        (FETCH, 30, GroupReaction.FAIL),
-        (FETCH, 88, GroupReaction.RETRY),
+        (OFFSET_FETCH, 3, GroupReaction.CHECK_TOPIC),
+        (OFFSET_FETCH, 14, GroupReaction.RETRY),
+        (OFFSET_FETCH, 16, GroupReaction.REFIND),
+        (OFFSET_FETCH, 30, GroupReaction.FAIL),
+        (OFFSET_FETCH, 88, GroupReaction.RETRY),
         (FIND, 15, GroupReaction.RETRY),
         (FIND, 24, GroupReaction.FAIL),
         (FIND, 30, GroupReaction.FAIL),
@@ -92,7 +92,7 @@ EXPECTED: dict[str, tuple[dict[int, GroupReaction], dict[GroupReaction, set[int]
         },
     ),
     "OffsetFetch": (
-        FETCH,
+        OFFSET_FETCH,
         {R.REFIND: {15, 16}, R.CHECK_TOPIC: {3}, R.NEW_EPOCH: {113}, R.RETRY: {25, 69, 88}},
     ),
     "ConsumerGroupHeartbeat": (

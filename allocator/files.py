@@ -58,10 +58,6 @@ def write_file(path: str | Path, data: str | bytes, *, mode: int | None = None, 
         os.close(directory)
 
 
-# -- files ----------
-# JSON in files that are there as a whole or not at all.
-
-
 def write_json(path: Path, value: Any) -> None:
     """Replaces `path`. When this returns it stands on the disk; whatever happens before, the file is as it was.
 

@@ -1,7 +1,7 @@
-"""Text and data that others wrote: znodes, brokers' answers, records, web requests.
+"""Quotes data of other programs in logs, errors and tables: znodes, broker responses, records, web requests.
 
-Before such a value enters a log line, an error or a terminal it goes through here: control characters could forge a
-line or steer a terminal, and a value of 60 MB would be copied into every place that shows the error.
+Control characters in such a value could forge a log line or control a terminal, and a value of 60 MB would be copied
+into every place that shows the error. So each value passes through a function of this module first.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import reprlib
 
 __all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "readable", "shown"]
 
-SHOWN = 80  # characters of one foreign value
+SHOWN = 80  # characters of one value
+SHOWN_ERROR = 300  # characters of an exception, which may quote a value
 
-
-SHOWN_ERROR = 300  # of an exception that may quote one
-
-
-# and what ends lines or turns the direction of writing round
+# control characters, line separators, and marks that change the direction of text
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxother = SHOWN
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """The text with control characters spelt out. `lines`: except for the ends of lines."""
+    """The text with control characters as escapes. `lines`: keep line feeds."""
 
     def spelt(found: re.Match[str]) -> str:
         return found[0] if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
@@ -32,13 +33,12 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def shown(value: object) -> str:
-    """How an error or a log line quotes a foreign value: in one line, and at most SHOWN characters of it.
+    """The value for an error or a log line: one line of at most SHOWN characters, SHOWN_ERROR for an exception.
 
-    Text and bytes are cut before they are quoted, so that it takes no longer for a large value. An exception, which
-    may quote one, gets SHOWN_ERROR characters.
+    Cuts text and bytes before it quotes them, so that a large value takes no longer.
     """
     if isinstance(value, BaseException):
-        # the repr of a UnicodeError has all that did not decode
+        # the repr of a UnicodeError holds the whole input
         text = plain(f"{type(value).__name__}({value})" if isinstance(value, UnicodeError) else repr(value))
         return text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "..."
     if isinstance(value, (str, bytes, bytearray)):
@@ -52,34 +52,21 @@ def shown(value: object) -> str:
 
 
 def os_cause(error: BaseException) -> str:
-    """Why the operating system did not connect, as a person says it: "Connection refused".
+    """The reason why a connection failed, in the words of the operating system: "Connection refused".
 
-    asyncio writes "[Errno 111] Connect call failed ('127.0.0.1', 9092)", once for each address that the host has.
+    asyncio writes "[Errno 111] Connect call failed ('127.0.0.1', 9092)", once for each address of the host.
     """
     causes = {os.strerror(int(number)) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
-    # a failed look-up has a negative number, which `strerror` does not know
+    # a failed name lookup has a negative number, which `strerror` does not know
     return ", ".join(sorted(causes)) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 
-_SHORT = reprlib.Repr()
-
-
-_SHORT.maxlevel = 3
-
-
-_SHORT.maxstring = _SHORT.maxother = SHOWN
-
-
-# -- readable ----------
-# Bytes of records, for people. Pure.
-
-
 def readable(data: bytes, most: int) -> str:
-    """One line of at most about `most` characters: UTF-8 where it is that, escapes where it is not or cannot be seen.
+    """Bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
 
-    What is cut off is told by the size of the whole.
+    A cut line ends with the size of the whole.
     """
-    # a character has at most four bytes: what is cut off here would not be shown
+    # a character has at most four bytes, so no shown character is cut off here
     text = data[: 4 * most].decode("utf-8", "backslashreplace")
     shown = ""
     for character in text:

@@ -1,4 +1,4 @@
-"""Tasks that have an owner: none outlives it, and no failure goes unheard."""
+"""Tasks with an owner: no task outlives its owner, and no failure is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BackgroundTasks:
                 await asyncio.wait(tuple(self._tasks))
             except asyncio.CancelledError:
                 cancelled = True
-                self._cancel()  # also what the tasks do at their end is cut short
+                self._cancel()  # cancels the clean-up of the tasks too
         self._closed = True
         if cancelled:
             raise asyncio.CancelledError
@@ -77,7 +77,7 @@ class TaskGroup(BackgroundTasks):
     the caller of `run` is cancelled, it gets CancelledError, and the failures are logged.
 
     Main is a task of its own and not the caller's: on Python 3.9 and 3.10 a task cannot tell a cancellation by its
-    scope from one that came from outside at the same time. This way only the scope cancels what the scope runs.
+    group from one that came from outside at the same time. This way only the group cancels its tasks.
     """
 
     def __init__(self) -> None:
@@ -122,24 +122,24 @@ class TaskGroup(BackgroundTasks):
         errors, self._errors = self._errors, []
         for error in errors:
             if error is not raised:
-                why = f"besides {raised!r}" if raised is not None else "while its scope was cancelled"
+                why = f"besides {raised!r}" if raised is not None else "while its task group was cancelled"
                 bug = None if isinstance(error, AllocatorError) else error
                 log.warning("a task failed %s: %r", why, error, exc_info=bug)
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
-    """Returns when the first of these has ended, and says for each whether it has; the others are cancelled.
+    """Wait until the first coroutine has ended, cancel the others, and tell for each whether it had ended.
 
-    Raises what one of them raised.
+    Raises the error of a coroutine that failed.
     """
-    scope = TaskGroup()
+    group = TaskGroup()
 
     async def wait() -> tuple[bool, ...]:
-        tasks = [scope.start(work) for work in works]
+        tasks = [group.start(work) for work in works]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tuple(task.done() for task in tasks)
 
-    return await scope.run(wait())
+    return await group.run(wait())
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
@@ -155,9 +155,9 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
 
 
 async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
-    """Whether `work` ends within `timeout_s` seconds (None: waits); if not, it is cancelled, and has ended as well.
+    """Whether `work` ends within `timeout_s` seconds (None: no limit); cancels it if not, or with the caller.
 
-    The same when the caller is cancelled. Whatever `work` ended with, its own cancellation included, is left in it.
+    `work` has ended in any case when this returns or raises. Its result or error stays in it.
     """
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -177,7 +177,7 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> boo
 
 
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
-    """Waits for an event up to `within_s` seconds (None: for ever) and says whether it came."""
+    """Wait for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
     if not event.is_set():
         try:
             await within(event.wait(), within_s)

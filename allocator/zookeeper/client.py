@@ -16,8 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import kazoo.exceptions as kazoo_errors
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, SessionExpiredError
-from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -27,6 +25,7 @@ from allocator.foreign import os_cause, shown
 from allocator.names import parse_ensemble
 from allocator.settings import DEFAULT
 from allocator.tasks import wait_for_event
+from allocator.zookeeper.handshake import Handshake
 from allocator.zookeeper.security import check_options, check_tls, hide_credentials
 
 __all__ = [
@@ -283,42 +282,29 @@ class ZooKeeper:
             **self._options,
         )
         self._client = client
-        self._adjust_timeouts(client)
+        self._handshake().install(client)
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 
-    def _adjust_timeouts(self, client: KazooClient) -> None:
-        # kazoo keeps the granted timeout to itself. It is noted before kazoo tells anyone that it is connected: a lease
-        # that counted with the longer one we asked for could outlive the session
-        connection = client._connection
-        # kazoo waits for one silent server as long as the session lasts, and it ends meanwhile: let it try three
-        handshake = _Handshake(client, self.requested_timeout_s / 3)
+    def _handshake(self) -> Handshake:
+        def granted(timeout_s: float, asked: float) -> None:
+            self.session_timeout_s = timeout_s
+            self.connected_at = asked
 
-        def invoke_and_note(timeout: float, request: Any, xid: Any = None) -> Any:
-            if not isinstance(request, Connect):
-                return handshake.invoke(timeout, request, xid)
-            asked = boot_clock()
-            over = asked - self._away_since >= self.session_timeout_s
-            answer = handshake.open(timeout, request, session_is_over=over)
-            if answer[0].time_out > 0:
-                self.session_timeout_s = answer[0].time_out / 1000.0
-                self.connected_at = asked
-            return answer
-
-        connection._invoke = invoke_and_note
-
-        def connect_sooner(*args: Any, **options: Any) -> Any:
-            if self._last_try == UNRESOLVED:
+        def tried(result: Exception | str) -> None:
+            if isinstance(result, Exception):
+                self._last_try = result
+            elif result == "accepted":
+                self._last_try = ACCEPTED
+            elif self._last_try == UNRESOLVED:
                 self._last_try = "no connection so far"  # an earlier cause says more than an attempt under way
-            try:
-                connected = handshake.connect(*args, **options)
-            except Exception as error:
-                self._last_try = error
-                raise
-            self._last_try = ACCEPTED
-            return connected
 
-        client.handler.create_connection = connect_sooner
+        return Handshake(
+            self.requested_timeout_s / 3,  # so that kazoo tries three servers before the session ends
+            session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
+            granted=granted,
+            tried=tried,
+        )
 
     def _from_kazoo(self, client: KazooClient, state: str) -> None:
         if state == KazooState.SUSPENDED:
@@ -478,60 +464,6 @@ class ZooKeeper:
             return await future
         finally:
             self._asked.discard(future)
-
-
-class _Handshake:
-    """Opens connections for one kazoo client, in kazoo's thread.
-
-    A server refuses a client that has seen newer data than it has: it closes the connection without a word, as one
-    does that has no quorum. If the ensemble lost its data, or got an old copy back, that never ends, and kazoo would
-    try for ever. So a session that has been without a connection for its whole timeout, and is over by our own clock,
-    is given up when a server refuses it, serves a new client, and refuses it again. A server without a quorum serves
-    nobody, so the session waits for it however long that takes; a server that lags behind its ensemble cannot end a
-    session that may still be alive.
-    """
-
-    def __init__(self, client: KazooClient, attempt_s: float) -> None:
-        self.invoke = client._connection._invoke
-        self._client = client
-        self._attempt_s = attempt_s
-        self._connect = client.handler.create_connection
-        self._where: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-
-    def connect(self, *args: Any, timeout: float, **options: Any) -> Any:
-        """A socket to one server; what kazoo gives is used again by `_again`."""
-        self._where = args, {**options, "timeout": min(timeout, self._attempt_s)}
-        return self._connect(*args, **self._where[1])
-
-    def open(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:
-        """The server's answer. Raises SessionExpiredError for a session that is given up."""
-        timeout = min(timeout, self._attempt_s)
-        try:
-            return self.invoke(timeout, request)
-        except ConnectionDropped:
-            if not request.session_id or not session_is_over:
-                raise
-        self._again()
-        # the shortest timeout there is, so that the server forgets this session soon
-        self.invoke(timeout, request._replace(last_zxid_seen=0, time_out=1, session_id=0, passwd=b"\0" * 16))
-        self._again()
-        try:
-            return self.invoke(timeout, request)
-        except ConnectionDropped:
-            log.error(
-                "ZooKeeper %s serves others and refuses this session: its data is older than what was read before, or "
-                "gone; opening a new session",
-                "{}:{}".format(*self._where[1].get("address", ("?", "?"))),
-            )
-            raise SessionExpiredError("the ensemble has lost data") from None
-
-    def _again(self) -> None:
-        connection = self._client._connection
-        connection._socket.close()
-        args, options = self._where
-        with connection._socket_error_handling():
-            connection._socket = self._connect(*args, **options)
-        connection._socket.setblocking(0)
 
 
 async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:

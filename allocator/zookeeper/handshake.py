@@ -1,0 +1,111 @@
+"""The one place that replaces a part of kazoo: how its client opens a connection and a session.
+
+kazoo keeps the granted session timeout to itself, waits for one silent server as long as the session lasts, and tries
+for ever to bring an old session to an ensemble that lost its data. None of the three can be set from outside. So
+`Handshake` puts its own functions in the place of two methods, `ConnectionHandler._invoke` and
+`handler.create_connection`, and uses `_socket` and `_socket_error_handling` of the connection. tests/zookeeper pins
+each of these names: a kazoo that changes one fails there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.protocol.serialization import Connect
+
+from allocator.clock import boot_clock
+
+__all__ = ["Handshake"]
+
+log = logging.getLogger(__name__)
+
+
+class Handshake:
+    """Opens connections for one kazoo client, in kazoo's thread.
+
+    A server refuses a client that has seen newer data than it has: it closes the connection without a response, as a
+    server without a quorum does. If the ensemble lost its data, or got an old copy back, that never ends. So this
+    gives up a session that had no connection for its whole timeout, when a server refuses it, serves a new client, and
+    refuses it again. A server without a quorum serves nobody, so the session waits for it, however long that takes; a
+    server that is behind its ensemble cannot end a session that may still be alive.
+
+    attempt_s: the limit of one attempt at one server. session_is_over: whether a session that asks at this time of
+    `boot_clock` had no connection for its whole timeout. granted: called with the timeout in seconds that the server
+    granted and the time of the request, before kazoo tells anyone that it is connected: a lease that counted with the
+    longer requested timeout could outlive the session. tried: called with "begun" at each attempt to connect, then
+    with "accepted" or with the error.
+    """
+
+    def __init__(
+        self,
+        attempt_s: float,
+        session_is_over: Callable[[float], bool],
+        granted: Callable[[float, float], None],
+        tried: Callable[[Exception | str], None],
+    ) -> None:
+        self._attempt_s = attempt_s
+        self._session_is_over = session_is_over
+        self._granted = granted
+        self._tried = tried
+        self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+
+    def install(self, client: KazooClient) -> None:
+        """Take over the connections of `client`, which has not started yet."""
+        self._connection = client._connection
+        self._kazoo_invoke = client._connection._invoke
+        self._kazoo_connect = client.handler.create_connection
+        client._connection._invoke = self._invoke
+        client.handler.create_connection = self._connect
+
+    def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
+        self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}
+        self._tried("begun")
+        try:
+            connected = self._kazoo_connect(*args, **self._connect_args[1])
+        except Exception as error:
+            self._tried(error)
+            raise
+        self._tried("accepted")
+        return connected
+
+    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        if not isinstance(request, Connect):
+            return self._kazoo_invoke(timeout, request, xid)
+        asked = boot_clock()
+        response = self._open_session(timeout, request, session_is_over=self._session_is_over(asked))
+        if response[0].time_out > 0:
+            self._granted(response[0].time_out / 1000.0, asked)
+        return response
+
+    def _open_session(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:
+        """The server's response. Raises SessionExpiredError to give up the session."""
+        timeout = min(timeout, self._attempt_s)
+        try:
+            return self._kazoo_invoke(timeout, request)
+        except ConnectionDropped:
+            if not request.session_id or not session_is_over:
+                raise
+        self._connect_again()
+        # the shortest timeout, so that the server soon forgets this session
+        self._kazoo_invoke(timeout, request._replace(last_zxid_seen=0, time_out=1, session_id=0, passwd=b"\0" * 16))
+        self._connect_again()
+        try:
+            return self._kazoo_invoke(timeout, request)
+        except ConnectionDropped:
+            log.error(
+                "ZooKeeper %s serves others and refuses this session: its data is older than what was read before, or "
+                "gone; opening a new session",
+                "{}:{}".format(*self._connect_args[1].get("address", ("?", "?"))),
+            )
+            raise SessionExpiredError("the ensemble has lost data") from None
+
+    def _connect_again(self) -> None:
+        self._connection._socket.close()
+        args, options = self._connect_args
+        with self._connection._socket_error_handling():
+            self._connection._socket = self._kazoo_connect(*args, **options)
+        self._connection._socket.setblocking(0)

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from importlib import import_module
-from typing import Any
+from allocator.deprecated import moved
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"import {name} from allocator.spark.skew: allocator.spark.skew_report is removed in 0.3"
-    warnings.warn(message, DeprecationWarning, 2)
-    return getattr(import_module("allocator.spark.skew"), name)
+__getattr__ = moved(__name__, "allocator.spark.skew")

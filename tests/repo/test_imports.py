@@ -25,6 +25,7 @@ SHARED = {
     "tracing",
     "record",
     "targets",
+    "deprecated",
     "traffic",
     "files",
     "_records",

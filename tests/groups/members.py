@@ -11,6 +11,7 @@ from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
+from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -195,3 +196,23 @@ def settled(members: Iterable[TestMember], topics: StaticTopics) -> bool:
         and set().union(*owned) == whole
         and max(map(len, owned)) - min(map(len, owned)) <= 1
     )
+
+
+class OneGroup:
+    """One group on one ZooKeeper, its topics, and the history of its members."""
+
+    settles_within_s = 20.0
+
+    def __init__(self, hosts: str, group: str, counts: dict[str, int]) -> None:
+        self.hosts, self.group = hosts, group
+        self.topics, self.history = StaticTopics(counts), History()
+        self.paths = Paths("/allocator", group)
+
+    async def settle(self, *members: TestMember, timeout_s: float | None = None) -> None:
+        await wait_until_async(
+            lambda: settled(members, self.topics),
+            self.settles_within_s if timeout_s is None else timeout_s,
+            lambda: f"every partition to be owned once: {[len(m.owned) for m in members]}",
+            interval_s=0.005,
+        )
+        assert self.history.overlaps() == []

@@ -11,20 +11,18 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from members import History, StaticTopics, TestMember, everything, settled
+from members import OneGroup, TestMember, everything
 
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Paths
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim
 from allocator.testing import wait_until_async
 from allocator.zookeeper.client import NoZnode, SessionState, ZooKeeper
 
 
-class Pain:
+class Pain(OneGroup):
     """One group on one ZooKeeper."""
 
     def __init__(self, hosts: str, group: str) -> None:
-        self.hosts, self.group = hosts, group
-        self.topics, self.history = StaticTopics({"t": 12}), History()
-        self.paths = Paths("/allocator", group)
+        super().__init__(hosts, group, {"t": 12})
 
     def member(self, name: str, session_timeout_s: float = 2.0) -> TestMember:
         return TestMember(
@@ -45,15 +43,6 @@ class Pain:
             yield zk
         finally:
             await zk.close()
-
-    async def settle(self, *members: TestMember, timeout_s: float = 20.0) -> None:
-        await wait_until_async(
-            lambda: settled(members, self.topics),
-            timeout_s,
-            lambda: f"every partition to be owned once: {[len(m.owned) for m in members]}",
-            interval_s=0.005,
-        )
-        assert self.history.overlaps() == []
 
 
 @pytest.fixture

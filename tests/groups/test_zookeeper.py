@@ -12,25 +12,24 @@ import textwrap
 from collections.abc import AsyncIterator
 
 import pytest
-from members import History, StaticTopics, TestMember, everything, settled
+from members import History, OneGroup, StaticTopics, TestMember, everything
 
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
 from allocator.groups.describe import describe, list_groups
 from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Paths
+from allocator.groups.zookeeper.znodes import AssignmentDocument
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 
-class Bench:
+class Bench(OneGroup):
     """One group under test."""
 
+    settles_within_s = 15.0
+
     def __init__(self, hosts: str, group: str, **counts: int) -> None:
-        self.hosts, self.group = hosts, group
-        self.topics = StaticTopics(counts or {"t": 24})
-        self.history = History()
-        self.paths = Paths("/allocator", group)
+        super().__init__(hosts, group, counts or {"t": 24})
 
     def member(self, name: str, **options: object) -> TestMember:
         return TestMember(self.hosts, self.group, name, self.topics, self.history, **options)
@@ -48,15 +47,6 @@ class Bench:
             yield Store(zk, self.paths)
         finally:
             await zk.close()
-
-    async def settle(self, *members: TestMember, timeout_s: float = 15.0) -> None:
-        await wait_until_async(
-            lambda: settled(members, self.topics),
-            timeout_s,
-            lambda: f"every partition to be owned once: {[len(m.owned) for m in members]}",
-            interval_s=0.005,
-        )
-        assert self.history.overlaps() == []
 
 
 @pytest.fixture

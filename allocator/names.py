@@ -20,7 +20,7 @@ __all__ = [
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
 GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
-"""A name of one znode. "." and ".." match it and are not allowed."""
+"""A group name has to be a valid znode name. The pattern matches "." and ".." too; `check_group` refuses them."""
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # brokers write them before their own addresses

@@ -58,12 +58,12 @@ class FlowKind(NamedTuple):
     """Partitions that are alike."""
 
     members: Sequence[int]
-    """Indices of the members that may take them."""
+    """Indices of the members that may get partitions of this kind."""
     size: int
     own: Sequence[int]
-    """How many of them each of `members` has now; together at most `size`."""
+    """Number of these partitions that each of `members` has now; at most `size` in total."""
     costs: Sequence[int] | None = None
-    """Cost of one of them at each of `members`, also if the member has it now; None: 0."""
+    """Cost of one partition of this kind at each of `members`, also at the member that has it now. None: no costs."""
 
 
 def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -> list[list[int]]:

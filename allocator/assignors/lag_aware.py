@@ -100,7 +100,7 @@ class _Plan:
         self._clear()
 
     def fresh(self) -> int:
-        """Assign everything anew; returns the load of the busiest member."""
+        """Assign all partitions from an empty assignment. Returns the load of the busiest member."""
         self._clear()
         self._place(self._order)
         return max(self.loads, default=0)

@@ -178,7 +178,7 @@ _Forgotten: Final = FetchRequest.ForgottenTopic
 
 
 class Wanted(NamedTuple):
-    """What is asked of one partition. Without knowing better, `leader_epoch` is -1 and `topic_id` None."""
+    """The request for one partition. An unknown `leader_epoch` is -1, an unknown `topic_id` None."""
 
     offset: int
     size: int
@@ -299,7 +299,7 @@ class FetchSession:
         forgotten = {
             tp: each
             for tp, each in known.items()
-            # a topic that was made anew under its name is another one
+            # a topic that was deleted and created again is another topic
             if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
         }
         return Turn((self._id, self._epoch), changed, forgotten, newest)

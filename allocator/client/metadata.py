@@ -206,12 +206,12 @@ class Refresher:
                 _fail(current, Closed("this Kafka client was closed"))
                 raise
             except Exception as exc:
-                # an error that is no AllocatorError is a bug of ours: those who wait hear of it, the rounds go on
+                # another error than an AllocatorError is a bug here: waiting callers get it, and the rounds go on
                 trace = None if isinstance(exc, AllocatorError) else exc
                 log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
                 failing = True
                 _fail(current, exc)
-                # whoever asks again at once is not served more often than this
+                # callers that retry at once cause at most one request in this time
                 await asyncio.sleep(self._retry_backoff_s)
             else:
                 failing = False

@@ -345,7 +345,7 @@ class GroupedConsumer(BaseConsumer):
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def determine_coordinator(self) -> asyncio.Future[Any]:
-        """Finds the coordinator anew; raises NoOffsetsError when it is refused."""
+        """Looks the coordinator up again; raises NoOffsetsError when it is refused."""
         self._must_be_connected()
         return asyncio.ensure_future(self._engine.offsets.find())
 

@@ -257,7 +257,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
         self._pause_s = 0.0
 
     def rejoin(self, why: str) -> None:
-        """The leader notices by itself when a new assignment is due."""
+        """Does nothing: on ZooKeeper the leader detects every change that needs a new assignment."""
 
     async def leave(self) -> None:
         self._stop_timer()

@@ -92,7 +92,7 @@ class ConsumerGroupConfig:
 
     @property
     def topic_poll_s(self) -> float:
-        """How often this member looks for new partitions when it leads."""
+        """Seconds between two reads of the partition counts, while this member leads the group."""
         return min(TOPIC_POLL_S, self.partition_watch_interval_s) if self.watch_partition_changes else TOPIC_POLL_S
 
     @property

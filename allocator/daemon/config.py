@@ -118,7 +118,7 @@ class ZooKeeperSection:
     )
 
     def options(self) -> dict[str, Any]:
-        """Authentication and TLS, as kazoo names them."""
+        """The settings for authentication and TLS, under the names that kazoo uses."""
         options: dict[str, Any] = {name: getattr(self, name) for name in _TLS if getattr(self, name) is not None}
         if self.tls:
             options["use_ssl"] = True

@@ -192,7 +192,7 @@ class BrokerFetchers:
     # -- called by the fetcher
 
     def halt(self, tp: TopicPartition) -> None:
-        """Fetch no more of a partition until it is sought, and forget what is queued."""
+        """Stop fetching a partition until the next seek, and drop its buffered records."""
         buffer = self._buffers.get(tp)
         if buffer is not None:
             buffer.clear()
@@ -350,7 +350,7 @@ class BrokerFetchers:
         return fetchable
 
     def _check_topic_ids(self, partitions: Iterable[TopicPartition]) -> None:
-        """Report positions whose topic was deleted and created again meanwhile (brokers from 2.8)."""
+        """Report the positions of topics that were deleted and created again (brokers from 2.8)."""
         for tp in partitions:
             found = self._client.topic_id(tp.topic)
             if found is None or found in self._former.get(tp.topic, ()):

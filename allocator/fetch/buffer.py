@@ -54,7 +54,7 @@ class Failure:
 
 
 class PartitionBuffer:
-    """One assigned partition under one epoch: the next offset to fetch, and what was fetched but not delivered.
+    """One assigned partition in one epoch: the next offset to fetch, and the fetched, undelivered records.
 
     Guarantee: records come out in the order of offsets, errors in their place, and `budget` counts the bytes. A seek,
     reset or reassignment creates a new buffer, so the response to a request of the old one is dropped.
@@ -111,17 +111,17 @@ class PartitionBuffer:
             self._hold(-first.size)
 
     def halt(self, what: OutOfRange | Failure) -> None:
-        """Fetch no more; `what` takes effect after what is queued."""
+        """Stop fetching. `what` takes effect after delivery of the buffered records."""
         self.halted = True
         self.queue.append(what)
 
     def clear(self) -> None:
-        """Forget what is queued."""
+        """Drop the buffered records."""
         self.queue.clear()
         self._hold(-self.held)
 
     def rewind(self) -> int:
-        """Forget what is queued and fetch it again when there is room. Returns the freed bytes."""
+        """Drop the buffered records; the fetcher gets them again when there is room. Returns the freed bytes."""
         freed = self.held
         for item in self.queue:
             if isinstance(item, Chunk):

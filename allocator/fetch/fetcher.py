@@ -154,7 +154,7 @@ class Fetcher:
         return self._budget.held
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch of any fetchable partition, each in turn; None if there is none within `timeout_s`.
+        """The next batch; the fetchable partitions take turns. None if no batch comes within `timeout_s` seconds.
 
         0 does not wait, None waits for ever. It changes no position: call
         `state.update_position(tp, batch.next_offset)` when taking the batch, or when done with it at the latest.

@@ -65,7 +65,7 @@ class GroupState:
     problems: tuple[str, ...] = field(default=())
     """What is wrong with the znodes, or what the leader reports."""
     coordinated: Coordinated | None = None
-    """None: the group stands in ZooKeeper. Else there is no document, and nobody is told who leads."""
+    """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
     @property
     def leader(self) -> str | None:
@@ -98,7 +98,7 @@ class GroupState:
 
     @cached_property
     def assigned(self) -> Partitions:
-        """Every partition that the assignment gives to somebody, now or as soon as it is released."""
+        """Every partition that a member has, or gets as soon as another member releases it."""
         if self.document is None:
             return frozenset()
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())

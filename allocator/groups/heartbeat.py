@@ -37,7 +37,7 @@ class HeartbeatTimer:
         self._due = float("-inf")
 
     def reset_session_timeout(self) -> None:
-        """Starts the session timeout and the interval anew. Caller: a join, a newly found coordinator."""
+        """Restart the session timeout and the interval. Caller: a join, or a new coordinator."""
         self.last_received = self.clock()
         self._due = self.last_received + self.interval_s
 

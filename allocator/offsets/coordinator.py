@@ -68,7 +68,7 @@ class Coordinator:
     async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
         """The coordinator's response to `request`, within `patience_s` of sending it.
 
-        Raises `BrokerError`; then the next request finds the coordinator anew.
+        Raises `BrokerError`; then the next request looks the coordinator up again.
         """
         node = await self.find(deadline)
         measures = self._client.measures

@@ -105,7 +105,7 @@ class GroupOffsets:
         return self._coordinator.node
 
     async def find(self) -> int | None:
-        """Finds the coordinator anew; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
+        """Looks the coordinator up again; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
         self._coordinator.forget()
         try:
             return await self._coordinator.find(time.monotonic() + self._timeout_s)

@@ -128,7 +128,10 @@ class StartOrEnd:
     times: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition) -> tuple[str, Any]:
-        """("offset", n), ("time", ms) or ("word", EARLIEST ...); ("", None) for a partition without an entry."""
+        """The kind of the entry of a partition, and its value: an offset, a time in milliseconds, or a word.
+
+        The kinds are "offset", "time" and "word". A partition without an entry gives ("", None).
+        """
         if tp in self.times:
             return "time", self.times[tp]
         where = self.each.get(tp, self.everywhere)

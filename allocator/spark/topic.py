@@ -30,7 +30,7 @@ class Extent:
     cluster: Optional[str]
     """The cluster's id; None before Kafka 0.10.1."""
     topic_id: Optional[str]
-    """Another one when a topic is deleted and made anew; None before Kafka 2.8."""
+    """The id changes when a topic is deleted and created again. None before Kafka 2.8."""
     log: Mapping[int, tuple[int, int]]
     """Partition -> its first offset, and the one after its last."""
     chosen: Mapping[int, tuple[int, int]]

@@ -227,7 +227,7 @@ class TopicPartitionState:
     def doubt_position(self, current_leader_epoch: int | None) -> bool:
         """Close the gate if the leader is older than the last record read. Returns whether it was closed now.
 
-        Either the metadata is old, or the topic was created anew: the leader's log tells.
+        Either the metadata is old, or the topic was created again: the leader's log tells.
         """
         if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False

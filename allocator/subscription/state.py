@@ -44,7 +44,7 @@ class Choice:
         """Choose topics by name or by regular expression (matched at the start of the name), replacing what was.
 
         The assignment stays until the next rebalance changes it; the listener is replaced too, by None as well.
-        Partitions are shared out anew when a topic appears, goes or gets partitions, and when members come or go.
+        The group rebalances when a topic appears, goes or gets partitions, and when members come or go.
 
         Raises `ConfigError` (a `ValueError`) for neither or a bad name or expression, `OutOfTurn` for both or after
         `assign_from_user`, `TypeError` for topics that are no list or a listener that is none.
@@ -72,7 +72,7 @@ class Choice:
         self.rebalance_listener = listener
 
     def change_subscription(self, topics: str | Iterable[str]) -> None:
-        """Replace the topics, within the kind of subscription that there is. Caller: consumer, metadata watcher.
+        """Replace the topics; the kind of subscription stays. Caller: consumer, metadata watcher.
 
         Raises `OutOfTurn` without a subscription, `TypeError` or `ConfigError` (a `ValueError`) for a bad name.
         """

@@ -152,7 +152,7 @@ class Cluster(ABC):
         topics = self._topics()
         topics.delete(name)
         if timeout_s:
-            # the brokers forget it before its znode goes, and till then it cannot be created anew
+            # the brokers forget it before its znode goes, and until then it cannot be created again
             wait_until(
                 lambda: all(name not in known.topics for known in self.metadata()) and not topics.exists(name),
                 timeout_s,

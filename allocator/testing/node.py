@@ -240,7 +240,7 @@ class Node:
         return "\n".join(parts) or f"--- {self.kind} {self.id} has logged nothing"
 
     def close(self) -> None:
-        """Kill the process if it runs; `start` begins anew."""
+        """Kill the process if it runs; `start` starts it again."""
         process, self._process = self._process, None
         self.paused = False
         if process is not None:

@@ -131,7 +131,7 @@ def _api_of(version: str) -> int:
 
 
 class _Link:
-    """The connections to the leaders of one topic, found anew when they fail."""
+    """The connections to the leaders of one topic, looked up again when they fail."""
 
     def __init__(self, bootstrap: str, topic: str, timeout_s: float) -> None:
         self._bootstrap, self._topic, self._timeout_s = bootstrap, topic, timeout_s

@@ -165,8 +165,10 @@ class GroupCoordinator(KafkaGroup):
         return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
 
     def request_rejoin(self, why: str) -> None:
-        """The offer of this member has changed, or the assignment should be computed anew. May be called at any time:
-        during a rebalance, another one follows."""
+        """Join again, because the subscription of this member changed or the group needs a new assignment.
+
+        You can call it at any time; during a rebalance, another rebalance follows.
+        """
         if self._rejoin is None:
             self._rejoin = why
             self._poke()
@@ -430,7 +432,7 @@ class GroupCoordinator(KafkaGroup):
             log.warning("%s: the coordinator acknowledged nothing for a whole session timeout", self.group)
             self._coordinator.forget()
         me, started = self._me, self.heartbeat.sent_heartbeat()
-        # if the coordinator hangs, two thirds of the session remain to find its successor
+        # wait for a third of the session: if the coordinator hangs, the rest is enough to find its successor
         deadline = time.monotonic() + self._settings.session_timeout_s / 3
         response = await self._coordinator.ask(heartbeat_request(self.group, me), deadline)
         if me == self._me and self._keeps_alive():  # else the response is about a generation that is over

@@ -87,7 +87,7 @@ def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
         user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
         version = 0 if me.rack is None else NEWEST
         return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
-    # Java leaders from 2.8 to 3.3 read only this generation, and reassign at once what is claimed under an older one
+    # Java leaders from 2.8 to 3.3 read only this generation; they reassign partitions of an older one at once
     user_data = generation_data(me.generation) if name in COMMON else _described(me)
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
 

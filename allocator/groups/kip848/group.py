@@ -234,7 +234,7 @@ class Kip848Group(KafkaGroup):
 
     async def _release(self, signals: Signals, revoked: IdPartitions) -> None:
         await unless(self._participant.release(revoked), signals.lost)
-        # partitions that were assigned to us again in the meantime are ours, and have to be started anew
+        # partitions that this member got again in the meantime start again
         self._owned = (self._owned - revoked) | (self._assigned or NONE)
         self._reached = None
 
@@ -299,7 +299,7 @@ class Kip848Group(KafkaGroup):
         await self._coordinator.find(time.monotonic() + PATIENCE_S)
         epoch, assigned, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
-        # if the coordinator hangs, two thirds of the session remain to find its successor
+        # wait for a third of the session: if the coordinator hangs, the rest is enough to find its successor
         patience_s = PATIENCE_S if self._session_s is None else min(PATIENCE_S, self._session_s / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
@@ -340,7 +340,7 @@ class Kip848Group(KafkaGroup):
             self._poke()
 
     async def _ask_session_timeout(self) -> None:
-        """Asks the broker, which needs the right to DESCRIBE_CONFIGS on the group: heartbeats do not tell it."""
+        """Ask the broker for the session timeout: heartbeats do not have it. Needs DESCRIBE_CONFIGS on the group."""
         now, first = self.heartbeat.clock(), self._session_asked == float("-inf")
         if now < self._session_asked + SESSION_ASKED_EVERY_S:
             return

@@ -55,7 +55,7 @@ class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__):  # type:
 
 
 class IdPartition(NamedTuple):
-    """A partition by the id of its topic: a topic that was deleted and created anew has another id."""
+    """A partition by the id of its topic: a topic that was deleted and created again has another id."""
 
     topic_id: uuid.UUID
     partition: int

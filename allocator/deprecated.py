@@ -1,4 +1,4 @@
-"""Former names of modules, which work until 0.3 and warn."""
+"""Former names of modules and methods: they work until 0.3, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["moved"]
+__all__ = ["moved", "warn_renamed"]
 
 
 def moved(former: str, now: str, gone: Mapping[str, tuple[Any, str]] | None = None) -> Callable[[str], Any]:
@@ -28,3 +28,8 @@ def moved(former: str, now: str, gone: Mapping[str, tuple[Any, str]] | None = No
         return getattr(import_module(now), name)
 
     return get
+
+
+def warn_renamed(former: str, now: str) -> None:
+    """Warns the caller of method `former` that it is called `now`."""
+    warnings.warn(f"call {now}: {former} is removed in 0.3", DeprecationWarning, 3)

@@ -13,6 +13,7 @@ from allocator.consumer.core import ConsumerCore
 from allocator.consumer.measures import lags, reference_metrics
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.reading import Reading
+from allocator.deprecated import warn_renamed
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.groups.names import default_client_id
@@ -253,17 +254,24 @@ class Consumer:
             return
         await self._engine.commit(as_offsets(offsets))
 
-    def commit_soon(
+    def commit_async(
         self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """As `commit`, without waiting: takes effect in the order of the calls, and `close` waits for it.
+        """Like `commit`, but returns at once. Commits keep the order of the calls, and `close` waits for them.
 
-        `callback(offsets, error)` is called once it is decided, with None for no error; without a callback an error is
-        logged. Raises NotOwned, and CommitFailed when the lease has lapsed.
+        When the commit has succeeded or failed, `callback(offsets, error)` is called; `error` is None on success.
+        Without a callback, an error is logged. Raises NotOwned, and CommitFailed when the lease has expired.
         """
         if offsets is None:
             offsets = self._engine.progress.uncommitted(in_hand=True)
-        self._engine.commit_soon(as_offsets(offsets), callback)
+        self._engine.commit_async(as_offsets(offsets), callback)
+
+    def commit_soon(
+        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """The former name of `commit_async`. It warns, and is removed in 0.3."""
+        warn_renamed("Consumer.commit_soon", "commit_async")
+        self.commit_async(offsets, callback)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """What the group has committed, asked of the coordinator; None if nothing. Need not be owned.

@@ -420,8 +420,8 @@ class ConsumerCore:
             # only now: a partition that is to move is released when it is done, and the commit comes before
             self.progress.finish_up_to(offsets)
 
-    def commit_soon(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
-        """As `commit`, without waiting: it has its place in the order when this returns, and `close` waits for it."""
+    def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
+        """Like `commit`, but returns at once, with its place in the order of commits. `close` waits for it."""
         group = self.offsets
         if offsets:
             task = group.commit_async(self._to_send(offsets), lambda _, error: self._decided(callback, offsets, error))

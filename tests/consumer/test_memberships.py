@@ -293,13 +293,13 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
     async with service.consumer(auto_commit_interval_s=None) as consumer:
         await owns(consumer, 4)
         for offset in range(1, 51):
-            consumer.commit_soon({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
+            consumer.commit_async({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
         await wait_until_async(lambda: len(told) == 50, 30, "the callbacks")
         assert told == [(offset, None) for offset in range(1, 51)]
         assert await consumer.committed(partition) == OffsetAndMetadata(50, "mine", -1)
         with pytest.raises(NotOwned):
-            consumer.commit_soon({TopicPartition("other", 0): 1})
-        consumer.commit_soon({partition: 60})
+            consumer.commit_async({TopicPartition("other", 0): 1})
+        consumer.commit_async({partition: 60})
     async with service.consumer(auto_commit_interval_s=None) as again:
         committed = await again.committed(partition)
         assert committed is not None

@@ -380,7 +380,7 @@ async def test_committed_metadata_is_what_the_user_wrote(service: Service, membe
             assert committed[:2] == expected
             assert repr(committed).startswith("OffsetAndMetadata(")
         told: list[Any] = []
-        consumer.commit_soon({theirs: 3}, lambda offsets, error: told.append((offsets, error)))
+        consumer.commit_async({theirs: 3}, lambda offsets, error: told.append((offsets, error)))
         await wait_until_async(lambda: told, 20, "the callback")
         assert told == [({service.zero: (3, "", -1)}, None)]
         # what is read after the last commit, without offsets

@@ -1,10 +1,13 @@
-"""Former names of modules: they work until 0.3, and say what to import instead."""
+"""Former names of modules and methods: they work until 0.3, and their warnings give the new names."""
 
 from __future__ import annotations
 
 import importlib
 
 import pytest
+
+from allocator import Consumer
+from allocator.types import TopicPartition
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,15 @@ def test_share_is_the_frozenset_that_assignors_return() -> None:
     module = importlib.import_module("allocator.assign")
     with pytest.warns(DeprecationWarning, match=r"allocator\.assign\.Share is removed in 0\.3$"):
         assert module.Share is frozenset
+
+
+def test_commit_soon_calls_commit_async_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(Consumer, "commit_async", lambda _, *arguments: calls.append(arguments))
+    consumer = Consumer("orders", brokers="b:9092", group="g", membership="kafka")
+    offsets = {TopicPartition("orders", 0): 7}
+    text = r"^call commit_async: Consumer\.commit_soon is removed in 0\.3$"
+    with pytest.warns(DeprecationWarning, match=text) as warned:
+        consumer.commit_soon(offsets, print)
+    assert calls == [(offsets, print)]
+    assert warned[0].filename == __file__

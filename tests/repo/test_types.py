@@ -60,7 +60,7 @@ async def serve(membership: MembershipName) -> int:
         batch: Batch | None = await consumer.getbatch(1.0)
         record: Record | None = await consumer.getone()
         for partition, records in (await consumer.getmany(0, max_records=5)).items():
-            consumer.commit_soon({partition: records[-1].offset + 1}, done)
+            consumer.commit_async({partition: records[-1].offset + 1}, done)
         consumer.assign([("a", 0), TopicPartition("a", 1)])
         consumer.pause(consumer.assignment())
         ends: dict[TopicPartition, int] = await consumer.end_offsets(consumer.assignment())

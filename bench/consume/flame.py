@@ -129,9 +129,9 @@ def main() -> None:
     parser.add_argument("--contender", choices=[name for name in CONTENDERS if name[:4] == "ours"], required=True)
     parser.add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
-    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+    spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if spy is None:
-        parser.error("py-spy is not there; pip install py-spy")
+        parser.error("py-spy is not installed; run: pip install py-spy")
     with LocalCluster(kafka="3.9.1", heap="1g") as cluster, tempfile.TemporaryDirectory() as directory:
         cluster.create_topic("flame", PARTITIONS)
         fill(cluster.bootstrap, "flame", PARTITIONS, RECORDS, SIZE, "none")

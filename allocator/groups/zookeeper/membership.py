@@ -32,6 +32,7 @@ from allocator.groups.names import member_name
 from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
+from allocator.groups.zookeeper.orders import KINDS
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
 from allocator.measures import Measures
@@ -107,6 +108,7 @@ class ZooKeeperMembership(SessionMembership):
             rack=settings.rack,
             strategies=tuple(self._assignors),
             pid=os.getpid(),
+            orders=tuple(KINDS),
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._tried = False  # to register

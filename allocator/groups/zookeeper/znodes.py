@@ -4,6 +4,7 @@
     <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
+    <root>/<group>/orders          persistent            JSON: the orders of operators (`orders`); by compare-and-set
 
 Reading checks everything. A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more
 than a bounded amount of memory.
@@ -20,9 +21,18 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from allocator.errors import AllocatorError, ConfigError, MissingExtra
-from allocator.foreign import plain, shown
+from allocator.errors import ConfigError, MissingExtra
+from allocator.foreign import shown
 from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.checked import (
+    FORMAT,
+    InvalidZnode,
+    check_mapping,
+    check_number,
+    check_text,
+    check_texts,
+    parse_object,
+)
 from allocator.names import check_group, check_path
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -31,28 +41,14 @@ __all__ = ["AssignmentDocument", "Claim", "InflateBudget", "InvalidZnode", "Memb
 Counts = Callable[[str], "int | None"]
 """How many partitions a topic has, None where that is not known."""
 
-FORMAT = 1
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
-# The following limits bound the memory that a hostile znode can cost. A group of 1 000 members, 1 000 topics and
-# 1 000 000 partitions stays below each, even while all of them move
+# The following limits, and those of `checked`, bound the memory that a hostile znode can cost. A group of 1 000
+# members, 1 000 topics and 1 000 000 partitions stays below each, even while all of them move
 INFLATED_BYTES = 64_000_000
-MAX_STRINGS = 4_100_000  # names of topics and ranges
-MAX_NUMBERS = 200_000  # a few for each member are ours
-LONGEST_NUMBER = 40  # digits; millions of them take minutes to read
-MAX_CONTAINERS = 200_000  # a few for each member are ours. Millions take the parser many seconds
 MAX_PARTITIONS = 1_000_000  # that members hold in one group; as many again may be promised
 SMALL_BYTES = 100_000  # inflated; what is larger, or has more partitions than SMALL_PARTITIONS, takes long to decode
 SMALL_PARTITIONS = 20_000
-
-
-class InvalidZnode(AllocatorError):
-    """A znode holds data that no version of this library writes. `version` is the version of that data, if known."""
-
-    version = -1
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"znode {plain(path)} is not readable: {why}; delete it if nothing else owns it")
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,10 @@ class Paths:
     @property
     def shards(self) -> str:
         return f"{self.base}/shards"
+
+    @property
+    def orders(self) -> str:
+        return f"{self.base}/orders"
 
     def member(self, member: str) -> str:
         return f"{self.members}/{member}"
@@ -123,6 +123,8 @@ class MemberInfo:
     """None of members of versions that did not say it, as is `session_timeout_s`."""
     session_timeout_s: float | None = None
     """After so long without a word from the member, ZooKeeper takes it for dead."""
+    orders: tuple[str, ...] = ()
+    """The kinds of orders that the member knows; none of members of versions that had no orders."""
 
     def encode(self) -> bytes:
         """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
@@ -140,6 +142,7 @@ class MemberInfo:
                 "strategies": list(self.strategies),
                 "pid": self.pid,
                 "session_timeout_s": self.session_timeout_s,
+                "orders": list(self.orders),
             },
             separators=(",", ":"),
         ).encode()
@@ -154,12 +157,12 @@ class MemberInfo:
     def decode(cls, path: str, data: bytes) -> MemberInfo:
         if len(data) > MEMBER_BYTES:
             raise InvalidZnode(path, f"{len(data)} bytes")
-        doc = _object(path, data)
+        doc = parse_object(path, data)
         pattern, rack = doc.get("pattern"), doc.get("rack")
         weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
         if pattern is not None:
             try:
-                topic_pattern(_text(path, "pattern", pattern))
+                topic_pattern(check_text(path, "pattern", pattern))
             except (ConfigError, MissingExtra) as error:
                 raise InvalidZnode(path, str(error)) from error
         if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
@@ -167,15 +170,16 @@ class MemberInfo:
         if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
             raise InvalidZnode(path, f"session_timeout_s {shown(session_s)}")
         return cls(
-            name=_text(path, "name", doc.get("name")),
-            host=_text(path, "host", doc.get("host")),
-            topics=frozenset(_texts(path, "topics", doc.get("topics"))),
+            name=check_text(path, "name", doc.get("name")),
+            host=check_text(path, "host", doc.get("host")),
+            topics=frozenset(check_texts(path, "topics", doc.get("topics"))),
             pattern=pattern,
             weight=float(weight),
-            rack=None if rack is None else _text(path, "rack", rack),
-            strategies=tuple(_texts(path, "strategies", doc.get("strategies"))),
-            pid=None if pid is None else _number(path, "pid", pid),
+            rack=None if rack is None else check_text(path, "rack", rack),
+            strategies=tuple(check_texts(path, "strategies", doc.get("strategies"))),
+            pid=None if pid is None else check_number(path, "pid", pid),
             session_timeout_s=session_s,
+            orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
         )
 
 
@@ -205,12 +209,12 @@ class Claim:
         budget = budget or InflateBudget()
         budget.give_back(path)
         doc = _inflate(path, data)
-        held = _mapping(path, "partitions", doc.get("held"))
+        held = check_mapping(path, "partitions", doc.get("held"))
         budget.take(path, held)
         return cls(
-            _number(path, "revision", doc.get("revision")),
+            check_number(path, "revision", doc.get("revision")),
             from_ranges(path, held),
-            _number(path, "generation", doc.get("generation")),
+            check_number(path, "generation", doc.get("generation")),
         )
 
 
@@ -270,7 +274,7 @@ class AssignmentDocument:
         doc = _inflate(path, data)
 
         def entries(what: str) -> Iterable[tuple[str, Any]]:
-            found = _mapping(path, what, doc.get(what))
+            found = check_mapping(path, what, doc.get(what))
             return found.items() if only is None else [(only, found[only])] if only in found else []
 
         # before any range is expanded
@@ -283,23 +287,23 @@ class AssignmentDocument:
             held.take(path, entry[1])
         for _, ranges in entries("promised"):
             promised.take(path, ranges)
-        left_out = {} if only is not None else _mapping(path, "left_out", doc.get("left_out", {}))
+        left_out = {} if only is not None else check_mapping(path, "left_out", doc.get("left_out", {}))
         InflateBudget(counts).take(path, left_out)
         waiting = {}
         for member, entry in entries("waiting"):
-            waiting[member] = Waiting(_number(path, "since", entry[0]), from_ranges(path, entry[1]))
+            waiting[member] = Waiting(check_number(path, "since", entry[0]), from_ranges(path, entry[1]))
         problem = doc.get("problem")
         return cls(
-            generation=_number(path, "generation", doc.get("generation")),
-            revision=_number(path, "revision", doc.get("revision")),
-            leader=_text(path, "leader", doc.get("leader")),
-            strategy=_text(path, "strategy", doc.get("strategy")),
+            generation=check_number(path, "generation", doc.get("generation")),
+            revision=check_number(path, "revision", doc.get("revision")),
+            leader=check_text(path, "leader", doc.get("leader")),
+            strategy=check_text(path, "strategy", doc.get("strategy")),
             owners={m: from_ranges(path, p) for m, p in entries("owners")},
             promised={m: from_ranges(path, p) for m, p in entries("promised")},
             waiting=waiting,
-            refused={m: _text(path, "refused", why) for m, why in entries("refused")},
+            refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
             left_out=from_ranges(path, left_out),
-            problem=None if problem is None else _text(path, "problem", problem),
+            problem=None if problem is None else check_text(path, "problem", problem),
         )
 
     def but(self, **changes: Any) -> AssignmentDocument:
@@ -322,7 +326,7 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
     """The shards that a head names, None when the head is the whole document."""
     if not head.startswith(b"{"):
         return None
-    names = _texts(path, "shards", _object(path, head).get("shards"))
+    names = check_texts(path, "shards", parse_object(path, head).get("shards"))
     for name in names:
         if "/" in name or name in (".", "..") or not name:
             raise InvalidZnode(path, f"shard name {shown(name)}")
@@ -372,8 +376,8 @@ class InflateBudget:
 
     def take(self, path: str, ranges: object) -> None:
         """Counts the partitions of `ranges` ({topic: "0-3,7"}) without making them. Raises InvalidZnode."""
-        for topic, text in _mapping(path, "partitions", ranges).items():
-            number = _text(path, "partitions", text).count(",") + 1
+        for topic, text in check_mapping(path, "partitions", ranges).items():
+            number = check_text(path, "partitions", text).count(",") + 1
             if number <= self._most:
                 for run in text.split(","):
                     found = RUN.match(run)
@@ -447,65 +451,4 @@ def _inflate(path: str, data: bytes) -> dict[str, Any]:
         raise InvalidZnode(path, str(error)) from error
     if not inflater.eof:
         raise InvalidZnode(path, "it is cut short or inflates beyond measure")
-    return _object(path, raw)
-
-
-def _object(path: str, data: bytes) -> dict[str, Any]:
-    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
-        raise InvalidZnode(path, "more lists and objects than any group needs")
-    if data.count(b'"') > 2 * MAX_STRINGS:
-        raise InvalidZnode(path, "more texts than any group needs")
-    numbers = _Numbers()
-    try:
-        doc = json.loads(data, parse_int=numbers.whole, parse_float=numbers.fraction)
-    except (ValueError, RecursionError) as error:
-        raise InvalidZnode(path, shown(error)) from error
-    if not isinstance(doc, dict):
-        raise InvalidZnode(path, f"a JSON object is expected, not {type(doc).__name__}")
-    if doc.get("format") != FORMAT:
-        raise InvalidZnode(path, f"format {shown(doc.get('format'))}; this version reads format {FORMAT}")
-    return doc
-
-
-class _Numbers:
-    """Reads the numbers of one JSON text, up to MAX_NUMBERS of them."""
-
-    def __init__(self) -> None:
-        self._left = MAX_NUMBERS
-
-    def whole(self, text: str) -> int:
-        self._count(text)
-        return int(text)
-
-    def fraction(self, text: str) -> float:
-        self._count(text)
-        return float(text)
-
-    def _count(self, text: str) -> None:
-        self._left -= 1
-        if self._left < 0 or len(text) > LONGEST_NUMBER:
-            raise ValueError("more or longer numbers than any group needs")
-
-
-def _text(path: str, what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not text")
-    return value
-
-
-def _texts(path: str, what: str, value: object) -> list[str]:
-    if not isinstance(value, list):
-        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not a list")
-    return [_text(path, what, item) for item in value]
-
-
-def _number(path: str, what: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
-        raise InvalidZnode(path, f"{what} is {shown(value)}, not a count")
-    return value
-
-
-def _mapping(path: str, what: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not an object")
-    return value
+    return parse_object(path, raw)

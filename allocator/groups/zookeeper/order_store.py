@@ -1,0 +1,109 @@
+"""Reading and writing the orders of a group in ZooKeeper, for the leader, members, commands and the page.
+
+All orders of a group are in one znode, so one watch is enough to learn of every change. A write replaces all of them by
+compare-and-set: two operators who write at the same time both succeed, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Optional
+
+from allocator.errors import AllocatorError
+from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.zookeeper.client import BadVersion, NoZnode, ZnodeExists, ZooKeeper, retrying
+
+__all__ = ["NoSuchOrder", "OrderStore"]
+
+Watch = Callable[[], None]
+
+WRITE_S = 10.0  # more: a write outlasts a longer loss of the connection; less: its caller learns of the loss sooner
+
+
+class NoSuchOrder(AllocatorError):
+    """The group has no order with that id."""
+
+
+class OrderStore:
+    """The orders of one group. A `watch` is called once, when they may have changed; `Watched(store.read, changed)`
+    keeps it set."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+        self._zk = zk
+        self.paths = paths
+
+    async def read(self, watch: Optional[Watch] = None) -> Orders:
+        """The present orders; none where the znode does not exist. Raises InvalidZnode."""
+        return (await self._read(watch))[0]
+
+    async def put(self, order: Order, now_ms: int) -> Orders:
+        """Writes one order; it replaces an earlier one with the same subject. Returns all orders.
+
+        Raises ConfigError for too many orders, InvalidZnode if the znode is not readable, and NoZnode if the group does
+        not exist.
+        """
+        return await self._change(lambda orders: orders.put(order, now_ms))
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes orders; returns them. Raises NoSuchOrder if one of them is not there, and removes none then."""
+        removed: list[Order] = []
+
+        def change(orders: Orders) -> Orders:
+            found = {order_id: orders.find(order_id) for order_id in ids}
+            missing = sorted(order_id for order_id, order in found.items() if order is None)
+            if missing and not removed:  # else an earlier try succeeded although its response was lost
+                there = ", ".join(order.id for order in orders.entries)
+                raise NoSuchOrder(
+                    f"group {self.paths.group!r} has no order {', '.join(missing)}"
+                    + (f"; there are {there}" if there else "; there is none")
+                )
+            removed[:] = [order for order in found.values() if order is not None] or removed
+            return orders.without(ids, now_ms)
+
+        await self._change(change)
+        return tuple(removed)
+
+    async def add_result(self, order_id: str, result: OrderResult) -> Orders:
+        """Says what a member did about an order that is carried out once. Nothing happens if the order is gone."""
+
+        def change(orders: Orders) -> Orders:
+            order = orders.find(order_id)
+            if order is None or result in order.results:
+                return orders
+            return orders.with_result(order_id, result)
+
+        return await self._change(change)
+
+    async def _read(self, watch: Optional[Watch]) -> tuple[Orders, int]:
+        path = self.paths.orders
+        while True:
+            try:
+                data, stat = await self._zk.get(path, watch)
+            except NoZnode:
+                # a watch is left only where the znode exists, so ask for its creation instead
+                if watch is None or await self._zk.exists(path, watch) is None:
+                    return Orders(), -1
+            else:
+                return Orders.decode(path, data), stat.version
+
+    async def _change(self, change: Callable[[Orders], Orders]) -> Orders:
+        """`change` may be called again, with what another process wrote in the meantime."""
+
+        async def write() -> Orders:
+            while True:
+                before, version = await self._read(None)
+                after = change(before)
+                if after == before:
+                    return after
+                try:
+                    if version < 0:
+                        await self._zk.create(self.paths.orders, after.encode())
+                    else:
+                        await self._zk.set(self.paths.orders, after.encode(), version)
+                except (BadVersion, ZnodeExists):
+                    continue
+                return after
+
+        return await retrying(write, asyncio.get_running_loop().time() + WRITE_S)

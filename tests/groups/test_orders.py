@@ -1,0 +1,231 @@
+"""The orders of a group: what may stand in their znode, and how writers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError
+from allocator.groups.zookeeper.order_store import NoSuchOrder, OrderStore
+from allocator.groups.zookeeper.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
+from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import NoZnode, ZooKeeper
+
+NOW = 1_767_225_600_000
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "cordon": {"member": "web1"},
+    "evacuate": {"member": "web1"},
+    "swap": {"old": "web1", "new": "web2"},
+    "pin": {"partitions": {"t": "0-3,7"}, "place": {"rack": "a"}},
+    "exclude": {"partitions": {"t": "5"}, "places": [{"member": "web1"}]},
+    "freeze": {},
+    "budget": {"at_once": 5, "per_minute": None},
+    "shadow": {"function": "sticky"},
+    "canary": {"count": 2, "known": ["web1"], "promoted": []},
+}
+
+
+def order(kind: str = "cordon", now_ms: int = NOW, **more: Any) -> Order:
+    arguments = more.pop("arguments", ARGUMENTS.get(kind))
+    return Order.make(kind, arguments, who="alice@ops1", now_ms=now_ms, **more)
+
+
+def with_once(patch: pytest.MonkeyPatch) -> None:
+    """A kind that is carried out once for each partition."""
+    kind = OrderKind("replay", "reads again", {"partitions": KINDS["pin"].arguments["partitions"]}, once=True)
+    patch.setitem(KINDS, "replay", kind)
+
+
+@pytest.mark.parametrize("kind", sorted(ARGUMENTS))
+def test_an_order_of_each_kind_survives_the_round_trip(kind: str) -> None:
+    orders = Orders((order(kind, why="because", expires=NOW + 1), order("freeze")))
+    assert Orders.decode("/x", orders.encode()) == orders
+    assert orders.entries[0].fault is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "found"),
+    [
+        ("cordon", {"member": ""}, "names no member"),
+        ("cordon", {"member": 7}, "names no member"),
+        ("cordon", {}, "have to be member"),
+        ("cordon", {"member": "a", "rack": "b"}, "have to be member"),
+        ("pin", {"partitions": {"t": "3-1"}, "place": {"rack": "a"}}, "does not name partitions"),
+        ("pin", {"partitions": {"t": "0-9999999"}, "place": {"rack": "a"}}, "does not name partitions"),
+        ("pin", {"partitions": {"no topic!": "1"}, "place": {"rack": "a"}}, "no topic name"),
+        ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
+        ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
+        ("exclude", {"partitions": {"t": "1"}, "places": {"rack": "a"}}, "no list of places"),
+        ("budget", {"at_once": 0, "per_minute": None}, "use the order freeze"),
+        ("budget", {"at_once": True, "per_minute": None}, "is no number"),
+        ("canary", {"count": -1, "known": [], "promoted": []}, "is no number"),
+        ("shadow", {"function": "x" * 1001}, "is no text"),
+        ("dance", {}, "there is no order 'dance'; known: budget, canary"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    kind: str, arguments: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(ConfigError, match=found):
+        order(kind, arguments=arguments)
+
+
+def test_an_order_that_would_have_expired_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expired already"):
+        order(expires=NOW)
+
+
+def test_an_order_of_a_later_version_stays_and_counts_for_nothing() -> None:
+    document = json.loads(Orders((order("freeze"),)).encode())
+    document["orders"].append({**document["orders"][0], "id": "o-00000001", "kind": "dance", "arguments": {"to": [1]}})
+    document["orders"].append({**document["orders"][0], "id": "o-00000002", "kind": "pin", "arguments": {"to": [1]}})
+    orders = Orders.decode("/x", json.dumps(document).encode())
+    assert [each.fault is None for each in orders.entries] == [True, False, False]
+    assert [each.kind for each in orders.in_force(NOW)] == ["freeze"]
+    written = json.loads(orders.put(order("cordon"), NOW).encode())["orders"]
+    assert written[1:3] == document["orders"][1:3]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=12,
+)
+half_right = st.fixed_dictionaries(
+    {
+        "id": st.just("o-12345678") | json_values,
+        "kind": st.sampled_from(sorted(KINDS)) | json_values,
+        "arguments": st.sampled_from(sorted(ARGUMENTS)).map(ARGUMENTS.__getitem__) | json_values,
+        "who": st.just("a") | json_values,
+        "when": st.just(5) | json_values,
+    },
+    optional={"why": json_values, "expires": json_values, "results": json_values},
+)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.lists(half_right, max_size=3).map(lambda o: json.dumps({"format": 1, "orders": o}).encode())
+)
+def test_rubbish_is_named_and_nothing_worse(data: bytes) -> None:
+    try:
+        orders = Orders.decode("/x", data)
+    except InvalidZnode as error:
+        assert "/x" in str(error)
+    else:
+        for each in orders.entries:
+            assert each.fault is not None or len(each.partitions) <= 1_000_000
+
+
+def test_a_few_bytes_do_not_become_a_gigabyte() -> None:
+    document = json.loads(Orders((order("pin"),)).encode())
+    template = {**document["orders"][0], "arguments": {"partitions": {"t": "0-999998"}, "place": {"rack": "a"}}}
+    document["orders"] = [{**template, "id": f"o-0000000{number}"} for number in range(2)]
+    with pytest.raises(InvalidZnode, match="more than 1000000 partitions"):
+        Orders.decode("/x", json.dumps(document).encode())
+    with pytest.raises(InvalidZnode, match="bytes"):
+        Orders.decode("/x", b"{" * 600_000)
+
+
+def test_a_new_order_replaces_that_of_the_same_subject() -> None:
+    orders = Orders()
+    for each in (order("cordon"), order("budget"), order("cordon", arguments={"member": "web2"}), order("pin")):
+        orders = orders.put(each, NOW)
+    orders = orders.put(order("budget", arguments={"at_once": 9, "per_minute": 1}), NOW)
+    orders = orders.put(order("cordon", why="again"), NOW)
+    orders = orders.put(order("pin", arguments={**ARGUMENTS["pin"], "place": {"member": "web2"}}), NOW)
+    assert [(each.kind, each.arguments.get("member")) for each in orders.entries] == [
+        ("cordon", "web2"),
+        ("budget", None),
+        ("cordon", "web1"),
+        ("pin", None),
+    ]
+
+
+def test_an_expired_order_counts_no_more_and_is_dropped_a_day_later() -> None:
+    orders = Orders((order("freeze", expires=NOW + 10), order("cordon", expires=NOW + 20)))
+    assert orders.next_expiry(NOW) == NOW + 10
+    assert [each.kind for each in orders.in_force(NOW + 10)] == ["cordon"]
+    assert orders.next_expiry(NOW + 20) is None
+    late = NOW + 10 + KEPT_MS
+    assert [each.kind for each in orders.put(order("budget"), late - 1).entries] == ["freeze", "cordon", "budget"]
+    assert [each.kind for each in orders.put(order("budget"), late).entries] == ["cordon", "budget"]
+
+
+def test_there_is_a_bound_to_orders() -> None:
+    orders = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}) for n in range(MAX_ORDERS)))
+    with pytest.raises(ConfigError, match="remove some first"):
+        orders.put(order("freeze"), NOW)
+    long = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}, why="x" * 1000) for n in range(MAX_ORDERS)))
+    with pytest.raises(ConfigError, match="more than the 500000"):
+        long.encode()
+
+
+def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_once(monkeypatch)
+    once = order("replay", arguments={"partitions": {"t": "0-1"}})
+    orders = Orders((once,))
+    for number in range(2):
+        assert orders.in_force(NOW)
+        parts = frozenset({TopicPartition("t", number)})
+        orders = orders.with_result(once.id, OrderResult(NOW, "m", parts, "sought"))
+    assert orders.entries[0].done
+    assert orders.in_force(NOW) == ()
+    assert Orders.decode("/x", orders.encode()) == orders
+    assert orders.without((), NOW + KEPT_MS).entries == ()
+
+
+# -- in ZooKeeper ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stored(zk_chroot: str, group: str) -> AsyncIterator[OrderStore]:
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect()
+    try:
+        yield OrderStore(zk, Paths("/allocator", group))
+    finally:
+        await zk.close()
+
+
+async def test_operators_who_write_at_the_same_time_all_succeed(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_once(monkeypatch)
+    async with stored(zk_chroot, group) as store:
+        with pytest.raises(NoZnode):
+            await store.put(order("freeze"), NOW)
+        await store._zk.ensure_path(store.paths.members)
+        changed = asyncio.Event()
+        assert (await store.read(changed.set)).entries == ()
+        ten = [order("cordon", arguments={"member": f"web{n}"}) for n in range(10)]
+        await asyncio.gather(*(store.put(each, NOW) for each in ten))
+        await asyncio.wait_for(changed.wait(), 30)
+        assert {each.id for each in (await store.read()).entries} == {each.id for each in ten}
+
+        changed.clear()
+        await store.read(changed.set)
+        assert await store.remove([ten[0].id, ten[1].id], NOW) == (ten[0], ten[1])
+        await asyncio.wait_for(changed.wait(), 30)
+        with pytest.raises(NoSuchOrder, match=f"no order {ten[0].id}; there are"):
+            await store.remove([ten[0].id, ten[2].id], NOW)
+        assert len((await store.read()).entries) == 8
+
+        once = order("replay", arguments={"partitions": {"t": "0"}})
+        await store.put(once, NOW)
+        result = OrderResult(NOW, "m", once.partitions, "sought to 5")
+        for _ in range(2):
+            found = (await store.add_result(once.id, result)).find(once.id)
+            assert found is not None
+            assert found.results == (result,)
+        await store._zk.set(store.paths.orders, b"rubbish")
+        with pytest.raises(InvalidZnode):
+            await store.put(order("freeze"), NOW)

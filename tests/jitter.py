@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.client.channel import Channel
+from allocator.client.client import KafkaClient
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["install"]
@@ -39,12 +39,12 @@ def install(seed: int) -> None:
 
         heard(client, later)
 
-    async def slow_ask(channel: Channel, broker_id: Any, request: Any, deadline: float) -> Any:
+    async def slow_exchange(client: KafkaClient, broker_id: Any, request: Any, deadline: float) -> Any:
         await asyncio.sleep(wait_s())
-        answer = await ask(channel, broker_id, request, deadline)
+        answer = await exchange(client, broker_id, request, deadline)
         await asyncio.sleep(wait_s())
         return answer
 
-    heard, ask = ZooKeeper._post, Channel.ask
+    heard, exchange = ZooKeeper._post, KafkaClient._exchange
     ZooKeeper._post = post  # type: ignore[method-assign]
-    Channel.ask = slow_ask  # type: ignore[method-assign]
+    KafkaClient._exchange = slow_exchange  # type: ignore[method-assign]

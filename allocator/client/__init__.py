@@ -4,7 +4,8 @@ In: addresses, settings, requests of `kafka.protocol`. Out: responses, snapshots
 `allocator.errors`. It knows nothing of groups or of what is consumed, and starts no task that its objects do not end
 in `close`.
 
-`client.KafkaClient` finds the version and the leaders; `channel.Channel` picks the connection, `pool.ConnectionPool`
-keeps connections and `connection.BrokerConnection` is one of them. `log_offsets` asks leaders where partitions begin
-and end. kafka-python gives schemas, SASL mechanisms and proxies: `tests/client/test_kafka_internals.py` names them.
+`client.KafkaClient` knows the cluster and sends requests, `pool.ConnectionPool` keeps the connections and finds the
+version of the brokers, and `connection.BrokerConnection` is one connection. `log_offsets` asks leaders where partitions
+begin and end. kafka-python gives schemas, SASL mechanisms and proxies: `tests/client/test_kafka_internals.py` names
+them.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -13,11 +14,10 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.protocol.metadata import MetadataRequest
 
-from allocator.client.channel import Channel
 from allocator.client.connection import ConnectionSettings
 from allocator.client.errors import broker_error, describe, unreachable
 from allocator.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
-from allocator.client.pool import Directory, parse_addresses
+from allocator.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
 from allocator.measures import Measures
@@ -85,7 +85,7 @@ class KafkaClient:
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
         self._followed: frozenset[str] | None = frozenset()  # None: all topics
-        self._channel: Channel | None = None
+        self._pool: ConnectionPool | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class KafkaClient:
         """
         if self._closed:
             raise Closed("this Kafka client is closed; make a new one")
-        if self._channel is not None:
+        if self._pool is not None:
             return
         settings = ConnectionSettings(
             client_id=self._client_id,
@@ -114,12 +114,12 @@ class KafkaClient:
         )
         if str(self._security.get("security_protocol", "")).startswith("SASL"):
             warn_of_clear_text(self._security)
-        self._channel = Channel(self._directory, settings, self._refresher.poke)
+        self._pool = ConnectionPool(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
         except BaseException:
-            channel, self._channel = self._channel, None
-            await channel.aclose()
+            pool, self._pool = self._pool, None
+            await pool.aclose()
             raise
         self._refresher.start()
 
@@ -155,9 +155,9 @@ class KafkaClient:
         """Close every connection; what is being awaited fails with `Closed`. Idempotent."""
         self._closed = True
         await self._refresher.close()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.aclose()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
 
     async def __aenter__(self) -> KafkaClient:
         await self.connect()
@@ -171,7 +171,7 @@ class KafkaClient:
     @property
     def broker_version(self) -> tuple[int, ...]:
         """Of the broker first reached, as far as its protocol tells: (0, 8, 2), (0, 9), (3, 9), ...; () before."""
-        return self._channel.broker_version if self._channel is not None else ()
+        return self._pool.broker_version if self._pool is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
         """The newest version of this request that both sides know; None if the broker lacks it."""
@@ -283,7 +283,7 @@ class KafkaClient:
 
     async def _fetch_metadata(self, topics: frozenset[str]) -> None:
         """Caller: the refresher. Asks brokers one after the other until one answers."""
-        channel = self._live()
+        pool = self._live()
         causes: dict[str, str] = {}
         for key in self._candidates():
             broker = self._directory.broker_metadata(key)
@@ -296,7 +296,7 @@ class KafkaClient:
                 causes[f"{broker.host}:{broker.port}"] = describe(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
-                    channel.drop(key)  # only a way in; the brokers are reached under their own ids
+                    pool.drop(key)  # only a way in; the brokers are reached under their own ids
         raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
 
     def _tried(self, causes: Mapping[str, str]) -> str:
@@ -322,7 +322,7 @@ class KafkaClient:
             names = MetadataRequest.ALL_TOPICS
         else:
             names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
-        response = await self._live().ask(key, _metadata_request(names), deadline)
+        response = await self._exchange(key, _metadata_request(names), deadline)
         if not response.brokers and self._metadata.brokers:
             raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
         self._apply(self._metadata.updated(response, complete=names is None))
@@ -351,13 +351,24 @@ class KafkaClient:
         Cancelling the caller leaves the connection usable.
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
-        channel = self._live()
+        self._live()
         try:
-            return await channel.ask(node_id, request, deadline)
+            return await self._exchange(node_id, request, deadline)
         except (kafka_errors.KafkaError, OSError) as exc:
             if self._closed:
                 raise Closed("this Kafka client was closed") from exc
             raise broker_error(exc, self._where(node_id)) from exc
+
+    async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:
+        """As `send`, with kafka-python's errors. Without a response by `deadline` the connection ends."""
+        pool = self._live()
+        connection = await pool.connected(pool.key(key, request.API_KEY), deadline)
+        while connection.throttled_until > time.monotonic() and not connection.closed:
+            await asyncio.sleep(min(deadline, connection.throttled_until) - time.monotonic())
+            time_left(deadline)
+        await connection.drained()
+        # the response comes in any case, and `settled` waits for it
+        return await asyncio.shield(connection.send_request(request, deadline))
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
         """As `send`, to the least busy broker; to the next one when it cannot be reached."""
@@ -381,35 +392,38 @@ class KafkaClient:
 
     async def prepare(self, node_id: int, request_class: Any) -> None:
         """Open the connection on which such requests go to this broker; if that fails, the first of them tells why."""
-        if self._channel is not None:
-            await self._channel.prepare(node_id, request_class, time.monotonic() + self.request_timeout_s)
+        if self._pool is not None:
+            deadline = time.monotonic() + self.request_timeout_s
+            with contextlib.suppress(kafka_errors.KafkaError, OSError):
+                await self._pool.connected(self._pool.key(node_id, request_class.API_KEY), deadline)
 
     async def settled(self, request_class: Any) -> None:
         """Returns once no such request is under way, also where its caller was cancelled."""
-        if self._channel is not None:
-            await self._channel.settled(request_class)
+        responses = [] if self._pool is None else self._pool.under_way(request_class.API_KEY)
+        if responses:
+            await asyncio.wait(responses)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
         """End the connection on which such requests go to this broker, and what is under way there.
 
         For a request that the broker holds back and nobody wants any more: the next of its kind would wait for it.
         """
-        if self._channel is not None:
-            self._channel.hang_up(node_id, request_class)
+        if self._pool is not None:
+            self._pool.close(self._pool.key(node_id, request_class.API_KEY))
 
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)
         return f"broker {key}" + (f" at {broker.host}:{broker.port}" if broker is not None else "")
 
-    def _live(self) -> Channel:
-        if self._channel is None:
+    def _live(self) -> ConnectionPool:
+        if self._pool is None:
             why = (
                 "this Kafka client is closed; make a new one"
                 if self._closed
                 else "not connected; await connect() first"
             )
             raise Closed(why)
-        return self._channel
+        return self._pool
 
 
 def _without(where: str, cause: str) -> str:

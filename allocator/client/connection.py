@@ -1,7 +1,7 @@
 """One connection to a broker: asyncio's socket and TLS; kafka-python's schemas and SASL mechanisms.
 
-asyncio resolves the name off the loop. It reads once a wake-up into the memory of `Frames`, so that one busy broker
-cannot keep the loop from the others and a large response is not joined from pieces.
+asyncio resolves the name off the loop. It reads once a wake-up into the memory of `FrameProtocol`, so that one busy
+broker cannot keep the loop from the others and a large response is not joined from pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
 from allocator import __version__
-from allocator.client.frames import Frames, read_response
+from allocator.client.frames import FrameProtocol, read_response
 from allocator.client.metadata import Broker
 from allocator.foreign import os_cause, shown
 from allocator.tasks import within
@@ -64,7 +64,7 @@ class _Sent(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-class BrokerConnection(asyncio.BufferedProtocol):
+class BrokerConnection(FrameProtocol):
     """Requests to one broker, whose responses come in the order of the requests.
 
     `versions` are those of the broker if they are known; the connection asks for them otherwise. `ready` ends when the
@@ -79,6 +79,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         versions: BrokerVersionData | None,
         on_end: Callable[[BrokerConnection, Exception | None], None] = lambda connection, error: None,
     ) -> None:
+        super().__init__(settings.receive_max_bytes)
         loop = asyncio.get_running_loop()
         self.versions = versions
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -96,8 +97,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._frames = Frames()
-        self._sent_bytes = self._received_bytes = 0
+        self._sent_bytes = 0
         self._correlation_id = 0
         self._in_flight: deque[_Sent] = deque()
         self._authenticating_again = False
@@ -117,7 +117,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     @property
     def unanswered(self) -> bool:
         """Something was sent, and nothing has come back so far."""
-        return self._sent_bytes > 0 and self._received_bytes == 0
+        return self._sent_bytes > 0 and self.received_bytes == 0
 
     @property
     def in_flight(self) -> int:
@@ -267,7 +267,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._send(request, response, deadline)
         return await asyncio.shield(response)
 
-    def _receive(self, frame: memoryview) -> None:
+    def frame_received(self, frame: memoryview) -> bool:
+        if self.closed:
+            return False
+        self.last_activity = time.monotonic()
         if not self._in_flight:
             raise kafka_errors.CorrelationIdError("a response to no request")
         sent = self._in_flight[0]
@@ -278,6 +281,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if throttled_ms:
             self._throttle(throttled_ms)
         sent.response.set_result(response)
+        return True
+
+    def stream_failed(self, error: Exception) -> None:
+        if not isinstance(error, kafka_errors.KafkaError):
+            log.error("%s: cannot decode what the broker sent", self, exc_info=error)
+            error = kafka_errors.KafkaProtocolError(f"cannot decode what {self._broker.host} sent: {shown(error)}")
+        self.abort(error)
 
     def _throttle(self, milliseconds: int) -> None:
         if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
@@ -387,24 +397,6 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         if self.closed:
             self._transport.abort()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._frames.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._received_bytes += nbytes
-        self.last_activity = time.monotonic()
-        try:
-            for frame in self._frames.arrived(nbytes, self._settings.receive_max_bytes):
-                if self.closed:
-                    return
-                self._receive(frame)
-        except kafka_errors.KafkaError as exc:
-            self.abort(exc)
-        except Exception as exc:
-            # the stream cannot be read any further; waiting requests must fail
-            log.exception("%s: cannot decode what the broker sent", self)
-            self.abort(kafka_errors.KafkaProtocolError(f"cannot decode what {self._broker.host} sent: {shown(exc)}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.socket_closed.done():

@@ -2,57 +2,74 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
-from collections.abc import Iterator
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
 
 from allocator.client import fetch_messages, offset_commit
 
-__all__ = ["Frames", "read_response"]
+__all__ = ["FrameProtocol", "read_response"]
 
 # api key -> reader of its responses; kafka-python reads all others
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
-_LENGTH: Final = 4
+_LENGTH: Final = struct.Struct(">i")
 # of the buffer that an idle connection keeps
 _SMALL: Final = 1 << 16
 
 
-class Frames:
-    """The receive buffer of one connection: large enough for the frame that is coming, used again for the next one.
+class FrameProtocol(asyncio.BufferedProtocol):
+    """The receiving half of a connection: bytes arrive in place, and `frame_received` gets each whole frame.
 
     Guarantee: memory is taken for a frame only after its length was found to be allowed, and given back once frames
-    are small again.
+    are small again. The buffer of a frame is used again for the next one.
+
+    `receive_max_bytes` bounds a frame. `frame_received` may raise: `stream_failed` gets that error, and
+    kafka-python's `InvalidReceiveError` for a frame below 0 or above that bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, receive_max_bytes: int) -> None:
+        self.received_bytes = 0
+        self._receive_max_bytes = receive_max_bytes
         self._buffer = memoryview(bytearray(_SMALL))
         self._filled = 0
 
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
+    def frame_received(self, frame: memoryview) -> bool:
+        """Read `frame`, which is valid during this call only. Returns whether to go on with the next one."""
+        raise NotImplementedError
+
+    def stream_failed(self, error: Exception) -> None:
+        """The stream cannot be read any further."""
+        raise NotImplementedError
+
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer[self._filled :]
 
-    def arrived(self, count: int, most: int) -> Iterator[memoryview]:
-        """`count` bytes were written to `room`. Gives each frame that is whole, to be read before the next one.
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
+        try:
+            self._cut(nbytes)
+        except Exception as error:  # noqa: BLE001 - waiting requests must fail
+            self.stream_failed(error)
 
-        Raises kafka-python's `InvalidReceiveError` for a frame below 0 or above `most` bytes.
-        """
+    def _cut(self, count: int) -> None:
+        """`count` bytes were written to the buffer: pass on each frame that is whole."""
+        buffer = self._buffer
         self._filled += count
         pos = 0
-        size = _LENGTH
-        while self._filled - pos >= _LENGTH:
-            length = int.from_bytes(self._buffer[pos : pos + _LENGTH], "big", signed=True)
-            if not 0 <= length <= most:
-                raise kafka_errors.InvalidReceiveError(
-                    _not_kafka(bytes(self._buffer[pos : pos + _LENGTH]), length, most)
-                )
-            size = _LENGTH + length
+        size = _LENGTH.size
+        while self._filled - pos >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, pos)
+            if not 0 <= length <= self._receive_max_bytes:
+                start = bytes(buffer[pos : pos + _LENGTH.size])
+                raise kafka_errors.InvalidReceiveError(_not_kafka(start, length, self._receive_max_bytes))
+            size = _LENGTH.size + length
             if self._filled - pos < size:
                 break
-            yield self._buffer[pos + _LENGTH : pos + size]
+            if not self.frame_received(buffer[pos + _LENGTH.size : pos + size]):
+                return
             pos += size
         self._keep(pos, size)
 
@@ -60,7 +77,7 @@ class Frames:
         """Move what is left of an unfinished frame of `size` bytes to the front of a buffer that it fits into."""
         left = self._filled - pos
         wanted = max(_SMALL, size)
-        if len(self._buffer) < wanted or (len(self._buffer) > 8 * wanted and left < _LENGTH):
+        if len(self._buffer) < wanted or (len(self._buffer) > 8 * wanted and left < _LENGTH.size):
             before, self._buffer = self._buffer, memoryview(bytearray(wanted))
             self._buffer[:left] = before[pos : self._filled]
         elif pos and left:

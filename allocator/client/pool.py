@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -16,17 +17,23 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from allocator.client.connection import BrokerConnection, ConnectionSettings
 from allocator.client.errors import describe
 from allocator.client.metadata import Broker
+from allocator.client.old_brokers import SILENCE_S, old_version
 from allocator.errors import ConfigError
 from allocator.names import parse_address
 from allocator.tasks import within
 
-__all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster"]
+__all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster", "time_left"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = (10.0, 30.0)  # the first attempt, and at most: each failure doubles it
 BACKOFF_S: Final = (0.05, 1.0)  # likewise; more: a broker that came back stays unused for longer
 MAX_IDLE_S: Final = 540.0  # brokers close after ten minutes
+
+# A broker answers the requests of one connection in order. Requests that it may hold back get a connection of their
+# own, or a commit would wait for a fetch.
+FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
+LANES: Final = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
@@ -104,6 +111,10 @@ class ConnectionPool:
         self._backoff: dict[Hashable, tuple[int, float]] = {}  # failures, and when to connect again
         self._failures: dict[Hashable, BaseException] = {}
         self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
+        self._probing = asyncio.Lock()
+        # what `api_version` found; it is asked before each fetch
+        self._api_versions: dict[Any, int | None] = {}
+        self._api_versions_of: Any = None
         self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
         self._loop = asyncio.get_running_loop()
         self._idle_check = self._loop.call_later(MAX_IDLE_S, self._close_idle)
@@ -111,14 +122,35 @@ class ConnectionPool:
 
     # -- versions -------------------------------------------------------------------------------------------------
 
-    def assume(self, broker: Broker, version: tuple[int, ...]) -> None:
-        """From now on connections to `broker` skip ApiVersions and speak `version`."""
-        self._assumed[broker.host, broker.port] = BrokerVersionData(version)
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        """() while no broker was reached."""
+        return tuple(self.versions.broker_version) if self.versions is not None else ()
 
-    def assumed(self, broker: Broker) -> bool:
-        return (broker.host, broker.port) in self._assumed
+    def api_version(self, request_class: Any) -> int | None:
+        """The newest version of this request that both sides know; None if there is none, or no broker was reached."""
+        data = self.versions
+        if data is None:
+            return None
+        if not isinstance(request_class, type):
+            return _version(data, request_class)  # a request of its own, which may be capped to an older version
+        if data is not self._api_versions_of:
+            self._api_versions_of, self._api_versions = data, {}
+        if request_class not in self._api_versions:
+            self._api_versions[request_class] = _version(data, request_class)
+        return self._api_versions[request_class]
 
-    async def ask_blindly(self, broker: Broker, request: Any, timeout_s: float) -> Any:
+    async def _assume_old(self, broker: Broker, timeout_s: float) -> None:
+        """Find the version of a broker that does not answer ApiVersions; connections to it skip that from now on."""
+        where = broker.host, broker.port
+        async with self._probing:  # one answer for all requests that wait for this broker
+            if where not in self._assumed:
+                version = await old_version(
+                    f"{broker.host}:{broker.port}", partial(self._ask_blindly, broker), timeout_s
+                )
+                self._assumed[where] = BrokerVersionData(version)
+
+    async def _ask_blindly(self, broker: Broker, request: Any, timeout_s: float) -> Any:
         """Send `request`, whose version is set, first thing on a connection of its own: no ApiVersions, no back-off."""
         deadline = time.monotonic() + timeout_s
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
@@ -130,6 +162,52 @@ class ConnectionPool:
             connection.close()
 
     # -- connections ----------------------------------------------------------------------------------------------
+
+    def key(self, broker_id: Any, api_key: int) -> Any:
+        """Of the connection on which a request of this kind goes to this broker."""
+        lane = LANES.get(api_key)
+        if api_key == FIND_COORDINATOR and self.broker_version < (0, 9):
+            lane = "find"  # 0.8.2 answers it with a wrong correlation id, which costs the connection
+        return broker_id if lane is None else (lane, broker_id)
+
+    async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
+        """The connection for `key`, ready for requests; finds out on the way if the broker is an old one.
+
+        Raises kafka-python's errors. `deadline` is on `time.monotonic()`.
+        """
+        connection = self.get(key)
+        probed = False
+        while not connection.connected:
+            try:
+                if await _ready(connection, min(deadline, time.monotonic() + SILENCE_S)):
+                    break
+                silent = connection.unanswered
+            except kafka_errors.KafkaError:
+                if probed or key not in self.hung_up:
+                    raise
+                silent = True
+            broker = self.directory.broker_metadata(key)
+            # SASL came with 0.10
+            if silent and not probed and broker is not None and not self.settings.sasl_enabled:
+                probed = True
+                connection = await self._as_old(key, broker, connection, deadline)
+        return connection
+
+    async def _as_old(
+        self, key: Hashable, broker: Broker, connection: BrokerConnection, deadline: float
+    ) -> BrokerConnection:
+        """A connection that speaks the version of `broker`, or `connection` if the broker is only slow."""
+        try:
+            await self._assume_old(broker, time_left(deadline))
+        except kafka_errors.KafkaError:
+            if connection.closed:
+                raise
+            return connection
+        if connection.connected:
+            return connection
+        connection.close()
+        self.reset_backoff(key)
+        return self.get(key)
 
     def get(self, key: Hashable) -> BrokerConnection:
         """The connection for `key`, which may have to connect first. Raises `NodeNotReadyError` during the back-off."""
@@ -261,3 +339,27 @@ class ConnectionPool:
 
 def _broker_id(key: Any) -> Any:
     return key[1] if isinstance(key, tuple) else key
+
+
+def _version(data: BrokerVersionData, request: Any) -> int | None:
+    try:
+        return int(data.api_version(request))
+    except kafka_errors.IncompatibleBrokerVersion:
+        return None
+
+
+async def _ready(connection: BrokerConnection, deadline: float) -> bool:
+    """False if it takes longer than until `deadline`."""
+    try:
+        await within(asyncio.shield(connection.ready), time_left(deadline))
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+def time_left(deadline: float) -> float:
+    """Seconds until `deadline`, more than 0. Raises kafka-python's `KafkaTimeoutError` if it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise kafka_errors.KafkaTimeoutError("no time left")
+    return left

@@ -14,22 +14,35 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.sasl import SaslBytesRequest
 
 from allocator.client.fetch_messages import FetchAnswer
-from allocator.client.frames import Frames, read_response
+from allocator.client.frames import FrameProtocol, read_response
 
 MOST = 1 << 24
 
 
-def feed(frames: Frames, data: bytes, most: int = MOST, at_once: int = 1 << 30) -> list[bytes]:
+class Frames(FrameProtocol):
+    """Keeps a copy of each frame."""
+
+    def __init__(self, most: int = MOST) -> None:
+        super().__init__(most)
+        self.found: list[bytes] = []
+
+    def frame_received(self, frame: memoryview) -> bool:
+        self.found.append(bytes(frame))
+        return True
+
+    def stream_failed(self, error: Exception) -> None:
+        raise error
+
+
+def feed(frames: Frames, data: bytes, at_once: int = 1 << 30) -> None:
     """As a transport does it: as much as there is room for, at most `at_once`."""
-    found = []
     while data:
-        room = frames.room()
+        room = frames.get_buffer(-1)
         assert len(room), "asyncio takes an empty buffer for the end"
         count = min(len(room), len(data), at_once)
         room[:count] = data[:count]
         data = data[count:]
-        found += [bytes(frame) for frame in frames.arrived(count, most)]
-    return found
+        frames.buffer_updated(count)
 
 
 @settings(max_examples=60)
@@ -41,31 +54,30 @@ def feed(frames: Frames, data: bytes, most: int = MOST, at_once: int = 1 << 30) 
 def test_frames_come_whole_wherever_the_stream_is_torn(sent: list[bytes], cuts: list[int], at_once: int) -> None:
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
     frames = Frames()
-    found = []
     for cut in [*cuts, len(stream)]:
-        found += feed(frames, stream[:cut], at_once=at_once)
+        feed(frames, stream[:cut], at_once=at_once)
         stream = stream[cut:]
-    assert found == sent
+    assert frames.found == sent
 
 
 def test_the_buffer_is_used_again_and_given_back() -> None:
     frames = Frames()
     large = struct.pack(">i", 1_000_000) + bytes(1_000_000)
     feed(frames, large)
-    buffer = frames.room().obj
+    buffer = frames.get_buffer(-1).obj
     assert len(buffer) == len(large)
     feed(frames, large)
-    assert frames.room().obj is buffer
+    assert frames.get_buffer(-1).obj is buffer
     feed(frames, struct.pack(">i", 10) + bytes(10))
-    assert len(frames.room().obj) < 100_000, "an idle connection keeps no megabytes"
+    assert len(frames.get_buffer(-1).obj) < 100_000, "an idle connection keeps no megabytes"
 
 
 @pytest.mark.parametrize("length", [-1, 101])
 def test_a_length_that_is_not_allowed_takes_no_memory(length: int) -> None:
-    frames = Frames()
+    frames = Frames(100)
     with pytest.raises(kafka_errors.InvalidReceiveError, match=str(length)):
-        feed(frames, struct.pack(">i", length), most=100)
-    assert len(frames.room().obj) < 100_000
+        feed(frames, struct.pack(">i", length))
+    assert len(frames.get_buffer(-1).obj) < 100_000
 
 
 def header_of(request: Any, correlation_id: int) -> Any:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allocator.client.client import KafkaClient
-from allocator.offsets import group_offsets
+from allocator.offsets import pending_commit
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -81,13 +81,13 @@ def main() -> None:
     if options.partitions % TOPICS:
         parser.error(f"--partitions must be a multiple of {TOPICS}, the number of topics they are in")
     if options.most is not None:
-        group_offsets.MOST_PARTITIONS, group_offsets.MOST_BYTES = options.most, 1 << 30
+        pending_commit.MOST_PARTITIONS, pending_commit.MOST_BYTES = options.most, 1 << 30
     with LocalCluster(options.kafka, zookeepers=int(options.kafka < "4"), heap="1g") as cluster:
         for topic in range(TOPICS):
             cluster.create_topic(f"commits-{topic}", options.partitions // TOPICS, timeout_s=300)
         first, *later = asyncio.run(measure(cluster.bootstrap, options.partitions, options.rounds))
     table = Table(
-        title=f"{options.partitions} partitions, {group_offsets.MOST_PARTITIONS} in a request, {options.kafka}"
+        title=f"{options.partitions} partitions, {pending_commit.MOST_PARTITIONS} in a request, {options.kafka}"
     )
     for heading in ("round", "commit", "partitions/s", "held up", "held up, CPU"):
         table.add_column(heading, justify="right")

@@ -4,7 +4,8 @@ In: a connected `KafkaClient`, a group, offsets, and the `Committer` that commit
 the refused partitions and the reason. May touch: the group's coordinator, and through old brokers the offsets that they
 keep in ZooKeeper. It does not know which member owns a partition: the caller decides whether a commit is still allowed.
 
-`coordinator` finds the broker that coordinates a group, `messages` composes the requests, `commit_queue` sends the
-commits in order, `group_offsets` offers fetch and commit, `storage` adds the choice between Kafka and ZooKeeper, `idle`
-commits the offsets of idle partitions again, and `tracker` counts what the user has done.
+`coordinator` finds the broker that coordinates a group, `messages` composes the requests, `group_offsets` fetches
+offsets and sends the commits in order, `pending_commit` selects the offsets of the next request, `storage` adds the
+choice between Kafka and ZooKeeper, `idle` commits the offsets of idle partitions again, and `tracker` keeps the offsets
+of the records that the user has done.
 """

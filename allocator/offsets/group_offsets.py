@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.errors import MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
-from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
-from allocator.offsets.commit_queue import MOST_PARTITIONS, CommitQueue, Offsets, PendingCommit
+from allocator.client.errors import COMMIT, MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
+from allocator.client.offset_commit import OffsetCommit, OffsetCommitAnswer
+from allocator.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.messages import (
     ALL_PARTITIONS,
@@ -21,16 +21,32 @@ from allocator.offsets.messages import (
     STABLE,
     Committer,
     Identity,
+    commit_request,
     fetch_code,
     fetch_request,
     fetch_results,
 )
+from allocator.offsets.pending_commit import MOST_PARTITIONS, Offsets, PendingCommit, names_of, take_some
 from allocator.subscription.loss import as_committed, as_read
 from allocator.types import OffsetAndMetadata, OnCommit, TopicPartition
 
 __all__ = ["GroupOffsets"]
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_ERROR = -1
+UNKNOWN_MEMBER = 25
+FENCING = (
+    GroupReaction.LOST,
+    GroupReaction.RESET,
+    GroupReaction.FENCED,
+)  # no member, or not of this generation
+PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, which may commit again soon
+# more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
+BACKOFF_MAX_S = 1.0
+# retries of a partition after "unknown server error", which may be temporary. more: 0.8.1 has longer for its
+# ZooKeeper; less: callers learn sooner of a broken coordinator
+MOST_UNKNOWN = 5
 
 
 class GroupOffsets:
@@ -79,25 +95,14 @@ class GroupOffsets:
         self._on_commit = on_commit
         self._retention = retention_s
         self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
-        self._commits = CommitQueue(
-            self._coordinator,
-            group,
-            retry_backoff_s=retry_backoff_s,
-            committer=committer,
-            retention_s=retention_s,
-            in_zookeeper=in_zookeeper,
-        )
+        self.committer = committer
+        """The member that commits; None: commits carry no member."""
         self._in_zookeeper = in_zookeeper
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def committer(self) -> Committer | None:
-        """The member whose commits these are; None: commits carry no member."""
-        return self._commits.committer
-
-    @committer.setter
-    def committer(self, committer: Committer | None) -> None:
-        self._commits.committer = committer
+        self._tasks: set[asyncio.Task[None]] = set()  # of `commit_async`
+        self._waiting: list[PendingCommit] = []  # in the order of the calls
+        self._turn: asyncio.Lock | None = None
+        self._abandoned = False  # a caller was cancelled: its request may be under way
+        self._failures = 0  # failed commit requests in a row
 
     @property
     def coordinator(self) -> int | None:
@@ -118,7 +123,7 @@ class GroupOffsets:
         """Waits for every `commit_async` and for the request under way, at most the timeout. Idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._commits.close()
+        await self._coordinator.settled(OffsetCommit)
 
     async def retention_s(self) -> float | None:
         """Seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`); None if not known at present."""
@@ -126,7 +131,8 @@ class GroupOffsets:
 
     async def settled(self) -> None:
         """Waits until no request of a cancelled commit is under way."""
-        await self._commits.settled()
+        if self._abandoned:
+            await self._coordinator.settled(OffsetCommit)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -254,13 +260,7 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        await self._commits.commit(self._call(offsets), self._timeout_s)
-
-    def _call(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
-        cluster = self._client.metadata.cluster_id
-        return PendingCommit(
-            {tp: each._replace(metadata=as_committed(each.metadata or "", cluster)) for tp, each in offsets.items()}
-        )
+        await self._finish(self._enter(offsets))
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
@@ -271,10 +271,8 @@ class GroupOffsets:
         either, logs a failure. An error of the callback is logged. The task may be awaited for the same result; `close`
         waits for it.
         """
-        call = self._call(offsets)
-        self._commits.enter(call)
-        work = self._commits.finish(call, self._timeout_s)
-        task = asyncio.get_running_loop().create_task(work, name="commit")
+        call = self._enter(offsets)
+        task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._committed(done, call, offsets, callback or self._on_commit))
         return task
@@ -288,7 +286,7 @@ class GroupOffsets:
     ) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            self._commits.withdraw(call)  # the task may not even have started
+            self._withdraw(call)  # the task may not even have started
             return
         error = task.exception()
         try:
@@ -300,3 +298,145 @@ class GroupOffsets:
                 log.error("%s", error)
         except Exception:
             log.exception("group %s: the callback of a commit failed", self.group)
+
+    def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
+        """Gives a commit its place in the order; the caller then awaits `_finish`."""
+        cluster = self._client.metadata.cluster_id
+        call = PendingCommit(
+            {tp: each._replace(metadata=as_committed(each.metadata or "", cluster)) for tp, each in offsets.items()}
+        )
+        self._waiting.append(call)
+        return call
+
+    async def _finish(self, call: PendingCommit) -> None:
+        """Returns when all of it is committed. Raises `CommitFailed`."""
+        deadline = time.monotonic() + self._timeout_s
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        try:
+            with self._client.measures.span("commit", partitions=len(call.left)):
+                async with self._turn:  # first come, first served
+                    # an earlier call may have committed these offsets along with its own
+                    while call.left and time.monotonic() < deadline:
+                        await self._send_some(deadline)
+                if call.failed or call.left:
+                    raise self._failure(call)
+        finally:
+            self._withdraw(call)
+
+    def _withdraw(self, call: PendingCommit) -> None:
+        """Later requests do not contain this commit."""
+        if call in self._waiting:
+            self._waiting.remove(call)
+
+    async def _send_some(self, deadline: float) -> None:
+        """Sends one request for all waiting callers, and notes the result for each of them."""
+        if self._abandoned:  # that request must not take effect after this one
+            await self._coordinator.settled(OffsetCommit)
+            self._abandoned = False
+        callers = list(self._waiting)
+        some = take_some(callers, self.group)
+        identity = self._identity(callers, some)
+        if not some:
+            return
+        request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
+        try:
+            response = await self._coordinator.ask(request, deadline)
+        except asyncio.CancelledError:
+            self._abandoned = True
+            raise
+        except BrokerError as exc:
+            for call in callers:
+                call.note(call.left, exc, final=not exc.retriable)
+            if exc.retriable:
+                await self._pause(deadline)
+            return
+        if self._read(response, callers, some, identity):
+            await self._pause(deadline)
+        else:
+            self._failures = 0
+
+    async def _pause(self, deadline: float) -> None:
+        """Waits before the next request: longer after each failure in a row, and not past the deadline."""
+        pause_s = min(BACKOFF_MAX_S, self._retry_backoff_s * (1 << min(self._failures, 10)))
+        self._failures += 1
+        await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+
+    def _read(
+        self, response: OffsetCommitAnswer, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
+    ) -> bool:
+        """Returns whether to pause before the next request."""
+        pause = False
+        errors: dict[int, BrokerError] = {}
+        for tp, code in response.results:
+            if code == 0:
+                for call in callers:
+                    call.left.pop(tp, None)
+                continue
+            reaction = self._reaction(code, identity)
+            if reaction is GroupReaction.DROP_METADATA:
+                if sent[tp].metadata:
+                    log.warning(
+                        "group %s: metadata of %s:%d is too large (%d characters) and left out",
+                        self.group,
+                        tp.topic,
+                        tp.partition,
+                        len(sent[tp].metadata),
+                    )
+                    for call in callers:
+                        if tp in call.left:
+                            call.left[tp] = call.left[tp]._replace(metadata="")
+                    continue
+                reaction = GroupReaction.FAIL
+            if reaction is GroupReaction.REFIND:
+                self._coordinator.forget()
+            pause = pause or reaction in (GroupReaction.RETRY, GroupReaction.REFIND)
+            error = errors.setdefault(code, for_code(code, "the coordinator"))
+            for call in callers:
+                final = reaction is GroupReaction.FAIL
+                if code == UNKNOWN_ERROR and tp in call.left:
+                    call.unknown[tp] = call.unknown.get(tp, 0) + 1
+                    final = final or call.unknown[tp] > MOST_UNKNOWN
+                call.note([tp], error, final=final)
+        return pause
+
+    def _identity(self, callers: Iterable[PendingCommit], some: Offsets) -> Identity:
+        """The identity for the next request. Removes from `some` the partitions that it may not commit (any more)."""
+        if self.committer is None:
+            return OUTSIDE
+        identity, may_commit = self.committer.identity, self.committer.may_commit
+        foreign = [tp for tp in some if identity is None or not may_commit(tp)]
+        if foreign:
+            why = "this process is no member of the group" if identity is None else "this member does not hold it"
+            error = BrokerError(f"{why} (any more)", code=UNKNOWN_MEMBER)
+            for call in callers:
+                call.note(foreign, error, final=True)
+            for tp in foreign:
+                del some[tp]
+        return OUTSIDE if identity is None else identity
+
+    def _reaction(self, code: int, sent: Identity) -> GroupReaction:
+        """To a code other than success."""
+        if self.committer is None:
+            return react(COMMIT, code)
+        reaction = react(MEMBER_COMMIT, code)
+        if reaction not in (*FENCING, *PASSING):
+            return reaction
+        # a rebalance began, or ended, in the meantime: partitions still held are committed in the next generation
+        return GroupReaction.RETRY if self.committer.refused(code, sent) else GroupReaction.FAIL
+
+    def _failure(self, call: PendingCommit) -> CommitFailed:
+        reasons: dict[str, list[TopicPartition]] = {}
+        for tp, exc in call.failed.items():
+            reasons.setdefault(str(exc), []).append(tp)
+        for tp in call.left:
+            why = call.last.get(tp)
+            reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
+            reasons.setdefault(reason, []).append(tp)
+        what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
+        fenced = self.committer is not None and any(
+            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
+        )
+        error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
+        error.retriable = not call.failed
+        return error

@@ -9,10 +9,10 @@ from typing import Any
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, BrokerError, NoOffsetsError
-from allocator.offsets.commit_queue import Offsets, PendingCommit
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.messages import fetch_request, fetch_results
+from allocator.offsets.pending_commit import Offsets, PendingCommit
 from allocator.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
 
 __all__ = ["StoredOffsets", "fetch_old_offsets"]

@@ -28,12 +28,12 @@ from allocator.client.response_reader import AnswerReader
 from allocator.fetch.batch import Batch
 from allocator.fetch.buffer import Chunk
 from allocator.fetch.decode import RecordSet
-from allocator.offsets.commit_queue import PendingCommit
+from allocator.offsets.pending_commit import PendingCommit
 from allocator.types import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 OURS = str(Path(allocator.__file__).parent)
-MOST_STOPS = 19
+MOST_STOPS = 15
 
 P = TopicPartition("orders", 0)
 MARK = b"a record on its way"

@@ -38,8 +38,6 @@ NAMES: Mapping[str, str] = {
 # tuning of a client that is not there: a job that has them runs without them, and a line in the log says so
 WITHOUT_EFFECT = (
     "groupIdPrefix",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",

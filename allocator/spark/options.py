@@ -40,6 +40,7 @@ from allocator.spark.ranges import (
     LATEST,
     StartOrEnd,
     partitions_of,
+    read_duration,
     read_place,
     read_times,
 )
@@ -81,6 +82,7 @@ def _end(text: str) -> StartOrEnd:
 
 _START = _Parsed(ALLOWED, _start)
 _END = _Parsed(ALLOWED.replace("earliest, latest, committed", LATEST), _end)
+_DELAY = _Parsed("a duration such as 500ms, 90s, 15m, 1h or 1d", read_duration)
 _TIME = _Parsed("a time (milliseconds since the epoch, or ISO 8601 with its zone), or JSON of times", read_times)
 
 
@@ -129,11 +131,31 @@ class Options:
         None,
         "Records of one micro-batch, divided by the number that each partition has. More: fewer, larger batches.",
     )
+    min_offsets_per_trigger: Optional[int] = setting(
+        Whole(1, 2**62),
+        None,
+        "Records that a micro-batch waits for, for `max_trigger_delay` at most. More: fewer, larger batches.",
+    )
+    max_trigger_delay: float = setting(
+        _DELAY,
+        900.0,
+        "How long a micro-batch waits for `min_offsets_per_trigger` after the one before: seconds with a unit, `90s`, "
+        "`15m` or `1h`, and a number without one in milliseconds, as Spark's connector has it.",
+    )
     min_partitions: Optional[int] = setting(
         Whole(1, 1_000_000),
         None,
         "The least number of tasks: large partitions are split by offsets. More: more tasks at once, each with its own "
         "connection.",
+    )
+    max_partitions: Optional[int] = setting(
+        Whole(1, 1_000_000),
+        None,
+        "The largest number of tasks: small partitions share one, and each row keeps its partition and offset. Less: "
+        "less overhead: a task costs about 0.1 s of a core whatever it reads. Default: two for each core, or one for "
+        "each million records if that is more, where `register` learns the number of cores (a `local` master, "
+        "`spark.default.parallelism`, or `spark.executor.instances` and `spark.executor.cores`; never with dynamic "
+        "allocation), else one for each partition. It excludes `max_records_per_partition`.",
     )
     max_records_per_partition: Optional[int] = setting(
         Whole(1, 2**62), None, "Records of one task at most, counted by offsets. Less: more, shorter tasks."
@@ -186,6 +208,8 @@ class Options:
     )
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """TLS, SASL and proxy settings, given as `security.<name of kafka-python>`."""
+    cores: Optional[int] = None
+    """Of the session, if known; no option."""
 
     @property
     def start(self) -> StartOrEnd | None:
@@ -200,8 +224,12 @@ class Options:
 ONLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("topics", "topics_pattern", "assign", "starting_offsets", "starting_timestamps"), (READ, STREAM)),
     **dict.fromkeys(("ending_offsets", "ending_timestamps"), (READ,)),
-    **dict.fromkeys(("min_partitions", "max_records_per_partition", "fail_on_data_loss"), (READ, STREAM)),
-    **dict.fromkeys(("max_offsets_per_trigger", "membership"), (STREAM,)),
+    **dict.fromkeys(
+        ("min_partitions", "max_partitions", "max_records_per_partition", "fail_on_data_loss"), (READ, STREAM)
+    ),
+    **dict.fromkeys(
+        ("max_offsets_per_trigger", "min_offsets_per_trigger", "max_trigger_delay", "membership"), (STREAM,)
+    ),
     "topic": (WRITE,),
 }
 _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "kind" in f.metadata}
@@ -380,6 +408,27 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         fault("topics", "what is to be read? Give topics, topics_pattern or assign")
     elif len(chosen) > 1:
         fault("topics", f"{' and '.join(names[name] for name in chosen)} exclude each other; give one of them")
+    if options.max_partitions is not None:
+        if options.max_records_per_partition is not None:
+            fault(
+                "max_partitions",
+                f"{names['max_partitions']} and {names['max_records_per_partition']} exclude each other; give one of "
+                "them",
+            )
+        if options.max_partitions < (options.min_partitions or 1):
+            fault(
+                "max_partitions",
+                f"{names['max_partitions']} = {options.max_partitions} is less than {names['min_partitions']} = "
+                f"{options.min_partitions}",
+            )
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        fault(
+            "min_offsets_per_trigger",
+            f"{names['min_offsets_per_trigger']} = {least} is more than {names['max_offsets_per_trigger']} = {most}",
+        )
+    if "max_trigger_delay" in names and least is None:
+        fault("max_trigger_delay", f"{names['max_trigger_delay']} delays nothing without min_offsets_per_trigger")
     wanted = None if options.assign is None else set(options.assign)
     for option in ("starting_offsets", "starting_timestamps", "ending_offsets", "ending_timestamps"):
         place: StartOrEnd | None = getattr(options, option)

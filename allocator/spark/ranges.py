@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from types import MappingProxyType
@@ -28,7 +28,9 @@ __all__ = [
     "Range",
     "StartOrEnd",
     "StreamOffsets",
+    "pack",
     "partitions_of",
+    "read_duration",
     "read_place",
     "read_times",
     "share_out",
@@ -92,6 +94,22 @@ def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each:
         edges = [found.start + found.size * number // count for number in range(count + 1)]
         made += [found._replace(start=low, end=high) for low, high in zip(edges, edges[1:])]
     return made
+
+
+def pack(ranges: Sequence[Range], at_most: int) -> list[list[Range]]:
+    """The same ranges in `at_most` packs or fewer, of sizes as even as the largest first into the emptiest makes them.
+
+    The ranges of a pack are in the order of `ranges`.
+    """
+    if len(ranges) <= at_most:
+        return [[found] for found in ranges]
+    packs: list[list[int]] = [[] for _ in range(at_most)]
+    emptiest = [(0, number) for number in range(at_most)]
+    for index in sorted(range(len(ranges)), key=lambda index: -ranges[index].size):
+        size, number = emptiest[0]
+        packs[number].append(index)
+        heapreplace(emptiest, (size + ranges[index].size, number))
+    return [[ranges[index] for index in sorted(each)] for each in packs]
 
 
 def share_out(
@@ -182,6 +200,14 @@ def read_times(text: str) -> StartOrEnd:
         if at < 0:
             raise ValueError(f"{tp.topic}:{tp.partition} has the time {at}, below 0")
     return StartOrEnd(None, {}, times)
+
+
+def read_duration(text: str) -> float:
+    """Seconds, of "90s", "15m" or milliseconds without a unit. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,15})\s*(ms|s|min|m|h|d)?", text.strip().lower())
+    if found is None:
+        raise ValueError("it is not a whole number and a unit")
+    return int(found[1]) * {None: 0.001, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def partitions_of(text: str) -> tuple[TopicPartition, ...]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, share_out, split
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, pack, share_out, split
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -111,6 +111,19 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "kafka.value.deserializer": "x"}, READ, "cast the columns"),
         ({**OURS, "kafka.transactional.id": "x"}, WRITE, "is not an option; options are brokers, topics"),
         ({**OURS, "topics_pattern": "o.*"}, READ, "exclude each other"),
+        (
+            {**OURS, "max_partitions": "4", "min_partitions": "5"},
+            READ,
+            "max_partitions = 4 is less than min_partitions",
+        ),
+        ({**OURS, "max_partitions": "4", "max_records_per_partition": "5"}, STREAM, "exclude each other"),
+        ({**OURS, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, STREAM, "= 6 is more than maxOffsetsPer"),
+        ({**OURS, "maxTriggerDelay": "5m"}, STREAM, "delays nothing without min_offsets_per_trigger"),
+        (
+            {**OURS, "minOffsetsPerTrigger": "6", "maxTriggerDelay": "5 fortnights"},
+            STREAM,
+            "must be a duration such as",
+        ),
         ({**OURS, "topics": "a", "subscribe": "b"}, READ, "are the same option and differ"),
         ({**OURS, "topics_pattern": "("}, READ, "missing )"),
         ({"brokers": "a:1", "topics_pattern": "("}, READ, "missing )"),
@@ -188,6 +201,12 @@ def test_places_are_read() -> None:
     assert StartOrEnd(None, {tp: 7}).of(TopicPartition("orders", 4)) == ("", None)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("1500", 1.5), ("90s", 90), ("15m", 900), (" 2 H", 7200), ("1d", 86400)])
+def test_durations_are_read_as_spark_reads_them(text: str, seconds: float) -> None:
+    given = {**OURS, "minOffsetsPerTrigger": "1", "maxTriggerDelay": text}
+    assert read_options(given, STREAM).max_trigger_delay == seconds
+
+
 RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(sorted), min_size=1, max_size=20).map(
     lambda pairs: [Range("t", number, low, high) for number, (low, high) in enumerate(pairs)]
 )
@@ -216,6 +235,18 @@ def test_a_few_parts_more_than_partitions_do_not_halve_them_all() -> None:
     assert len(split(ranges, 300)) == 300
     uneven = split([Range("t", 0, 0, 1000), Range("t", 1, 0, 10)], 6)
     assert [part.size for part in uneven] == [200] * 5 + [10]
+
+
+@given(RANGES, st.integers(1, 25))
+def test_packs_hold_each_range_once_and_are_as_even_as_they_can_be(ranges: list[Range], at_most: int) -> None:
+    packs = pack(ranges, at_most)
+    assert len(packs) == min(at_most, len(ranges))
+    assert sorted(each for packed in packs for each in packed) == sorted(ranges)
+    assert all(packed == sorted(packed, key=ranges.index) for packed in packs)
+    # the bound of the largest-first rule (Graham 1969), with the larger of its two lower bounds of the best
+    total, largest = sum(each.size for each in ranges), max(each.size for each in ranges)
+    heaviest = max(sum(each.size for each in packed) for packed in packs)
+    assert heaviest <= total / len(packs) + largest
 
 
 @given(RANGES, st.integers(1, 10**7))

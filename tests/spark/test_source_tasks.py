@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
 from allocator.spark.rows import arrow_schema
 from allocator.spark.source.plan import bounds, clip, find_partitions, plan_batch, resolve
-from allocator.spark.source.reading import read_range
+from allocator.spark.source.reading import pieces, read_ranges
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -33,7 +34,7 @@ def options(cluster: LocalCluster, topic: str, **more: Any) -> Options:
 
 
 def offsets(options: Options, wanted: Range) -> list[int]:
-    return [offset for batch in read_range(options, wanted, SCHEMA) for offset in batch.column("offset").to_pylist()]
+    return [offset for batch in read_ranges(options, [wanted], SCHEMA) for offset in batch.column("offset").to_pylist()]
 
 
 def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
@@ -56,11 +57,49 @@ def test_a_range_is_read_exactly_within_record_batches(
         assert offsets(reading, Range(topic, 0, start, end)) == list(range(start, end))
 
 
+def test_a_task_reads_ranges_of_many_partitions_at_once(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(partitions=12)
+    # one partition is larger than a response may be, so that the small ones must not wait for it, nor it for them
+    sizes = [4000, *range(1, 12)]
+    produce(
+        kafka_cluster.bootstrap,
+        topic,
+        [(None, b"x" * 200, number) for number, size in enumerate(sizes) for _ in range(size)],
+    )
+    wanted = [Range(topic, number, size // 3, size - size // 4) for number, size in enumerate(sizes)]
+    schema = arrow_schema([("partition", True), ("offset", True)])
+    reading = options(kafka_cluster, topic, fetch_bytes=65536)
+    found: dict[int, list[int]] = {number: [] for number in range(12)}
+    for batch in read_ranges(reading, wanted, schema):
+        (number,) = set(batch.column("partition").to_pylist())
+        found[number] += batch.column("offset").to_pylist()
+    assert found == {each.partition: list(range(each.start, each.end)) for each in wanted}
+
+
+def test_tasks_grow_with_cores_and_records() -> None:
+    ranges = [Range("t", number, 0, 20_000) for number in range(256)]
+
+    def tasks(times: int = 1, cores: int | None = 2, **more: str) -> int:
+        given = read_options({"brokers": "b:1", "topics": "t", **more})
+        return len(pieces(replace(given, cores=cores), [each._replace(end=each.end * times) for each in ranges]))
+
+    assert tasks() == 5  # 5.12 million records
+    assert tasks(cores=16) == 32
+    assert tasks(times=10) == 51
+    assert tasks(times=100) == 256
+    assert tasks(cores=None) == tasks(cores=1000) == 256
+    assert tasks(times=100, max_partitions="3") == 3
+    assert tasks(min_partitions="100") == 100
+    assert tasks(max_records_per_partition="10000") == 512
+
+
 def test_what_retention_took_is_data_loss_or_passed_over(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
-    topic = topic_factory()
-    produce(kafka_cluster.bootstrap, topic, [b"x"] * 100)
+    topic = topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", 0)] * 100)
     admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap)
     try:
         admin.delete_records({TopicPartition(topic, 0): 40})
@@ -72,6 +111,11 @@ def test_what_retention_took_is_data_loss_or_passed_over(
     assert offsets(lenient, Range(topic, 0, 10, 60)) == list(range(40, 60))
     assert offsets(lenient, Range(topic, 0, 10, 30)) == []
     assert offsets(lenient, Range(topic, 0, 200, 300)) == []
+    # beside another range, which loses nothing by it
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", 1)] * 5)
+    both = [Range(topic, 0, 10, 60), Range(topic, 1, 0, 5)]
+    read = [at for batch in read_ranges(lenient, both, SCHEMA) for at in batch.column("offset").to_pylist()]
+    assert sorted(read) == [*range(5), *range(40, 60)]
 
 
 def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
@@ -81,9 +125,9 @@ def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
     # microseconds, nanoseconds, none, and what it should be
     times = [1_700_000_000_000_000, 1_700_000_000_000_000_000, -1, 1_700_000_000_000]
     produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
-    batches = read_range(
+    batches = read_ranges(
         options(kafka_cluster, topic),
-        Range(topic, 0, 0, 4),
+        [Range(topic, 0, 0, 4)],
         arrow_schema([("timestamp", True), ("timestampType", True)]),
     )
     found = [us for batch in batches for us in batch.column("timestamp").cast("int64").to_pylist()]
@@ -115,7 +159,7 @@ def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     topic = topic_factory(partitions=2, cluster=cluster)
     produce(cluster.bootstrap, topic, [(None, b"x" * 1000, 1)] * 2000)
     reading = options(cluster, topic, timeout_s=3, fetch_bytes=65536)
-    batches = read_range(reading, Range(topic, 1, 0, 2000), SCHEMA)
+    batches = read_ranges(reading, [Range(topic, 1, 0, 2000)], SCHEMA)
     next(batches)
     cluster.brokers[0].kill()
     with pytest.raises(

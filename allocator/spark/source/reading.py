@@ -1,10 +1,10 @@
-"""What a task does: one range of offsets, from the leader's bytes to Arrow batches."""
+"""What a task does: ranges of offsets, from the leaders' bytes to Arrow batches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -24,50 +24,68 @@ from allocator.fetch.fetcher import Fetcher
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import Range
+from allocator.spark.ranges import Range, pack, split
 from allocator.spark.rows import to_spark
 from allocator.subscription import SubscriptionState
 from allocator.subscription.loss import stamped
-from allocator.types import OffsetAndMetadata
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["read_range"]
+__all__ = ["Piece", "pieces", "read_ranges"]
 
 log = logging.getLogger(__name__)
 
 # to find out why nothing came, once the time is up
 DIAGNOSIS_S = 5.0
+# so that a core whose task was short takes another one
+TASKS_A_CORE = 2
+# a task of so many is read in about a second, and costs a tenth of one besides
+PACKED_RECORDS = 1_000_000
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
-    """What one task reads."""
+    """What one task reads: ranges of different partitions."""
 
-    def __init__(self, wanted: Range) -> None:
-        super().__init__(tuple(wanted))
+    def __init__(self, wanted: Sequence[Range]) -> None:
+        super().__init__([tuple(each) for each in wanted])
 
     @property
-    def range(self) -> Range:
-        return Range(*self.value)
+    def ranges(self) -> list[Range]:
+        return [Range(*each) for each in self.value]
 
 
-def read_range(options: Options, wanted: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All records of `wanted` that exist, in order, as batches of `schema`'s columns.
+def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
+    """The tasks that read `ranges`: large ranges split, small ones packed, as `options` say."""
+    parts = split(ranges, options.min_partitions, options.max_records_per_partition)
+    most = options.max_partitions
+    if most is None and options.cores is not None and options.max_records_per_partition is None:
+        # no larger: what follows in the same task (a sort, say) must fit its memory, and a retry repeats all of it
+        most = max(TASKS_A_CORE * options.cores, sum(part.size for part in parts) // PACKED_RECORDS)
+        most = max(most, options.min_partitions or 1)
+    if most is None:
+        return [Piece([part]) for part in parts]
+    return [Piece(packed) for packed in pack(parts, most)]
 
-    Offsets without a record (compaction, markers, aborted records) are passed over. Raises `DataLoss` where the log
-    does not reach (only a warning without `fail_on_data_loss`), `NothingRead` naming the partition when nothing came
-    for `timeout_s`, and whatever befalls the partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
+
+def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """All records of `wanted` that exist, as batches of `schema`'s columns; those of each range in order.
+
+    The ranges are of different partitions and are read at once. Offsets without a record (compaction, markers, aborted
+    records) are passed over. Raises `DataLoss` where the log does not reach (only a warning without
+    `fail_on_data_loss`), `NothingRead` naming a partition when nothing came for `timeout_s`, and whatever befalls a
+    partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
     with ClusterLink(options) as link:
         task = _Task(options, wanted)
         try:
             link.run(task.start(link))
             while True:
-                batch = link.run(task.next())
-                if batch is None:
+                found = link.run(task.next())
+                if found is None:
                     return
-                rows = to_spark(batch, wanted.end, schema)
+                rows = to_spark(*found, schema)
                 if rows.num_rows:
                     yield rows
         finally:
@@ -75,10 +93,10 @@ def read_range(options: Options, wanted: Range, schema: pa.Schema) -> Iterator[p
 
 
 class _Task:
-    def __init__(self, options: Options, wanted: Range) -> None:
+    def __init__(self, options: Options, wanted: Sequence[Range]) -> None:
         self._options = options
-        self._wanted = wanted
-        self._tp = wanted.tp
+        # what is not read to its end yet
+        self._unread = {each.tp: each for each in wanted}
         self._state = SubscriptionState("none")
         self._client: KafkaClient | None = None
         self._fetcher: Fetcher | None = None
@@ -88,12 +106,13 @@ class _Task:
         try:
             self._client = client = await link.client()
         except BrokersUnavailable as error:
-            failure = NothingRead(f"{self._wanted}: {error}")
+            failure = NothingRead(f"{next(iter(self._unread.values()))}: {error}")
             failure.retriable = error.retriable
             raise failure from error
-        client.follow([self._wanted.topic])
-        self._state.assign_from_user([self._tp])
-        self._state.seek(self._tp, self._at(self._wanted.start))
+        client.follow({tp.topic for tp in self._unread})
+        self._state.assign_from_user(self._unread)
+        for tp, wanted in self._unread.items():
+            self._seek(tp, wanted.start)
         self._fetcher = Fetcher(
             client,
             self._state,
@@ -110,81 +129,102 @@ class _Task:
         if self._fetcher is not None:
             await self._fetcher.close()
 
-    async def next(self) -> Batch | None:
-        """The next batch that begins before the end; None when the end is reached."""
+    async def next(self) -> tuple[Batch, int] | None:
+        """The next batch that begins before the end of its range, and that end; None when all ends are reached."""
         assert self._fetcher is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._options.timeout_s
-        while (at := self._position()) < self._wanted.end:
+        deadline, before = loop.time() + self._options.timeout_s, self._positions()
+        while self._unread:
             try:
                 batch = self._fetcher.take()
             except OffsetOutOfRange as error:
-                await self._lost(at, error)
+                await self._lost(error)
                 continue
             if batch is not None:
-                self._state.update_position(self._tp, batch.next_offset)
-                # compaction may leave nothing below the end
-                return batch if batch.base_offset < self._wanted.end else None
-            if self._position() != at:
-                deadline = loop.time() + self._options.timeout_s
+                tp = TopicPartition(batch.topic, batch.partition)
+                end = self._unread[tp].end
+                self._state.update_position(tp, batch.next_offset)
+                if batch.next_offset >= end:
+                    self._done(tp)
+                if batch.base_offset < end:
+                    return batch, end
+                continue  # compaction left nothing below the end
+            now = self._positions()
+            for tp in [tp for tp, at in now.items() if at >= self._unread[tp].end]:
+                self._done(tp)
+            if now != before:
+                deadline, before = loop.time() + self._options.timeout_s, now
             elif not await self._fetcher.news(deadline - loop.time()):
-                raise await self._nothing(at)
+                raise await self._nothing()
         return None
 
-    def _position(self) -> int:
-        position = self._state.position(self._tp)
-        return self._wanted.start if position is None else position.offset
+    def _positions(self) -> dict[TopicPartition, int]:
+        """Of what is not read to its end."""
+        found = {}
+        for tp, wanted in self._unread.items():
+            position = self._state.position(tp)
+            found[tp] = wanted.start if position is None else position.offset
+        return found
 
-    async def _lost(self, at: int, error: OffsetOutOfRange) -> None:
-        """The log does not have `at`: an error, or on from where it begins."""
+    def _done(self, tp: TopicPartition) -> None:
+        del self._unread[tp]
+        if self._unread:
+            assert self._fetcher is not None
+            self._fetcher.discard([tp])  # what lies beyond the end would take the others' room
+
+    def _seek(self, tp: TopicPartition, offset: int) -> None:
+        """A position in the topic that the range is of."""
+        self._state.seek(tp, OffsetAndMetadata(offset, stamped("", self._unread[tp].topic_id), -1))
+
+    async def _lost(self, error: OffsetOutOfRange) -> None:
+        """The log does not have the position: an error, or on from where it begins."""
+        tp = TopicPartition(error.topic, error.partition)
+        at, wanted = self._positions()[tp], self._unread[tp]
         if isinstance(error, TopicRecreated):
-            self._recreated(at, error)
+            self._recreated(wanted, at, error)
             return
-        begin, end = await self._bounds()
-        what = f"{self._tp.topic}:{self._tp.partition} has offsets {begin} to {end - 1}, not {at}"
+        begin, end = await self._bounds(tp)
+        what = f"{tp.topic}:{tp.partition} has offsets {begin} to {end - 1}, not {at}"
         if self._options.fail_on_data_loss:
             raise DataLoss(
-                f"{what}: records were deleted before they were read (retention), or the topic was made anew; begin "
-                "at offsets that exist, or set fail_on_data_loss to false to go on without them"
+                f"{what}: records were deleted before they were read (retention), or the topic was deleted and created "
+                "again; begin at offsets that exist, or set fail_on_data_loss to false to go on without them"
             ) from error
-        # beyond its end nothing of this range is left: the topic was made anew, or its log was cut
-        on = begin if at < begin else self._wanted.end
-        log.warning("%s; %d offsets are passed over", what, min(on, self._wanted.end) - at)
-        self._state.seek(self._tp, self._at(on))
+        # beyond its end nothing of this range is left: the topic was created again, or its log was cut
+        on = begin if at < begin else wanted.end
+        log.warning("%s; %d offsets are passed over", what, min(on, wanted.end) - at)
+        self._seek(tp, on)
         assert self._fetcher is not None
         self._fetcher.wake()
 
-    def _recreated(self, at: int, error: TopicRecreated) -> None:
+    def _recreated(self, wanted: Range, at: int, error: TopicRecreated) -> None:
         """The topic is another one than the range was planned for: an error, or nothing of the range is left."""
-        what = f"{self._tp.topic}:{self._tp.partition} was to be read from offset {at} to {self._wanted.end - 1}"
+        what = f"{wanted.topic}:{wanted.partition} was to be read from offset {at} to {wanted.end - 1}"
         if self._options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}, but the topic was deleted and created again since; begin anew, a stream with another "
                 "checkpointLocation, or set fail_on_data_loss to false to go on with the new topic"
             ) from error
         log.warning("%s, but the topic was deleted and created again since; the range is passed over", what)
-        self._state.seek(self._tp, self._wanted.end)
+        self._done(wanted.tp)
 
-    def _at(self, offset: int) -> OffsetAndMetadata:
-        """A position in the topic that the range is of."""
-        return OffsetAndMetadata(offset, stamped("", self._wanted.topic_id), -1)
-
-    async def _bounds(self) -> tuple[int, int]:
+    async def _bounds(self, tp: TopicPartition) -> tuple[int, int]:
         assert self._client is not None
         found = []
         for when in (EARLIEST, LATEST):
-            there = (await list_offsets(self._client, {self._tp: when}, timeout_s=self._options.timeout_s))[self._tp]
+            there = (await list_offsets(self._client, {tp: when}, timeout_s=self._options.timeout_s))[tp]
             found.append(0 if there is None else there.offset)
         return found[0], found[1]
 
-    async def _nothing(self, at: int) -> AllocatorError:
+    async def _nothing(self) -> AllocatorError:
         assert self._client is not None
+        tp, at = next(iter(self._positions().items()))
         why = "its leader answers, and sends no records; look at the broker's log"
         try:
-            await list_offsets(self._client, {self._tp: EARLIEST}, timeout_s=DIAGNOSIS_S)
+            await list_offsets(self._client, dict.fromkeys(self._unread, EARLIEST), timeout_s=DIAGNOSIS_S)
         except (BrokerError, TopicNotFound) as error:
             why = str(error)
         return NothingRead(
-            f"{self._wanted}: no record from offset {at} on within {self._options.timeout_s:g} s ({why}); the task may "
-            "be tried again, and timeout_s says how long it waits"
+            f"{self._unread[tp]}: no record from offset {at} on within {self._options.timeout_s:g} s ({why}); the task "
+            "may be tried again, and timeout_s says how long it waits"
         )

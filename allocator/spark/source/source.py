@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Optional
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from allocator.spark.errors import in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
-from allocator.spark.ranges import Range, split
+from allocator.spark.ranges import Range
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
-from allocator.spark.source.reading import Piece, read_range
+from allocator.spark.source.reading import Piece, pieces, read_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,9 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         # raises what is wrong before anything is touched; what depends on the use, reader and writer check
         self._include_headers = read_options(self.options).include_headers
 
+    _cores: Optional[int] = None
+    """Of the session, if `register` could learn them."""
+
     @classmethod
     def name(cls) -> str:
         return NAME
@@ -47,16 +51,20 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
     def schema(self) -> str:
         return schema_text(self._include_headers)
 
+    def _reading(self, use: str) -> Options:
+        """The options for READ or STREAM. Raises ConfigError."""
+        return replace(read_options(self.options, use), cores=self._cores)
+
     @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:
-        options = read_options(self.options, READ)
+        options = self._reading(READ)
         return BatchReader(options, columns_of(schema, options))
 
     @in_one_line()
     def streamReader(self, schema: Any) -> Any:
         from allocator.spark.source.stream import StreamReader
 
-        options = read_options(self.options, STREAM)
+        options = self._reading(STREAM)
         return StreamReader(options, columns_of(schema, options))
 
     @in_one_line()
@@ -78,7 +86,7 @@ class _PushingDataSource(AllocatorDataSource):
 
     @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:
-        options = read_options(self.options, READ)
+        options = self._reading(READ)
         return _PushingReader(options, columns_of(schema, options))
 
 
@@ -98,19 +106,16 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
 
     @in_one_line()
     def partitions(self) -> list[InputPartition]:
-        options = self.options
-
         async def plan() -> list[Range]:
-            return await plan_batch(await link.client(), options, self.pushed)
+            return await plan_batch(await link.client(), self.options, self.pushed)
 
-        with ClusterLink(options) as link:
-            ranges = link.run(plan())
-        return [Piece(found) for found in split(ranges, options.min_partitions, options.max_records_per_partition)]
+        with ClusterLink(self.options) as link:
+            return pieces(self.options, link.run(plan()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark asks for None where there is nothing to read
         if isinstance(partition, Piece):
-            yield from read_range(self.options, partition.range, self.columns)
+            yield from read_ranges(self.options, partition.ranges, self.columns)
 
 
 class _PushingReader(BatchReader):
@@ -121,8 +126,29 @@ class _PushingReader(BatchReader):
 
 def register(spark: SparkSession) -> None:
     """Make `format("allocator")` known to a session, with filters pushed down where pyspark can (4.1 and up)."""
+    source = AllocatorDataSource
     if hasattr(DataSourceReader, "pushFilters"):
         spark.conf.set(PUSHDOWN, "true")
-        spark.dataSource.register(_PushingDataSource)
-    else:
-        spark.dataSource.register(AllocatorDataSource)
+        source = _PushingDataSource
+
+    # sources plan in a process of their own, which knows nothing of the session: the class tells it
+    class RegisteredDataSource(source):  # type: ignore[misc, valid-type]
+        _cores = cores_of(spark)
+
+    spark.dataSource.register(RegisteredDataSource)
+
+
+def cores_of(spark: SparkSession) -> int | None:
+    """The cores that the session's tasks run on; None where that is not known before they run."""
+    conf = spark.conf
+    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        return None
+    try:
+        context = spark.sparkContext
+    except AttributeError:  # Spark Connect
+        return None
+    if context.master.startswith("local") or conf.get("spark.default.parallelism", None):
+        return int(context.defaultParallelism)
+    executors, cores = (conf.get(f"spark.executor.{name}", None) for name in ("instances", "cores"))
+    # executors come one by one, so what there is when the session begins says little
+    return int(executors) * int(cores) if executors and cores else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,11 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, share_out, split
+from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, share_out
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
 from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
-from allocator.spark.source.reading import Piece, read_range
+from allocator.spark.source.reading import Piece, pieces, read_ranges
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._latest: Offsets = {}
         # Trigger.AvailableNow: what was there when the query began
         self._target: Offsets | None = None
+        # when a batch was planned last, on the monotonic clock
+        self._last_news: float | None = None
         self._group_checked = False
         self._member = None if options.membership == "none" else StreamMember(options)
 
@@ -87,8 +90,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if limit is not None:
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         after = self._run(self._next(before or StreamOffsets({}, {}), most))
+        if before is not None and after is not before and self._too_few(before, after):
+            after = before
         if start is not None and after is before:
             return start
+        if after is not before:
+            self._last_news = time.monotonic()
         return self._noted(after)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -98,10 +105,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._target = self._run(self._ends_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        options, upto = self.options, StreamOffsets.of_json(end)
+        upto = StreamOffsets.of_json(end)
         self._noted(upto)
-        ranges = self._run(self._ranges(StreamOffsets.of_json(start), upto))
-        return [Piece(found) for found in split(ranges, options.min_partitions, options.max_records_per_partition)]
+        return pieces(self.options, self._run(self._ranges(StreamOffsets.of_json(start), upto)))
 
     def commit(self, end: dict[str, Any]) -> None:
         done = StreamOffsets.of_json(end)
@@ -117,11 +123,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if link is not None:
             link.close()
 
+    def _too_few(self, before: StreamOffsets, after: StreamOffsets) -> bool:
+        """Whether the batch waits for more records. The first batch, and those of AvailableNow, wait for none."""
+        least = self.options.min_offsets_per_trigger
+        if least is None or self._target is not None or self._last_news is None:
+            return False
+        begin = {**before.next, **after.begin}
+        new = sum(max(0, end - begin.get(tp, end)) for tp, end in after.next.items())
+        return new < least and time.monotonic() < self._last_news + self.options.max_trigger_delay
+
     # -- what tasks do --------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Piece):
-            yield from read_range(self.options, partition.range, self.columns)
+            yield from read_ranges(self.options, partition.ranges, self.columns)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

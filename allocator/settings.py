@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT",
     "MASK",
     "REQUIRED",
+    "SECONDS",
     "SETTINGS",
     "Addresses",
     "Faults",
@@ -35,6 +36,7 @@ __all__ = [
     "Text",
     "Texts",
     "Whole",
+    "check_keywords",
     "keyword_faults",
     "nearest",
     "refusal",
@@ -268,7 +270,7 @@ class Setting:
         return self.optional or self.default is None
 
 
-_SECONDS: Final = Number(0, 86400, above=True)
+SECONDS: Final = Number(0, 86400, above=True)
 _BYTES: Final = Whole(1, unit="bytes")
 _NAME: Final = Text()
 
@@ -328,7 +330,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "kafka-go, which cannot read the data of a member with a rack.",
     ),
     "connect_timeout_s": Setting(
-        _SECONDS,
+        SECONDS,
         30.0,
         "Seconds that the start waits for Kafka and ZooKeeper. More: waits for a cluster that is coming up. Less: a "
         "supervisor learns sooner that the process cannot start.",
@@ -380,7 +382,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         memberships=KAFKA,
     ),
     "rebalance_timeout_s": Setting(
-        _SECONDS,
+        SECONDS,
         60.0,
         "Seconds that a rebalance waits for a member that drains and commits. More: a member that hangs holds up the "
         "group. Less: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
@@ -415,7 +417,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "records, `latest` may skip some, a time begins at the first record that is not older, `none` is an error.",
     ),
     "auto_commit_interval_s": Setting(
-        _SECONDS,
+        SECONDS,
         5.0,
         "Seconds between commits. More: more records repeat after a crash. Less: more requests. None: only `commit` "
         "commits.",
@@ -471,7 +473,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         group_only=True,
     ),
     "partition_watch_interval_s": Setting(
-        _SECONDS, 5.0, "Seconds between these checks of the number of partitions.", group_only=True
+        SECONDS, 5.0, "Seconds between these checks of the number of partitions.", group_only=True
     ),
     "retention_s": Setting(
         Number(above=True),
@@ -480,7 +482,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         group_only=True,
     ),
     "timeout_s": Setting(
-        _SECONDS,
+        SECONDS,
         5.0,
         "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
         group_only=True,
@@ -546,23 +548,33 @@ def refusal(kind: SettingKind, error: ValueError, *, secret: bool = False) -> st
 _IN_PYTHON: Final = ("topics", "assignor")
 
 
-def keyword_faults(given: Mapping[str, Any]) -> dict[str, str]:
+def keyword_faults(given: Mapping[str, Any], **kinds: SettingKind) -> dict[str, str]:
     """Name -> "session_timeout_s = 10000: must be ..." for each keyword argument at fault.
 
-    Names that are not in the table are left alone, and so are topics and assignors, which Python takes in more forms
-    than a file. An empty text stands for None.
+    `kinds` are those of arguments that are not in the table; None is left alone. So are other names that are not in the
+    table, and topics and assignors, which Python takes in more forms than a file. An empty text stands for None.
     """
     faults = {}
     for name, value in given.items():
         declared = SETTINGS.get(name) if name not in _IN_PYTHON else None
-        if declared is None or ((value is None or value == "") and declared.accepts_none()):
+        kind = kinds.get(name) if declared is None else declared.kind
+        optional = declared is None or declared.accepts_none()
+        if kind is None or ((value is None or value == "") and optional):
             continue
         try:
-            declared.kind.read(value)
+            kind.read(value)
         except ValueError as error:
-            quoted = name if declared.secret else f"{name} = {shown(value)}"
-            faults[name] = f"{quoted}: {refusal(declared.kind, error, secret=declared.secret)}"
+            secret = declared is not None and declared.secret
+            quoted = name if secret else f"{name} = {shown(value)}"
+            faults[name] = f"{quoted}: {refusal(kind, error, secret=secret)}"
     return faults
+
+
+def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
+    """Raises ConfigError that lists the `keyword_faults`."""
+    faults = keyword_faults(given, **kinds)
+    if faults:
+        raise ConfigError("; ".join(faults.values()))
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from allocator.client.client import KafkaClient
 from allocator.consumer.measures import lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.ownership import Ownership
-from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
+from allocator.errors import AllocatorError, CommitFailed, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.membership import Membership
@@ -26,13 +26,13 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
-from allocator.settings import keyword_faults
+from allocator.settings import check_keywords
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
-from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, TopicPartition
+from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["ConsumerCore"]
@@ -40,7 +40,6 @@ __all__ = ["ConsumerCore"]
 log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-Parts = frozenset[TopicPartition]
 
 LOSSES = 100  # kept
 FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
@@ -68,9 +67,7 @@ class ConsumerCore:
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
-        faults = keyword_faults({**own, "auto_offset_reset": auto_offset_reset, **fetch})
-        if faults:
-            raise ConfigError("; ".join(faults.values()))
+        check_keywords({**own, "auto_offset_reset": auto_offset_reset, **fetch})
         joining.check()
         self.group = joining.group
         self._joining = joining
@@ -119,7 +116,7 @@ class ConsumerCore:
         self._started = False
         self._note_choice()
         self._broken: BaseException | None = None
-        self._under_way: dict[asyncio.Future[None], Parts] = {}  # commits, and what they are of
+        self._under_way: dict[asyncio.Future[None], Partitions] = {}  # commits, and what they are of
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
@@ -369,7 +366,7 @@ class ConsumerCore:
     async def _retention_s(self) -> float | None:
         return await self.offsets.retention_s()
 
-    def _with_commit(self) -> Parts:
+    def _with_commit(self) -> Partitions:
         return frozenset(p for p in self.state.assigned_partitions() if self.progress.committed(p) is not None)
 
     async def _commit_again(self, partitions: Collection[TopicPartition]) -> None:
@@ -393,7 +390,7 @@ class ConsumerCore:
             del self._under_way[under_way]
             under_way.set_result(None)
 
-    async def commits_settled(self, partitions: Parts) -> None:
+    async def commits_settled(self, partitions: Partitions) -> None:
         """Returns once no commit of one of these partitions is under way."""
         while True:
             waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]

@@ -62,7 +62,7 @@ class Connections(NamedTuple):
     """The parts of a consumer that its membership works with."""
 
     client: KafkaClient
-    owner: AssignmentListener
+    listener: AssignmentListener
     coordinator: Coordinator
     load: Load
     """For assignors that consider how much work a partition is."""
@@ -86,7 +86,7 @@ class MembershipOptions:
         """Raises AllocatorError for assignors that this membership cannot work with."""
         config.assignors()
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         """The membership, which has touched nothing yet."""
         raise NotImplementedError
 
@@ -98,10 +98,10 @@ class FixedOptions(MembershipOptions):
     def check_assignor(self, config: MembershipConfig) -> None:
         """It assigns nothing: any value is accepted."""
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         return FixedMembership(
-            parts.client,
-            parts.owner,
+            connections.client,
+            connections.listener,
             name=config.client_id,
             topics=frozenset(config.topics),
             pattern=config.pattern,
@@ -126,25 +126,25 @@ class KafkaOptions(MembershipOptions):
         yield from super().faults(config)
         yield from _attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         assert config.group is not None
         if self.group_protocol == "consumer":
             return Kip848Membership(
-                parts.client,
+                connections.client,
                 config.group,
-                parts.owner,
+                connections.listener,
                 Kip848Settings(
                     topics=frozenset(config.topics),
                     pattern=config.pattern,
                     connect_timeout_s=config.connect_timeout_s,
                     group=self._kip848(config),
                 ),
-                coordinator=parts.coordinator,
+                coordinator=connections.coordinator,
             )
         return KafkaMembership(
-            parts.client,
+            connections.client,
             config.group,
-            parts.owner,
+            connections.listener,
             config.assignors(),
             KafkaSettings(
                 name=config.client_id,
@@ -155,8 +155,8 @@ class KafkaOptions(MembershipOptions):
                 connect_timeout_s=config.connect_timeout_s,
                 group=self._classic(config),
             ),
-            load=parts.load,
-            coordinator=parts.coordinator,
+            load=connections.load,
+            coordinator=connections.coordinator,
         )
 
     def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
@@ -199,17 +199,17 @@ class ZooKeeperOptions(MembershipOptions):
             yield from _attempt(("group", "membership"), lambda: check_group(config.group))
         yield from super().faults(config)
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
-        return self.under(self.root, config, parts)
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        return self.under(self.root, config, connections)
 
-    def under(self, root: str, config: MembershipConfig, parts: Connections) -> ZooKeeperMembership:
+    def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
         """A member of this project's protocol under another root."""
         assert config.group is not None
         return ZooKeeperMembership(
             self.ensemble(),
             Paths(root, config.group),
-            parts.owner,
-            parts.client,
+            connections.listener,
+            connections.client,
             config.assignors(),
             ZooKeeperSettings(
                 name=config.client_id,
@@ -220,8 +220,8 @@ class ZooKeeperOptions(MembershipOptions):
                 connect_timeout_s=config.connect_timeout_s,
                 max_poll_interval_s=config.max_poll_interval_s,
             ),
-            load=parts.load,
-            measures=parts.client.measures,
+            load=connections.load,
+            measures=connections.client.measures,
         )
 
     def ensemble(self) -> ZooKeeper:
@@ -249,19 +249,19 @@ class KielOptions(ZooKeeperOptions):
     def check_assignor(self, config: MembershipConfig) -> None:
         self._function(config)
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         assert config.group is not None
-        assert parts.offsets is not None
+        assert connections.offsets is not None
         return KielMembership(
             self.ensemble(),
             config.group,
-            parts.owner,
-            parts.client,
+            connections.listener,
+            connections.client,
             KielSettings(**_of_owners(config), settle_s=self.settle_s),
-            parts.offsets,
-            lambda root: self.under(root, config, parts),
+            connections.offsets,
+            lambda root: self.under(root, config, connections),
             function=self._function(config),
-            measures=parts.client.measures,
+            measures=connections.client.measures,
         )
 
     def _function(self, config: MembershipConfig) -> KielFunction:
@@ -293,14 +293,14 @@ class ConsumersOptions(ZooKeeperOptions):
         if config.assignor not in (None, "range"):
             raise ConfigError("all members of such a group use range")
 
-    def make(self, config: MembershipConfig, parts: Connections) -> Membership:
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         made: Membership = self.made(
             self.ensemble(),
             config.group,
-            parts.owner,
-            parts.client,
+            connections.listener,
+            connections.client,
             OwnersSettings(**_of_owners(config)),
-            measures=parts.client.measures,
+            measures=connections.client.measures,
         )
         return made
 
@@ -399,13 +399,13 @@ class MembershipConfig:
     def make(
         self,
         client: KafkaClient,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         coordinator: Coordinator,
         load: Load,
         offsets: StoredOffsets | None,
     ) -> Membership:
         """The membership, which has touched nothing yet."""
-        return self.options.make(self, Connections(client, owner, coordinator, load, offsets))
+        return self.options.make(self, Connections(client, listener, coordinator, load, offsets))
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""

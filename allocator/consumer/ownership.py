@@ -15,14 +15,12 @@ from allocator.subscription.listener import RebalanceEvent, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, ends, within
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Ownership", "tell"]
 
 log = logging.getLogger(__name__)
 
-Parts = frozenset[TopicPartition]
-NONE: Parts = frozenset()
 
 PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
 
@@ -30,13 +28,13 @@ PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
 class Buffers(Protocol):
     """What ownership needs of the fetcher."""
 
-    def discard(self, partitions: Parts) -> None: ...
+    def discard(self, partitions: Partitions) -> None: ...
 
     def wake(self) -> None: ...
 
 
 class Ownership:
-    """The `Owner` of a membership, for one consumer.
+    """The `AssignmentListener` of a membership, for one consumer.
 
     Guarantee: when `revoked` returns, no record of those partitions is in the user's hands, none will be delivered,
     what was done is committed (or its commit has failed for good, and those records are processed again), and no
@@ -50,7 +48,7 @@ class Ownership:
         committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
-        commits_settled: Callable[[Parts], Awaitable[None]],
+        commits_settled: Callable[[Partitions], Awaitable[None]],
         measures: Measures,
         *,
         auto_commit: bool,
@@ -69,7 +67,7 @@ class Ownership:
         self._retry_backoff_s = retry_backoff_s
         self._suspended = False
         self._opening = 0
-        self._draining: Parts = frozenset()
+        self._draining: Partitions = frozenset()
         self._tasks: BackgroundTasks | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
@@ -86,7 +84,7 @@ class Ownership:
         """Whether nothing may be delivered at this moment."""
         return self._suspended or self._opening > 0
 
-    def assign(self, partitions: Parts) -> None:
+    def assign(self, partitions: Partitions) -> None:
         """As `assigned`, for partitions that the user chose by hand: they are assigned when this returns.
 
         Nothing of them is delivered before the listener was told. One that is being revoked since an earlier choice is
@@ -102,15 +100,15 @@ class Ownership:
 
     # -- called by the membership --------------------------------------------------------------------------------
 
-    async def assigned(self, partitions: Parts) -> None:
+    async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
             await self._assigned(partitions)
 
-    async def revoked(self, partitions: Parts) -> None:
+    async def revoked(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
             await self._revoked(partitions)
 
-    async def lost(self, partitions: Parts) -> None:
+    async def lost(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
             await self._lost(partitions)
 
@@ -156,11 +154,11 @@ class Ownership:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _assigned(self, partitions: Parts) -> None:
+    async def _assigned(self, partitions: Partitions) -> None:
         self._own(partitions)
         await self._tell_assigned(partitions)
 
-    def _own(self, partitions: Parts) -> None:
+    def _own(self, partitions: Partitions) -> None:
         """To be followed by `_tell_assigned`."""
         assert self._tasks is not None
         before = self._state.assigned_partitions()
@@ -170,14 +168,14 @@ class Ownership:
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
 
-    async def _tell_assigned(self, partitions: Parts) -> None:
+    async def _tell_assigned(self, partitions: Partitions) -> None:
         try:
             await tell(self._state.rebalance_listener, RebalanceEvent.ASSIGNED, partitions)
         finally:
             self._opening -= 1
             self._fetcher.wake()
 
-    async def _revoked(self, partitions: Parts) -> None:
+    async def _revoked(self, partitions: Partitions) -> None:
         self._stop(partitions)
         while True:
             try:
@@ -198,18 +196,18 @@ class Ownership:
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
 
-    async def _lost(self, partitions: Parts) -> None:
+    async def _lost(self, partitions: Partitions) -> None:
         self._measures.partitions_lost += len(partitions)
         self._stop(partitions)
         self._drop(partitions)
         await tell(self._state.rebalance_listener, RebalanceEvent.LOST, partitions)
 
-    def _stop(self, partitions: Parts) -> None:
+    def _stop(self, partitions: Partitions) -> None:
         self._draining |= partitions
         self._state.mark_pending_revocation(partitions)
         self._fetcher.discard(partitions)
 
-    def _drop(self, partitions: Parts) -> None:
+    def _drop(self, partitions: Partitions) -> None:
         self._progress.forget(partitions, self._state.topic_id)
         self._draining -= partitions
         self._assign(self._state.assigned_partitions() - partitions)
@@ -223,7 +221,7 @@ class Ownership:
         # a new assignment makes them fetchable again, and those still draining must not be
         self._state.mark_pending_revocation(self._draining)
 
-    async def _find_positions(self, partitions: Parts) -> None:
+    async def _find_positions(self, partitions: Partitions) -> None:
         """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered."""
         while True:
             missing = self._missing(partitions)
@@ -232,7 +230,7 @@ class Ownership:
             try:
                 committed = await self._committed(missing)
             except AllocatorError as error:
-                named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NONE)
+                named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
                     # one answer is for all of them: the others would wait until the cause of these few is mended
                     await asyncio.gather(self._find_positions(named), self._find_positions(missing - named))
@@ -265,11 +263,11 @@ class Ownership:
         except NoOffsetsError as error:
             self.failed(error)
 
-    def _missing(self, partitions: Parts) -> Parts:
+    def _missing(self, partitions: Partitions) -> Partitions:
         return partitions & frozenset(self._state.missing_fetch_positions())
 
 
-async def tell(listener: Any, event: RebalanceEvent, partitions: Parts) -> None:
+async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
     """Calls the method of a listener, and awaits what it returns if that can be awaited.
 
     An error of the user's is logged, and so is a cancellation that comes out of the method without having come from

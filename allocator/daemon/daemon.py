@@ -29,13 +29,12 @@ from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost, stamped, topic_of
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Daemon", "DaemonSettings", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
-Parts = frozenset[TopicPartition]
 Offset = Union[int, OffsetAndMetadata]
 
 FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
@@ -62,7 +61,7 @@ class RecordSource(Protocol):
 
     def resume(self, *partitions: TopicPartition) -> None: ...
 
-    def assignment(self) -> Parts: ...
+    def assignment(self) -> Partitions: ...
 
     def may_act(self) -> bool: ...
 
@@ -156,21 +155,21 @@ class Daemon(RebalanceListener):
         return {partition: worker.position for partition, worker in self._workers.items()}
 
     @property
-    def stuck(self) -> Parts:
+    def stuck(self) -> Partitions:
         """Partitions whose plain handler still runs although it was given up; the interpreter would wait for it."""
         every = [*self._workers.values(), *self._past.values()]
         return frozenset(worker.partition for worker in every if worker.stuck)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
 
-    async def on_partitions_assigned(self, partitions: Parts) -> None:
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
         self._going -= partitions
         self._paused -= partitions
         returning = [partition for partition in partitions if partition in self._past]
         await asyncio.gather(*(self._go_on(partition) for partition in returning))
         self._tell_status()
 
-    async def on_partitions_revoked(self, partitions: Parts) -> None:
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
         self._going |= partitions
         workers = [self._workers[partition] for partition in partitions if partition in self._workers]
         # if this is cancelled (the session is lost) the workers are still there for `on_partitions_lost`
@@ -184,7 +183,7 @@ class Daemon(RebalanceListener):
         self._forget(workers)
         self._tell_status()
 
-    async def on_partitions_lost(self, partitions: Parts) -> None:
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
         self._going |= partitions
         workers = [self._workers[partition] for partition in partitions if partition in self._workers]
         self._forget(workers)  # first: a commit that is being prepared must not include them

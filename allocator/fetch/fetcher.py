@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
 from allocator.fetch.batch import Batch
 from allocator.fetch.brokers import BrokerFetchers
 from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
-from allocator.settings import DEFAULT
+from allocator.settings import DEFAULT, SECONDS, check_keywords
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import Deserializer, TopicPartition
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Fetcher"]
 
 log = logging.getLogger(__name__)
-
-ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 
 
 class _Resetting(NamedTuple):
@@ -76,24 +74,23 @@ class Fetcher:
         lost: Callable[[RecordsLost], None] | None = None,
         gate: Callable[[], bool] | None = None,
     ) -> None:
-        whole = {"max_bytes": max_bytes, "max_partition_bytes": max_partition_bytes, "prefetch_bytes": prefetch_bytes}
-        wrong = [
-            f"{name} is {value!r}, not a whole number above 0" for name, value in whole.items() if not _count(value)
-        ]
-        if not _count(min_bytes) and min_bytes != 0:
-            wrong.append(f"min_bytes is {min_bytes!r}, not a whole number from 0")
-        for name, seconds in (("max_wait_s", max_wait_s), ("retry_backoff_s", retry_backoff_s)):
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 2**31 / 1000:
-                wrong.append(f"{name} is {seconds!r}, not a number of seconds")
-        if isolation_level not in ISOLATION_LEVELS:
-            wrong.append(f"isolation_level is {isolation_level!r}, not one of {', '.join(ISOLATION_LEVELS)}")
-        if rack is not None and not isinstance(rack, str):
-            wrong.append(f"rack is {rack!r}, not the name of a rack")
+        check_keywords(
+            {
+                "min_bytes": min_bytes,
+                "max_bytes": max_bytes,
+                "max_partition_bytes": max_partition_bytes,
+                "prefetch_bytes": prefetch_bytes,
+                "max_wait_s": max_wait_s,
+                "retry_backoff_s": retry_backoff_s,
+                "auto_offset_reset": auto_offset_reset,
+                "isolation_level": isolation_level,
+                "rack": rack,
+            },
+            retry_backoff_s=SECONDS,
+        )
         for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None and not callable(given):
-                wrong.append(f"{name} is {given!r}, not a function of bytes")
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+                raise ConfigError(f"{name} is {given!r}, not a function of bytes")
         self._state = state
         self._reset = auto_offset_reset
         self._lost = lost
@@ -387,7 +384,3 @@ class Fetcher:
 def _finish(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31

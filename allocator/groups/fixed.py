@@ -34,7 +34,7 @@ class FixedMembership(GroupMembership):
     def __init__(
         self,
         client: PartitionCountSource,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         *,
         name: str = "",
         topics: frozenset[str] = frozenset(),
@@ -47,7 +47,7 @@ class FixedMembership(GroupMembership):
         """Grows with each change of the held partitions."""
         self.ended: BaseException | None = None
         self._client = client
-        self._owner = owner
+        self._listener = listener
         self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
@@ -133,12 +133,12 @@ class FixedMembership(GroupMembership):
         except Exception as error:
             log.exception("reading the chosen partitions ended")
             self.ended = error
-            self._owner.failed(error)
+            self._listener.failed(error)
         finally:
             remove()
             held, self._held, self._leaving = self._held | self._leaving, NO_PARTITIONS, NO_PARTITIONS
             if held:
-                await self._owner.lost(held)
+                await self._listener.lost(held)
 
     async def _keep_up(self) -> None:
         while not self._stop.is_set():
@@ -153,14 +153,14 @@ class FixedMembership(GroupMembership):
         revoked = self._leaving
         if revoked:
             self.generation += 1
-            await self._owner.revoked(revoked)
+            await self._listener.revoked(revoked)
             self._leaving -= revoked
         gained = self._wanted() - self._held - self._leaving  # the choice may have changed in the meantime
         if gained:
             self.generation += 1
             log.info("starts %d partitions", len(gained))
             self._held |= gained
-            await self._owner.assigned(gained)
+            await self._listener.assigned(gained)
 
     def _wanted(self) -> Partitions:
         if self._stop.is_set():

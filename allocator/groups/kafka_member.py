@@ -32,7 +32,7 @@ class KafkaMember(GroupMembership):
         self,
         client: KafkaClient,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         selection: TopicSelection,
         connect_timeout_s: float | None,
         clock: Callable[[], float],
@@ -40,14 +40,14 @@ class KafkaMember(GroupMembership):
         self.ended: BaseException | None = None
         self._client = client
         self._group_name = group
-        self._owner = owner
+        self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._selection = selection
         self._wanted = selection.topics
         """The topics that the last subscription reported to the coordinator names."""
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
-        self._lease = KafkaLease(group, owner, clock)
+        self._lease = KafkaLease(group, listener, clock)
         self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -126,7 +126,7 @@ class KafkaMember(GroupMembership):
         except Exception as error:
             log.exception("%s: the membership ended", self._group_name)
             self.ended = error
-            self._owner.failed(error)
+            self._listener.failed(error)
         finally:
             remove()
             await self.lost("the membership ended")
@@ -167,11 +167,11 @@ class KafkaMember(GroupMembership):
         lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
         if lost:
             log.warning("%s: lost %d partitions: %s", self._group_name, len(lost), why)
-            await self._owner.lost(lost)
+            await self._listener.lost(lost)
 
     def failed(self, error: BaseException) -> None:
         self._last_error = error
-        self._owner.failed(error)
+        self._listener.failed(error)
 
     async def _give_up(self, partitions: Partitions) -> None:
         if not partitions:
@@ -179,7 +179,7 @@ class KafkaMember(GroupMembership):
         self._held -= partitions
         self._draining |= partitions
         try:
-            await self._owner.revoked(partitions)
+            await self._listener.revoked(partitions)
         except Exception:
             # the next owner processes uncommitted records again; holding on to the partitions would stop the group
             log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))

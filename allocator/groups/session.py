@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from allocator.errors import ConfigError, ZooKeeperUnavailable
+from allocator.errors import ZooKeeperUnavailable
 from allocator.groups.lease import LeaseRenewer, MembershipLost
 from allocator.groups.membership import AssignmentListener, GroupMembership
 from allocator.measures import Measures
@@ -51,7 +51,7 @@ class SessionMembership(GroupMembership):
         zk: ZooKeeper,
         group: str,
         base: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         settings: Any,
         measures: Measures | None,
         clock: Callable[[], float],
@@ -64,7 +64,7 @@ class SessionMembership(GroupMembership):
         self._zk = zk
         self._group = group
         self._base = base
-        self._owner = owner
+        self._listener = listener
         self._settings = settings
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
@@ -72,7 +72,7 @@ class SessionMembership(GroupMembership):
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
         self._task: asyncio.Task[None] | None = None
-        self._keeper = LeaseRenewer(zk, group, owner, clock, measures or Measures())
+        self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
 
     # -- implemented by a layout ---------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class SessionMembership(GroupMembership):
                         joined.set_exception(error)
                         return
                     log.error("%s: %s", self._group, error)
-                    self._owner.failed(error)
+                    self._listener.failed(error)
                     await asyncio.sleep(1.0)
         except Exception as error:
             log.exception("%s: membership of %s ended", self._group, self.shown)
@@ -202,7 +202,7 @@ class SessionMembership(GroupMembership):
             if not joined.done():
                 joined.set_exception(error)
             else:
-                self._owner.failed(error)
+                self._listener.failed(error)
         finally:
             remove_listener()
             self._keeper.end()
@@ -247,7 +247,7 @@ class SessionMembership(GroupMembership):
         self._keeper.end()
         lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
         if lost:
-            await self._owner.lost(lost)
+            await self._listener.lost(lost)
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on after the member's znode was deleted, and with it the claim
             with contextlib.suppress(asyncio.TimeoutError):
@@ -295,7 +295,7 @@ class SessionMembership(GroupMembership):
     async def _drain(self, partitions: Partitions) -> None:
         log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
         try:
-            await self._owner.revoked(partitions)
+            await self._listener.revoked(partitions)
         except Exception:
             # the next owner processes uncommitted records again; holding on to the partitions would stop the group
             log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
@@ -314,8 +314,6 @@ class PollTimer:
     """
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
-        if limit_s is not None and not limit_s > 0:
-            raise ConfigError(f"max_poll_interval_s must be positive or None, not {limit_s!r}")
         self.limit_s = limit_s
         self._clock = clock
         self._last = clock()

@@ -30,14 +30,13 @@ from allocator.producer.producer import Producer
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import NoPosition
 from allocator.tasks import TaskGroup, wait_for_event, within
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import NoChroot, ZooKeeper
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
 
 log = logging.getLogger(__name__)
 
-Parts = frozenset[TopicPartition]
 
 CONNECT_S: Final = 30.0  # for a cluster; more: waits for a cluster that is starting; less: reports it sooner
 RESTART_S: Final = 1.0  # pause after a failure that may pass
@@ -324,7 +323,7 @@ class Mirror(RebalanceListener):
 
     # -- records --------------------------------------------------------------------------------------------------
 
-    async def _drain(self, partitions: Parts) -> None:
+    async def _drain(self, partitions: Partitions) -> None:
         """Returns when all records of these are acknowledged; after `stop` it waits for `STOP_S` at most.
 
         The new cluster may be gone. The next start reads records again that were not acknowledged.
@@ -443,14 +442,14 @@ class Mirror(RebalanceListener):
 
     # -- partitions come and go -----------------------------------------------------------------------------------
 
-    async def on_partitions_assigned(self, partitions: Parts) -> None:
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
         """Nothing of them is read before this returns."""
         try:
             await self._begin(partitions)
         except Exception as error:  # noqa: BLE001 - the reader raises it: the group would log it and go on
             self._error = error
 
-    async def on_partitions_revoked(self, partitions: Parts) -> None:
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when all records that were read of them are acknowledged and committed."""
         await self._drain(partitions)
         try:
@@ -459,17 +458,17 @@ class Mirror(RebalanceListener):
             log.warning("%s: not committed, the next owner compares: %s", self.settings.group, error)
         self._forget(partitions)
 
-    def on_partitions_lost(self, partitions: Parts) -> None:
+    def on_partitions_lost(self, partitions: Partitions) -> None:
         """The next owner finds the records that were written."""
         self._forget(partitions)
 
-    def _forget(self, partitions: Parts) -> None:
+    def _forget(self, partitions: Partitions) -> None:
         self._producer.drop(partitions)
         for partition in partitions:
             self._acked.pop(partition, None)
             self._tails.pop(partition, None)
 
-    async def _begin(self, partitions: Parts) -> None:
+    async def _begin(self, partitions: Partitions) -> None:
         await self._topic_sync.keep({partition.topic for partition in partitions})
         ids = await self._ids.of({partition.topic for partition in partitions})
         taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map, ids)

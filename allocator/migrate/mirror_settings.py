@@ -9,11 +9,17 @@ from typing import Any, Final, Literal, Optional
 from allocator.client.pool import same_cluster
 from allocator.errors import ConfigError
 from allocator.groups.patterns import check_pattern
-from allocator.settings import DEFAULT
+from allocator.settings import DEFAULT, Number, SettingKind, Whole, keyword_faults
 
 __all__ = ["RECREATED", "MirrorSettings"]
 
 RECREATED: Final = ("earliest", "continue")
+RANGES: Final[Mapping[str, SettingKind]] = {
+    "replication": Whole(1, 2**15 - 1),
+    "commit_interval_s": Number(above=True),
+    "buffer_bytes": Whole(1, 2**63 - 1, unit="bytes"),
+    "throttle_bytes_s": Number(above=True, unit="bytes a second"),
+}
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,8 @@ class MirrorSettings:
         for topic, choice in self.recreated.items():
             if choice not in RECREATED:
                 faults.append(f"recreated[{topic!r}] is {choice!r}, not {' or '.join(map(repr, RECREATED))}")
-        for name in ("replication", "commit_interval_s", "buffer_bytes", "throttle_bytes_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                faults.append(f"{name} is {value!r}; it must be positive")
+        ranged = {name: getattr(self, name) for name in ("session_timeout_s", *RANGES)}
+        faults += keyword_faults(ranged, **RANGES).values()
         if same_cluster(self.old, self.new):
             faults.append(f"the old and the new cluster share an address: {self.old} and {self.new}")
         if faults:

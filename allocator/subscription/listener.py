@@ -10,11 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from allocator.subscription.loss import RecordsLost
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 __all__ = ["RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
-
-Parts = frozenset[TopicPartition]
 
 
 class RebalanceEvent(enum.Enum):
@@ -74,14 +72,14 @@ def check_listener(listener: Any) -> None:
         )
 
 
-def callback_of(listener: Any, event: RebalanceEvent) -> Callable[[Parts], Any] | None:
+def callback_of(listener: Any, event: RebalanceEvent) -> Callable[[Partitions], Any] | None:
     """What to call, and to await if it returns an awaitable; None if nobody listens.
 
     A listener without `on_partitions_lost`, such as aiokafka's, is told by `on_partitions_revoked`.
     """
     if listener is None:
         return None
-    found: Callable[[Parts], Any] | None = getattr(listener, event.value, None)
+    found: Callable[[Partitions], Any] | None = getattr(listener, event.value, None)
     if found is None and event is RebalanceEvent.LOST:
         found = getattr(listener, RebalanceEvent.REVOKED.value)
     return found

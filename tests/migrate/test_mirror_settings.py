@@ -26,7 +26,7 @@ def test_what_can_be_said_by_itself_is_accepted() -> None:
         ({"topics": [], "pattern": "(?!t)", "membership": "zookeeper", "zookeeper": "z:1"}, "without lookaround"),
         ({"membership": "fixed"}, "membership is 'fixed', not 'zookeeper' or 'kafka'"),
         ({"membership": "zookeeper"}, "zookeeper is missing"),
-        ({"throttle_bytes_s": 0}, "throttle_bytes_s is 0; it must be positive"),
+        ({"throttle_bytes_s": 0}, "throttle_bytes_s = 0: must be a number .bytes a second., more than 0"),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ class KafkaMembership(KafkaMember):
         self,
         client: KafkaClient,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         assignors: Mapping[str, Assignor],
         settings: KafkaSettings,
         *,
@@ -78,7 +78,7 @@ class KafkaMembership(KafkaMember):
         if not assignors:
             raise ConfigError("a member of a group offers at least one allocator function, e.g. 'range'")
         selection = TopicSelection(settings.topics, settings.pattern)
-        super().__init__(client, group, owner, selection, settings.connect_timeout_s, clock)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
         self.member_id = ""
         self.generation = 0
         self._assignors = dict(assignors)
@@ -154,7 +154,7 @@ class KafkaMembership(KafkaMember):
         decision = decide(assignor, joined, view, self._target)
         if decision.problem is not None:
             log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
-            self._owner.failed(decision.problem)
+            self._listener.failed(decision.problem)
         else:
             without = left_out(view, decision.target)
             if without != self._left_out:
@@ -185,7 +185,7 @@ class KafkaMembership(KafkaMember):
             self._group.request_rejoin("released the partitions that move to other members")
         if gained:
             self._held |= gained
-            await self._owner.assigned(gained)
+            await self._listener.assigned(gained)
 
     async def lost(self, why: str) -> None:
         self._counts = None
@@ -205,7 +205,7 @@ class KafkaMembership(KafkaMember):
         try:
             assigned = MemberAssignment.decode(assignment).partitions
         except Malformed as error:
-            self._owner.failed(error)
+            self._listener.failed(error)
             return NO_PARTITIONS
         foreign = sorted({p.topic for p in assigned} - self._wanted)
         if foreign:

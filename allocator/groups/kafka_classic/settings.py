@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.kafka_classic.messages import STATIC_MEMBERS
 from allocator.groups.kafka_group import passes
-from allocator.settings import DEFAULT
+from allocator.settings import DEFAULT, SECONDS, check_keywords
 
 __all__ = ["KafkaGroupSettings", "KafkaSettings"]
 
@@ -25,16 +25,12 @@ class KafkaGroupSettings:
     failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
 
     def __post_init__(self) -> None:
-        for name in ("session_timeout_s", "heartbeat_interval_s", "rebalance_timeout_s", "retry_backoff_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+        check_keywords(vars(self), retry_backoff_s=SECONDS, failure_pause_s=SECONDS)
         if 2 * self.heartbeat_interval_s > self.session_timeout_s:
             raise ConfigError(
                 f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; at most half of session_timeout_s "
                 f"({self.session_timeout_s:g}), or one lost heartbeat costs the membership"
             )
-        if self.max_poll_interval_s is not None and not self.max_poll_interval_s > 0:
-            raise ConfigError(f"max_poll_interval_s must be positive or None, not {self.max_poll_interval_s!r}")
 
     def check(self, group: str, join_version: int | None) -> None:
         """Raises `ConfigError` for what brokers with this version of JoinGroup cannot do."""

@@ -58,14 +58,14 @@ class Kip848Membership(KafkaMember):
         self,
         client: KafkaClient,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         settings: Kip848Settings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         selection = TopicSelection(settings.topics, settings.pattern)
-        super().__init__(client, group, owner, selection, settings.connect_timeout_s, clock)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
         self._settings = settings
         self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
         self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=clock)
@@ -118,7 +118,7 @@ class Kip848Membership(KafkaMember):
             self._names.update(gained)
             self._held |= frozenset(gained.values())
             log.info("%s: %s starts %d partitions", self._group_name, self.member_id, len(gained))
-            await self._owner.assigned(frozenset(gained.values()))
+            await self._listener.assigned(frozenset(gained.values()))
         return len(named) == len(new)
 
     async def release(self, revoked: IdPartitions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from allocator.errors import ConfigError
-from allocator.settings import DEFAULT
+from allocator.settings import DEFAULT, SECONDS, check_keywords
 
 __all__ = ["Kip848GroupSettings", "Kip848Settings"]
 
@@ -27,11 +27,7 @@ class Kip848GroupSettings:
     failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
 
     def __post_init__(self) -> None:
-        for name in ("rebalance_timeout_s", "retry_backoff_s", "failure_pause_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
-        if self.max_poll_interval_s is not None and not self.max_poll_interval_s > 0:
-            raise ConfigError(f"max_poll_interval_s must be positive or None, not {self.max_poll_interval_s!r}")
+        check_keywords(vars(self), retry_backoff_s=SECONDS, failure_pause_s=SECONDS)
         for name in ("instance_id", "server_assignor"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} is empty; give a name, or None for no such thing")

@@ -95,7 +95,7 @@ class KielMembership(GroupMembership):
         self,
         zk: ZooKeeper,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         topics: PartitionCountSource,
         settings: KielSettings,
         offsets: Carrier,
@@ -108,7 +108,7 @@ class KielMembership(GroupMembership):
         self._next_member = next_member
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
-        self._old = _KielMember(zk, group, owner, topics, settings, offsets, self._go_on, function, measures, clock)
+        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures, clock)
         self._current: Membership = self._old
 
     @property
@@ -161,7 +161,7 @@ class _KielMember(OwnersMembership):
         self,
         zk: ZooKeeper,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         topics: PartitionCountSource,
         settings: KielSettings,
         offsets: Carrier,
@@ -171,7 +171,7 @@ class _KielMember(OwnersMembership):
         clock: Callable[[], float],
     ) -> None:
         self._paths = KielPaths(group)
-        super().__init__(zk, group, self._paths.base, owner, topics, settings, measures=measures, clock=clock)
+        super().__init__(zk, group, self._paths.base, listener, topics, settings, measures=measures, clock=clock)
         self._settle_s = settings.settle_s
         self._offsets = offsets
         self._go_on = go_on
@@ -224,7 +224,7 @@ class _KielMember(OwnersMembership):
         try:
             dealt, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
         except InvalidZnode as error:
-            self._owner.failed(error)
+            self._listener.failed(error)
             return self._held
         if seal is not None and seal.phase is not HandoverPhase.SEALING:
             log.info("%s: the group was given to %s; %s lets go", self._group, seal.root, self.member_id)
@@ -244,7 +244,7 @@ class _KielMember(OwnersMembership):
             mine = self._dealt_to_us(*view)
         except Exception as error:  # noqa: BLE001  whatever the user's function raises
             log.error("%s: the allocator function failed: %r", self._group, error)
-            self._owner.failed(error)
+            self._listener.failed(error)
             return self._held
         now = self._clock()
         self._since = {p: self._since.get(p, now) for p in mine}
@@ -304,7 +304,7 @@ class _KielMember(OwnersMembership):
                 break
             await self._open(*seal)
         # we hold nothing: whatever pause was told of is over, and the next membership tells of its own
-        self._owner.resumed()
+        self._listener.resumed()
         while True:
             try:
                 await self._go_on(seal[0].root)

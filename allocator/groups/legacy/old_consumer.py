@@ -119,7 +119,7 @@ class _OldConsumer(OwnersMembership):
         self,
         zk: ZooKeeper,
         group: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         topics: OldCluster,
         settings: OwnersSettings,
         *,
@@ -127,7 +127,7 @@ class _OldConsumer(OwnersMembership):
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         paths = Paths("/consumers", group)  # refuses a name that cannot be one
-        super().__init__(zk, group, paths.base, owner, topics, settings, measures=measures, clock=clock)
+        super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures, clock=clock)
         self._cluster = topics
         self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
         self._registered: frozenset[str] = frozenset()
@@ -227,7 +227,7 @@ class _OldConsumer(OwnersMembership):
         if name not in self._complained:
             self._complained.add(name)
             log.error("%s: %s", self._group, error)
-            self._owner.failed(error)
+            self._listener.failed(error)
 
 
 class ConsumersMembership(_OldConsumer):

@@ -62,14 +62,14 @@ class OwnersMembership(SessionMembership):
         zk: ZooKeeper,
         group: str,
         base: str,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         topics: PartitionCountSource,
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(zk, group, base, owner, settings, measures, clock)
+        super().__init__(zk, group, base, listener, settings, measures, clock)
         self._topics = topics
         self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s
@@ -168,7 +168,7 @@ class OwnersMembership(SessionMembership):
                 log.info(
                     "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
                 )
-                await self._owner.assigned(gained)
+                await self._listener.assigned(gained)
             again_s = await self._await_claims(ready - gained) if gained != ready else None
             if again_s is not None:
                 later.append(again_s)

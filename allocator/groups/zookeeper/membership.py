@@ -82,7 +82,7 @@ class ZooKeeperMembership(SessionMembership):
         self,
         zk: ZooKeeper,
         paths: Paths,
-        owner: AssignmentListener,
+        listener: AssignmentListener,
         topics: PartitionCountSource,
         assignors: Mapping[str, Assignor],
         settings: ZooKeeperSettings,
@@ -92,7 +92,7 @@ class ZooKeeperMembership(SessionMembership):
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(zk, paths.group, paths.base, owner, settings, measures, clock)
+        super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
         self._paths = paths
         self._store = Store(zk, paths)
         self._topics = topics
@@ -295,7 +295,7 @@ class ZooKeeperMembership(SessionMembership):
             len(self._held),
             document.generation,
         )
-        await self._owner.assigned(gained)
+        await self._listener.assigned(gained)
 
     def _must_write(self, document: AssignmentDocument) -> bool:
         if self._claim.held != self._held | self._draining:
@@ -315,7 +315,7 @@ class ZooKeeperMembership(SessionMembership):
 
     def _tell_refusal(self, reason: str | None) -> None:
         if reason is not None and reason != self._refused:
-            self._owner.failed(
+            self._listener.failed(
                 InconsistentAssignor(f"group {self._paths.group!r} gives this member no partitions: {reason}")
             )
         self._refused = reason

@@ -32,14 +32,13 @@ from allocator.spark.options import Options, member_keywords
 from allocator.spark.source.plan import begin_again
 from allocator.subscription.loss import stamped
 from allocator.tasks import wait_for_event
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["StreamMember"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Parts = frozenset[TopicPartition]
 Begin = dict[TopicPartition, Optional[int]]
 
 # how often the lease is looked at while it is not valid; `resumed` and `lost` are heard at once
@@ -63,7 +62,7 @@ class StreamMember:
         """
         return self._ask(self._inside.border(done, ids))
 
-    def claim(self, wanted: Parts) -> Begin:
+    def claim(self, wanted: Partitions) -> Begin:
         """Of `wanted`, those that are ours, with what is committed: for a batch that is repeated after a crash.
 
         Waits for the session of the process that crashed to end. What is not ours by then is another member's, who
@@ -101,7 +100,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Inside:
-    """What lives in the member's loop; also the `Owner` of its membership."""
+    """What lives in the member's loop; also the `AssignmentListener` of its membership."""
 
     def __init__(self, options: Options) -> None:
         assert options.group is not None
@@ -139,7 +138,7 @@ class _Inside:
         self._running |= begin.keys()
         return begin
 
-    async def claim(self, wanted: Parts) -> Begin:
+    async def claim(self, wanted: Partitions) -> Begin:
         membership = await self._joined()
         if not wanted <= self._running:
             loop = asyncio.get_running_loop()
@@ -168,18 +167,18 @@ class _Inside:
 
     # -- called by the membership ---------------------------------------------------------------------------------
 
-    async def assigned(self, partitions: Parts) -> None:
+    async def assigned(self, partitions: Partitions) -> None:
         self._held |= partitions
         self._news.set()
 
-    async def revoked(self, partitions: Parts) -> None:
+    async def revoked(self, partitions: Partitions) -> None:
         self._leaving |= partitions & self._held
         while not self._closing and not self._held.isdisjoint(partitions & self._leaving):
             self._news.clear()
             await self._news.wait()
         self._forget(partitions)
 
-    async def lost(self, partitions: Parts) -> None:
+    async def lost(self, partitions: Partitions) -> None:
         log.warning(
             "%s: %d partitions are lost; a batch that reads them is not committed", self._group, len(partitions)
         )
@@ -198,7 +197,7 @@ class _Inside:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _forget(self, partitions: Parts) -> None:
+    def _forget(self, partitions: Partitions) -> None:
         for each in (self._held, self._leaving, self._running):
             each -= partitions
         for tp in partitions:
@@ -256,7 +255,7 @@ class _Inside:
             raise BrokersUnavailable("the member of the group has no connection")
         return GroupOffsets(self._client, self._group, timeout_s=self._options.timeout_s)
 
-    async def _found(self, tps: Parts) -> Begin:
+    async def _found(self, tps: Partitions) -> Begin:
         if not tps:
             return {}
         found = await self._offsets().fetch(tps)

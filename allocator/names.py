@@ -49,8 +49,8 @@ def check_group(name: Any) -> None:
     """For groups in ZooKeeper, where the name is a znode. Kafka allows any name. Raises `GroupNameError`."""
     if not isinstance(name, str) or not GROUP_NAME.match(name) or name in (".", ".."):
         raise GroupNameError(
-            f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control "
-            "character, and be neither '.' nor '..'"
+            f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control character, "
+            "and be neither '.' nor '..'"
         )
 
 

@@ -145,10 +145,10 @@ def _find(
 async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
     """Raises the connection error if no cluster was reached."""
     from allocator.client.client import KafkaClient
-    from allocator.doctor.doctor import could_not_look, examine
+    from allocator.doctor.doctor import check_failed, examine
     from allocator.zookeeper.client import ZooKeeper
 
-    unseen: list[tuple[str, AllocatorError]] = []
+    failed: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:
 
         async def reached(what: str, opening: Coroutine[Any, Any, T]) -> T | None:
@@ -157,7 +157,7 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
             except ConfigError:
                 raise
             except AllocatorError as error:
-                unseen.append((what, error))
+                failed.append((what, error))
                 return None
 
         async def ensemble(hosts: str, session_timeout_s: float) -> ZooKeeper:
@@ -180,7 +180,7 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
         if where.brokers is not None:
             client = await reached("Kafka", cluster(where.brokers))
         if client is None and zk is None:
-            raise unseen[0][1]
+            raise failed[0][1]
         hosts = where.kafka_zookeeper
         if hosts is None and where.zookeeper is not None and "/" in where.zookeeper:
             hosts = where.zookeeper.partition("/")[0]
@@ -195,7 +195,7 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
             interval_s=interval_s,
             patience_s=patience_s,
         )
-    return [*(could_not_look(what, str(error)) for what, error in unseen), *findings]
+    return [*(check_failed(what, str(error)) for what, error in failed), *findings]
 
 
 def _exit_code(findings: list[Finding]) -> int:

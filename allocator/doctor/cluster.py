@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from allocator.doctor.finding import Finding, Severity, names
-from allocator.doctor.look import Look
+from allocator.doctor.observation import Observation
 
 __all__ = ["cluster_findings"]
 
 OLD = (0, 10)
-SKEW_S = 2.0  # NTP keeps clocks within milliseconds; requests take time too
+SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time too
 LATE_S = 10.0  # a restarted broker waits at least this long until the znode of its former session is deleted
 
 
-def cluster_findings(before: Look, after: Look) -> Iterator[Finding]:
+def cluster_findings(before: Observation, after: Observation) -> Iterator[Finding]:
     yield from _brokers(after)
     yield from _replicas(after)
     yield from _clocks(before, after)
@@ -26,8 +26,8 @@ def version_text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _brokers(look: Look) -> Iterator[Finding]:
-    for broker in look.brokers.values():
+def _brokers(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers.values():
         if broker.refused is not None:
             yield Finding(
                 "broker-unreachable",
@@ -38,36 +38,36 @@ def _brokers(look: Look) -> Iterator[Finding]:
                 f"Check that clients can use the address {broker.address} (advertised.listeners), that no firewall "
                 "blocks it, and that the process is not paused or in garbage collection.",
             )
-    versions = Counter(broker.version for broker in look.brokers.values() if broker.version)
+    versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
     if len(versions) > 1:
         listed = ", ".join(f"{count} of {version_text(version)}" for version, count in sorted(versions.items()))
         yield Finding(
             "mixed-versions",
             Severity.WARNING,
             f"the brokers are of different versions: {listed}",
-            tuple(f"broker {b.id}: {version_text(b.version)}" for b in look.brokers.values() if b.version),
+            tuple(f"broker {b.id}: {version_text(b.version)}" for b in seen.brokers.values() if b.version),
             "A client uses the request versions of the first broker that it connects to. Newer requests fail on older "
             "brokers, and the first broker changes with each reconnection.",
             "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
         )
-    if look.version and look.version < OLD:
+    if seen.version and seen.version < OLD:
         missing = "records have no timestamps, so offsets cannot be reset to a time"
-        if look.version < (0, 9):
+        if seen.version < (0, 9):
             missing += "; Kafka's own group protocol and TLS do not exist"
-        if look.version < (0, 8, 2):
+        if seen.version < (0, 8, 2):
             missing += "; offsets are kept in ZooKeeper only"
         yield Finding(
             "old-version",
             Severity.INFO,
-            f"the brokers are Kafka {version_text(look.version)}",
-            tuple(f"broker {node}" for node in sorted(look.brokers)),
+            f"the brokers are Kafka {version_text(seen.version)}",
+            tuple(f"broker {node}" for node in sorted(seen.brokers)),
             f"This version gets no fixes; {missing}.",
             "Plan a migration: mirror the topics, map the offsets, cut over.",
         )
 
 
-def _replicas(look: Look) -> Iterator[Finding]:
-    leaderless = [p for p, seen in look.replicas.items() if seen.leader is None]
+def _replicas(seen: Observation) -> Iterator[Finding]:
+    leaderless = [p for p, replicas in seen.replicas.items() if replicas.leader is None]
     if leaderless:
         yield Finding(
             "leaderless",
@@ -76,13 +76,14 @@ def _replicas(look: Look) -> Iterator[Finding]:
             names(leaderless),
             "Clients can neither read nor write them until a replica with their records is available.",
             "Start the brokers with their replicas: "
-            + _numbers({node for p in leaderless for node in look.replicas[p].all} - set(look.brokers))
+            + _numbers({node for p in leaderless for node in seen.replicas[p].all} - set(seen.brokers))
             + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
         )
-    lacking = {p for p, seen in look.replicas.items() if set(seen.all) - set(seen.in_sync)} - set(leaderless)
+    out_of_sync = {p: set(replicas.all) - set(replicas.in_sync) for p, replicas in seen.replicas.items()}
+    lacking = {p for p, nodes in out_of_sync.items() if nodes} - set(leaderless)
     if lacking:
-        behind = {node for p in lacking for node in set(look.replicas[p].all) - set(look.replicas[p].in_sync)}
-        gone, slow = behind - set(look.brokers), behind & set(look.brokers)
+        behind = set().union(*(out_of_sync[p] for p in lacking))
+        gone, slow = behind - set(seen.brokers), behind & set(seen.brokers)
         causes = [f"{_numbers(nodes)} {what}" for nodes, what in ((gone, "unavailable"), (slow, "behind")) if nodes]
         yield Finding(
             "under-replicated",
@@ -94,7 +95,7 @@ def _replicas(look: Look) -> Iterator[Finding]:
         )
 
 
-def _clocks(before: Look, after: Look) -> Iterator[Finding]:
+def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
     skew_s = _zookeeper_skew_s(before, after)
     if abs(skew_s) > SKEW_S:
         yield Finding(
@@ -117,57 +118,55 @@ def _clocks(before: Look, after: Look) -> Iterator[Finding]:
                 "The broker stamps records (LogAppendTime) and expires records and offsets by that clock.",
                 "Compare both with NTP (`chronyc tracking`); this finding stays until the broker restarts.",
             )
-    if after.ahead:
-        furthest = max(after.ahead.values())
+    if after.future_timestamps:
+        furthest = max(after.future_timestamps.values())
         yield Finding(
             "records-from-the-future",
             Severity.WARNING,
-            f"{len(after.ahead)} partitions hold records stamped up to {(furthest - after.ended_ms) / 1000:.0f} s "
-            "ahead of this machine's clock",
-            names(after.ahead),
+            f"{len(after.future_timestamps)} partitions hold records with timestamps up to "
+            f"{(furthest - after.ended_ms) / 1000:.0f} s ahead of this machine's clock",
+            names(after.future_timestamps),
             "Their log segments stay longer than the retention time, and an offset reset to a time finds a wrong "
-            "offset. "
-            "A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
+            "offset. A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
             "Find the producer. message.timestamp.type=LogAppendTime or message.timestamp.difference.max.ms prevents "
             "such records.",
         )
 
 
-def _zookeeper_skew_s(before: Look, after: Look) -> float:
+def _zookeeper_skew_s(before: Observation, after: Observation) -> float:
     """Minimum seconds that ZooKeeper's clock is ahead of this one (negative: behind); 0 if unknown."""
     newest = after.zookeeper_ms
     if newest is None:
         return 0.0
     if newest > after.ended_ms:
         return (newest - after.ended_ms) / 1000
-    if before.zookeeper_ms is not None and newest > before.zookeeper_ms and newest < before.begun_ms:
-        return (newest - before.begun_ms) / 1000  # it was written between the two polls
+    if before.zookeeper_ms is not None and newest > before.zookeeper_ms and newest < before.began_ms:
+        return (newest - before.began_ms) / 1000  # the znode was written between the two polls
     return 0.0
 
 
-def _session_timeouts(look: Look) -> Iterator[Finding]:
-    asked, granted = look.asked_s, look.granted_s
-    if asked is not None and granted is not None and abs(asked - granted) > 0.001:
-        limit = "least" if granted > asked else "most"
+def _session_timeouts(seen: Observation) -> Iterator[Finding]:
+    requested, granted = seen.requested_session_s, seen.granted_session_s
+    if requested is not None and granted is not None and abs(requested - granted) > 0.001:
+        limit = "least" if granted > requested else "most"
         yield Finding(
             "session-timeout-out-of-range",
             Severity.WARNING,
-            f"ZooKeeper grants {granted:g} s where {asked:g} s are asked for: the {limit} that it allows",
+            f"ZooKeeper grants {granted:g} s where {requested:g} s are requested: the {limit} that it allows",
             ("ZooKeeper",),
             "The group notices a crashed member after the granted timeout, not after the one in the settings. By "
-            "default "
-            "ZooKeeper allows 2 to 20 times its tickTime.",
+            "default ZooKeeper allows 2 to 20 times its tickTime.",
             "Set the members' session timeout within the range, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
         )
-    if asked is None or (look.state is not None and look.state.members and look.kafka is None):
+    if requested is None or (seen.state is not None and seen.state.members and seen.kafka is None):
         return  # the coordinator's range does not apply to members through ZooKeeper
-    least, most = (_seconds(look, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
-    if (least is not None and asked < least) or (most is not None and asked > most):
+    least, most = (_seconds(seen, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
+    if (least is not None and requested < least) or (most is not None and requested > most):
         yield Finding(
             "session-timeout-out-of-range",
-            Severity.WARNING if look.kafka is None else Severity.CRITICAL,
+            Severity.WARNING if seen.kafka is None else Severity.CRITICAL,
             f"the brokers allow session timeouts of {least or 0:g} to {most or 0:g} s in groups by Kafka's own "
-            f"protocol, and {asked:g} s are asked for",
+            f"protocol, and {requested:g} s are requested",
             ("Kafka's group coordinator",),
             "The coordinator refuses a member with a session timeout out of this range.",
             "Set the members' session timeout within the range, or group.min.session.timeout.ms and "
@@ -175,8 +174,8 @@ def _session_timeouts(look: Look) -> Iterator[Finding]:
         )
 
 
-def _seconds(look: Look, name: str) -> float | None:
-    text = look.settings.get(name)
+def _seconds(seen: Observation, name: str) -> float | None:
+    text = seen.settings.get(name)
     return None if text is None else int(text) / 1000
 
 

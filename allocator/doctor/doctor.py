@@ -1,4 +1,4 @@
-"""The doctor: looks at a cluster and a group twice, and says what is wrong and what to do.
+"""The doctor: polls a cluster and a group twice, and reports problems with their remedies.
 
     findings = await examine("billing", client=client, zookeeper=zk)
 
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from allocator.client.client import KafkaClient
 from allocator.doctor.cluster import cluster_findings
 from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
-from allocator.doctor.look import Look, look
 from allocator.doctor.members import member_findings
+from allocator.doctor.observation import Observation, observe
 from allocator.doctor.offsets import offset_findings
 from allocator.settings import DEFAULT
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Finding", "Look", "Severity", "could_not_look", "examine", "judge", "look"]
+__all__ = ["Finding", "Observation", "Severity", "check_failed", "diagnose", "examine", "observe"]
 
 
 async def examine(
@@ -34,31 +34,33 @@ async def examine(
     patience_s: float = 60.0,
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
-    """What is wrong, the worst first; [] if nothing is. Takes `interval_s` and the time of two looks.
+    """All findings, the worst first. Polls twice, with a pause of `interval_s`.
 
-    `group` None: the cluster alone. `client` must follow all topics. `zookeeper` has the group, and its
-    `requested_timeout_s` is taken for the members' own; `kafka_zookeeper` is where Kafka's own znodes stand, if that is
-    another ensemble or chroot. `interval_s` lies between the looks: what moves or is committed meanwhile is well; 0
-    looks once, and says nothing of lag. `patience_s`: how long a member may take to let go of partitions.
+    `group` None: the cluster alone. `client` must follow all topics. `zookeeper` has the group; its
+    `requested_timeout_s` is used as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
+    they are in another ensemble or chroot. A partition that moves or commits between the polls is healthy;
+    `interval_s` 0 polls once and reports no lag. `patience_s`: how long a member may take to release partitions.
 
-    What could not be looked at is a finding too, `could-not-look`; nothing is raised but for what is no AllocatorError.
-    Who looks at regular times calls `look` and `judge` instead, and keeps its last look.
+    A check that fails with an AllocatorError becomes the finding `could-not-look`; other exceptions are raised. For
+    regular checks, call `observe` and `diagnose` instead, and keep the last observation.
     """
     zookeepers = [each for each in (zookeeper, kafka_zookeeper) if each is not None]
 
-    async def once() -> Look:
-        return await look(group, client=client, zookeepers=zookeepers, root=root, clock=clock)
+    async def poll() -> Observation:
+        return await observe(group, client=client, zookeepers=zookeepers, root=root, clock=clock)
 
-    before = after = await once()
+    before = after = await poll()
     if interval_s > 0 and group is not None:
         await asyncio.sleep(interval_s)
-        after = await once()
-    return judge(before, after, root=root, patience_s=patience_s)
+        after = await poll()
+    return diagnose(before, after, root=root, patience_s=patience_s)
 
 
-def judge(before: Look, after: Look, *, root: str = DEFAULT["root"], patience_s: float = 60.0) -> list[Finding]:
-    """What two looks at the same thing show, the worst first. Pure; `before` may be `after` itself."""
-    found = [could_not_look(what, why) for what, why in after.unseen]
+def diagnose(
+    before: Observation, after: Observation, *, root: str = DEFAULT["root"], patience_s: float = 60.0
+) -> list[Finding]:
+    """The findings from two polls of the same group, the worst first. Pure; `before` may be `after` itself."""
+    found = [check_failed(what, why) for what, why in after.failed_checks]
     found += cluster_findings(before, after)
     if after.group is not None:
         found += member_findings(before, after, root, patience_s)
@@ -66,14 +68,14 @@ def judge(before: Look, after: Look, *, root: str = DEFAULT["root"], patience_s:
     return _worst_first(found)
 
 
-def could_not_look(what: str, why: str) -> Finding:
+def check_failed(what: str, why: str) -> Finding:
     return Finding(
         COULD_NOT_LOOK,
         Severity.WARNING,
-        f"{what} could not be looked at: {why}",
+        f"{what} could not be read: {why}",
         (what,),
-        "What is wrong there is not in this list.",
-        "Make it reachable from here, with rights to read and to describe.",
+        "Its problems are missing from this list.",
+        "Make sure that this machine can reach it and may read and describe it.",
     )
 
 

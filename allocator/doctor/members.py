@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from allocator.doctor.finding import Finding, Severity, names
-from allocator.doctor.look import Look
+from allocator.doctor.observation import Observation
 from allocator.foreign import plain
 from allocator.groups.describe import GroupState
 from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OLD_OWNERS
@@ -22,11 +22,11 @@ BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # they balance something other than
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}
 
 
-def member_findings(before: Look, after: Look, root: str, patience_s: float) -> Iterator[Finding]:
+def member_findings(before: Observation, after: Observation, root: str, patience_s: float) -> Iterator[Finding]:
     """`patience_s`: a state that lasts longer than this does not end by itself."""
     yield from _presence(after, root)
     yield from _layouts(after, root)
-    yield from _given_up(before, after)
+    yield from _unclaimed_by_old_consumers(before, after)
     if after.state is not None:
         yield from _ownership(before, after)
         yield from _stuck(before, after, Paths(root, after.state.group), patience_s)
@@ -37,46 +37,46 @@ def member_findings(before: Look, after: Look, root: str, patience_s: float) -> 
     yield from _shares(after)
 
 
-def _presence(look: Look, root: str) -> Iterator[Finding]:
-    if look.report is None:
-        if look.group is not None and not look.old.kiel and not look.old.consumers and not look.unseen:
-            known = f"; it knows {', '.join(look.others)}" if look.others else ""
-            kafka = "; Kafka has no members or offsets of it" if look.version else ""
+def _presence(seen: Observation, root: str) -> Iterator[Finding]:
+    if seen.report is None:
+        if seen.group is not None and not seen.old.kiel and not seen.old.consumers and not seen.failed_checks:
+            known = f"; it knows {', '.join(seen.known_groups)}" if seen.known_groups else ""
+            kafka = "; Kafka has no members or offsets of it" if seen.version else ""
             yield Finding(
                 "unknown-group",
                 Severity.CRITICAL,
-                f"ZooKeeper has no group {look.group!r} under {root}{known}{kafka}",
-                (look.group,),
+                f"ZooKeeper has no group {seen.group!r} under {root}{known}{kafka}",
+                (seen.group,),
                 "No member consumes under this name, or its members use another ensemble, root or chroot.",
                 "Check the name, the root and the ZooKeeper chroot against the settings of a member.",
                 "allocator group list",
             )
         return
-    members = look.report.state.members
-    if members or (look.kafka is not None and look.kafka.alive) or look.old.kiel or look.old.consumers:
+    members = seen.report.state.members
+    if members or (seen.kafka is not None and seen.kafka.alive) or seen.old.kiel or seen.old.consumers:
         return
-    logs = look.report.logs
+    logs = seen.report.logs
     lag = logs.lag_of(logs.committed)
     waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"
-    if not look.version:
+    if not seen.version:
         waiting = "the number of waiting records is unknown without Kafka"
-    in_kafka = f" (Kafka says {look.kafka.state})" if look.kafka is not None else ""
+    in_kafka = f" (Kafka says {seen.kafka.state})" if seen.kafka is not None else ""
     yield Finding(
         "no-members",
-        Severity.WARNING if lag != (0, 0) or not look.version else Severity.INFO,
+        Severity.WARNING if lag != (0, 0) or not seen.version else Severity.INFO,
         f"the group has no members{in_kafka}; {waiting}",
-        (look.report.state.group,),
+        (seen.report.state.group,),
         "No records are consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
         "Start its members. If the group is no longer needed, do nothing.",
     )
 
 
-def _layouts(look: Look, root: str) -> Iterator[Finding]:
-    group = look.group or ""
-    ours = [f"{root}/{group}/members"] if look.state is not None and look.state.members else []
-    by_kafka = ["Kafka's own protocol"] if look.kafka is not None and look.kafka.alive else []
-    kiel = [KIEL.format(group)] if look.old.kiel else []
-    old = [OLD_CONSUMERS.format(group)] if look.old.consumers else []
+def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
+    group = seen.group or ""
+    ours = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
+    by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.alive else []
+    kiel = [KIEL.format(group)] if seen.old.kiel else []
+    old = [OLD_CONSUMERS.format(group)] if seen.old.consumers else []
     together = (*ours, *by_kafka, *kiel, *old)
     if len(together) > 1:
         yield Finding(
@@ -84,17 +84,16 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"members of this group use {len(together)} protocols that do not coordinate with each other",
             together,
-            "Each protocol assigns all partitions, so each record is processed more than once, and members "
-            "overwrite each "
-            "other's commits. Kafka refuses commits of members outside its own protocol.",
+            "Each protocol assigns all partitions, so each record is processed more than once, and members overwrite "
+            "each other's commits. Kafka refuses commits of members outside its own protocol.",
             "Keep the members of one protocol, and stop the others or give them another group name.",
         )
     if kiel:
         yield Finding(
             "kiel-layout",
             Severity.WARNING,
-            f"{len(look.old.kiel)} members are registered in kiel's layout",
-            tuple(f"{kiel[0]}/{member}" for member in look.old.kiel),
+            f"{len(seen.old.kiel)} members are registered in kiel's layout",
+            tuple(f"{kiel[0]}/{member}" for member in seen.old.kiel),
             "Members of kiel do not wait for each other to release partitions: each rebalance repeats some records.",
             'Upgrade them one by one with membership = "kiel". When the last member of kiel is gone, move the group.',
             f"allocator group adopt {group}",
@@ -103,19 +102,19 @@ def _layouts(look: Look, root: str) -> Iterator[Finding]:
         yield Finding(
             "old-consumer-layout",
             Severity.WARNING,
-            f"{len(look.old.consumers)} members are registered in the layout of Kafka 0.8's high-level consumers",
-            tuple(f"{old[0]}/{member}" for member in look.old.consumers),
+            f"{len(seen.old.consumers)} members are registered in the layout of Kafka 0.8's high-level consumers",
+            tuple(f"{old[0]}/{member}" for member in seen.old.consumers),
             "Clients since 0.9 do not see them, and Kafka 4 has no ZooKeeper for them.",
             "Move them to a newer client before you upgrade the cluster beyond 3.x.",
         )
 
 
-def _given_up(before: Look, after: Look) -> Iterator[Finding]:
-    """Partitions that consumers of 0.8 subscribe to and do not claim, in both polls."""
+def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iterator[Finding]:
+    """Partitions that consumers of 0.8 subscribe to, but do not own in either poll."""
 
-    def unowned(look: Look) -> set[TopicPartition]:
-        old = look.old
-        return {p for p in look.replicas if old.consumers and old.reads(p) and p not in {*old.dealt, *old.claimed}}
+    def unowned(seen: Observation) -> set[TopicPartition]:
+        old = seen.old
+        return {p for p in seen.replicas if old.consumers and old.reads(p) and p not in {*old.assigned, *old.claimed}}
 
     lacking = unowned(before) & unowned(after)
     if lacking:
@@ -131,7 +130,7 @@ def _given_up(before: Look, after: Look) -> Iterator[Finding]:
         )
 
 
-def _ownership(before: Look, after: Look) -> Iterator[Finding]:
+def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.report is not None
     group = after.report.state.group
     without = set(after.report.left_out)
@@ -144,8 +143,8 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             f"{plain(document.strategy) if document is not None else ''} omits them",
             names(without),
             "No member processes their records; the lag of these partitions grows.",
-            "Change the function so that it assigns them. If it omits them on purpose, make sure that another "
-            "consumer reads them.",
+            "Change the function so that it assigns them. If it omits them on purpose, make sure that another consumer "
+            "reads them.",
             f"allocator group describe {group}",
         )
     unowned = set(after.report.unowned) - without
@@ -158,8 +157,8 @@ def _ownership(before: Look, after: Look) -> Iterator[Finding]:
             f"{len(unowned)} partitions have no owner",
             names(unowned),
             "No member processes their records; the lag of these partitions grows until they have an owner.",
-            "Check the other findings about this group (a stuck member, a refused assignment). The leader's log "
-            f"has the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
+            "Check the other findings about this group (a stuck member, a refused assignment). The leader's log has "
+            f"the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
             f"allocator group describe {group}",
         )
     doubly = _claimed_twice(after.report.state)
@@ -188,7 +187,7 @@ def _claimed_twice(state: GroupState) -> dict[TopicPartition, frozenset[str]]:
     return {p: frozenset(members) for p, members in holders.items() if len(members) > 1}
 
 
-def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterator[Finding]:
+def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: float) -> Iterator[Finding]:
     state, earlier = after.state, before.state
     if state is None or earlier is None or state.document is None or earlier.document is None:
         return
@@ -216,26 +215,25 @@ def _stuck(before: Look, after: Look, paths: Paths, patience_s: float) -> Iterat
                 "stuck-member",
                 Severity.CRITICAL,
                 f"{_called(state, member)} was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not "
-                "started them "
-                f"(its claim is at revision {_revision(state, member)}, the assignment at {state.document.revision})",
+                f"started them (its claim is at revision {_revision(state, member)}, the assignment at "
+                f"{state.document.revision})",
                 (state.name_of(member), *names(unclaimed)),
                 "No member processes them, and the leader cannot assign them to another while this member is alive.",
                 "Check its log, or restart that process.",
             )
-    session_s = after.asked_s or DEFAULT_SESSION_S
+    session_s = after.requested_session_s or DEFAULT_SESSION_S
     for member in state.members:
         silent_s = after.age_s(paths.member(member)) or 0.0
         if silent_s > max(session_s, patience_s):
             yield Finding(
                 "silent-member",
                 Severity.CRITICAL,
-                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, while others have; "
-                f"the session timeout is {session_s:g} s",
+                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, while others have; the "
+                f"session timeout is {session_s:g} s",
                 (state.name_of(member),),
-                "A member renews its lease each quarter of its session timeout, and delivers nothing without a "
-                "lease. Its "
-                "event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions and "
-                "they do not move. Or its session timeout is many times the one named here.",
+                "A member renews its lease each quarter of its session timeout, and delivers nothing without a lease. "
+                "Its event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions "
+                "and they do not move. Or its session timeout is many times the one named here.",
                 "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
             )
 
@@ -272,24 +270,23 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             f"{_called(state, member)} gets no partitions: {why}",
             (state.name_of(member),),
             "It has no allocator function in common with the rest of its group.",
-            "Configure a common function in all members, in the same order. During a change, let new members "
-            "offer both.",
+            "Configure a common function in all members, in the same order. During a change, let new members offer "
+            "both.",
         )
 
 
-def _differences(look: Look) -> Iterator[Finding]:
-    assert look.state is not None
-    members = look.state.members
+def _differences(seen: Observation) -> Iterator[Finding]:
+    assert seen.state is not None
+    members = seen.state.members
     offered = {info.strategies for info in members.values()}
     if len(offered) > 1:
         yield Finding(
             "different-functions",
             Severity.WARNING,
             "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
-            tuple(map(look.state.name_of, members)),
-            "The order of the oldest member decides among the common functions. When it leaves, the group may "
-            "switch to "
-            "another function, and most partitions move.",
+            tuple(map(seen.state.name_of, members)),
+            "The order of the oldest member decides among the common functions. When it leaves, the group may switch "
+            "to another function, and most partitions move.",
             "Finish the deployment, or configure the same functions in the same order in all members.",
         )
     wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
@@ -298,13 +295,13 @@ def _differences(look: Look) -> Iterator[Finding]:
             "different-subscriptions",
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(map(look.state.name_of, members)),
+            tuple(map(seen.state.name_of, members)),
             "This may be intended. If not, some topics have fewer members than the group.",
             "Compare the members' topics.",
-            f"allocator group describe {look.state.group}",
+            f"allocator group describe {seen.state.group}",
         )
-    missing = {t for info in members.values() for t in info.topics} - {p.topic for p in look.replicas}
-    if missing and look.replicas:
+    missing = {t for info in members.values() for t in info.topics} - {p.topic for p in seen.replicas}
+    if missing and seen.replicas:
         yield Finding(
             "topic-missing",
             Severity.WARNING,
@@ -315,7 +312,7 @@ def _differences(look: Look) -> Iterator[Finding]:
         )
 
 
-def _kafka(before: Look, after: Look) -> Iterator[Finding]:
+def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.kafka is not None
     lasting = before is after or (before.kafka is not None and before.kafka.state in REBALANCING)
     if after.kafka.state in REBALANCING and lasting and before is not after:
@@ -341,26 +338,26 @@ def _kafka(before: Look, after: Look) -> Iterator[Finding]:
         )
 
 
-def _shares(look: Look) -> Iterator[Finding]:
+def _shares(seen: Observation) -> Iterator[Finding]:
     """The number of partitions of each member, if all members have the same subscription."""
     held: dict[str, int] = {}
     weights: Mapping[str, float] = {}
     strategy = ""
     called: Mapping[str, str] = {}
-    if look.state is not None and look.state.members:
-        members = look.state.members
+    if seen.state is not None and seen.state.members:
+        members = seen.state.members
         if len({(info.topics, info.pattern) for info in members.values()}) > 1:
             return
-        held = {m: len(look.state.claims[m].held) if m in look.state.claims else 0 for m in members}
+        held = {m: len(seen.state.claims[m].held) if m in seen.state.claims else 0 for m in members}
         weights = {m: info.weight for m, info in members.items()}
-        called = {member: look.state.name_of(member) for member in members}
-        strategy = look.state.document.strategy if look.state.document is not None else ""
-    elif look.kafka is not None and look.kafka.state == "Stable":
-        if len({member.topics for member in look.kafka.members}) > 1:
+        called = {member: seen.state.name_of(member) for member in members}
+        strategy = seen.state.document.strategy if seen.state.document is not None else ""
+    elif seen.kafka is not None and seen.kafka.state == "Stable":
+        if len({member.topics for member in seen.kafka.members}) > 1:
             return
-        held = {member.id: len(member.partitions) for member in look.kafka.members}
-        called = {member.id: member.name for member in look.kafka.members}
-        strategy = look.kafka.assignor
+        held = {member.id: len(member.partitions) for member in seen.kafka.members}
+        called = {member.id: member.name for member in seen.kafka.members}
+        strategy = seen.kafka.assignor
     total = sum(held.values())
     if not total:
         return

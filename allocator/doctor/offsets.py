@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from allocator.doctor.finding import Finding, Severity, names
-from allocator.doctor.look import Look
+from allocator.doctor.observation import Observation
 from allocator.groups.describe import GroupReport
 from allocator.types import TopicPartition
 
@@ -16,7 +16,7 @@ NOISE = 0.1  # of the written records: lag varies by this much with the time of 
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
-def offset_findings(before: Look, after: Look) -> Iterator[Finding]:
+def offset_findings(before: Observation, after: Observation) -> Iterator[Finding]:
     report = after.report
     if report is None:
         return
@@ -28,12 +28,12 @@ def offset_findings(before: Look, after: Look) -> Iterator[Finding]:
         yield from _lag(before, after, before.report, report)
 
 
-def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
+def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
 
     def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
         """The command, for offsets in Kafka only."""
-        chosen = sorted({p.topic for p in partitions if p not in look.old_offsets})
+        chosen = sorted({p.topic for p in partitions if p not in seen.old_offsets})
         topics = " ".join(f"--topic {topic}" for topic in chosen)
         return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
 
@@ -50,9 +50,8 @@ def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{sum(below.values())} records were deleted before the group had read them, in {len(below)} partitions",
             names(below),
-            "The group has lost these records. A member that starts there follows auto_offset_reset: with "
-            "`latest` it skips "
-            "the remaining records too.",
+            "The group has lost these records. A member that starts there follows auto_offset_reset: with `latest` it "
+            "skips the remaining records too.",
             "Save the remaining records: stop the members and reset to the earliest record. Then set the retention of "
             "the topic above the longest outage of the group.",
             reset("earliest", below),
@@ -63,17 +62,16 @@ def _outside(look: Look, report: GroupReport) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"offsets of {len(above)} partitions are up to {max(above.values())} records beyond the end of the log",
             names(above),
-            "The topic was deleted and created again, offsets of another cluster were copied without a map, or "
-            "an unclean "
-            "election truncated the log. Members follow auto_offset_reset, and repeat or skip records.",
+            "The topic was deleted and created again, offsets of another cluster were copied without a map, or an "
+            "unclean election truncated the log. Members follow auto_offset_reset, and repeat or skip records.",
             "Find the cause, then stop the members and reset the offsets.",
             reset("OFFSET", above),
         )
 
 
-def _gone(look: Look, report: GroupReport) -> Iterator[Finding]:
-    gone = {p for p in report.partitions if p not in look.replicas}
-    if gone and look.replicas:
+def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
+    gone = {p for p in report.partitions if p not in seen.replicas}
+    if gone and seen.replicas:
         assigned = gone & report.state.assigned if report.state.members else set()
         yield Finding(
             "partition-gone",
@@ -85,7 +83,7 @@ def _gone(look: Look, report: GroupReport) -> Iterator[Finding]:
         )
 
 
-def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding]:
+def _missing(before: Observation, after: Observation, report: GroupReport) -> Iterator[Finding]:
     in_zookeeper = set(after.old_offsets)
     if in_zookeeper:
         yield Finding(
@@ -93,17 +91,16 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
             Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
             f"offsets of {len(in_zookeeper)} partitions are in ZooKeeper and not in Kafka",
             names(in_zookeeper),
-            "kiel and consumers of 0.8 store them there. Most newer clients read offsets from Kafka only, and "
-            "would start "
-            "at the earliest or latest record.",
+            "kiel and consumers of 0.8 store them there. Most newer clients read offsets from Kafka only, and would "
+            "start at the earliest or latest record.",
             "Use GroupedConsumer, which reads them, or copy them while the group has no members.",
-            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper "
-            "--brokers BROKERS --zookeeper ZOOKEEPER --execute",
+            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper --brokers BROKERS "
+            "--zookeeper ZOOKEEPER --execute",
         )
     active = _owned(after) if before is after else _owned(before) & _owned(after)
     logs = report.logs
     bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
-    if bare and "committed offsets" not in dict(after.unseen):
+    if bare and "committed offsets" not in dict(after.failed_checks):
         known = after.settings.get("offsets.retention.minutes")
         kept = f" The brokers keep offsets for {int(known) / 1440:g} days." if known is not None else ""
         yield Finding(
@@ -111,21 +108,20 @@ def _missing(before: Look, after: Look, report: GroupReport) -> Iterator[Finding
             Severity.WARNING,
             f"{len(bare)} partitions have an owner and records, but no committed offset",
             names(bare),
-            "The next owner follows auto_offset_reset: it repeats records, or skips unread ones. The offsets "
-            "expired, or "
-            f"were never committed.{kept}",
+            "The next owner follows auto_offset_reset: it repeats records, or skips unread ones. The offsets expired, "
+            f"or were never committed.{kept}",
             "If the handler commits, check that it finishes records. If offsets expired, raise "
             "offsets.retention.minutes above the longest idle time of a partition.",
         )
 
 
-def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
-    minutes = look.settings.get("offsets.retention.minutes")
+def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
+    minutes = seen.settings.get("offsets.retention.minutes")
     # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
-    by_kafka = look.kafka is not None and look.kafka.alive and look.version >= (2, 1)
-    if minutes is None or by_kafka or not set(report.logs.committed) - set(look.old_offsets):
+    by_kafka = seen.kafka is not None and seen.kafka.alive and seen.version >= (2, 1)
+    if minutes is None or by_kafka or not set(report.logs.committed) - set(seen.old_offsets):
         return
-    records = _log_retention_minutes(look)
+    records = _log_retention_minutes(seen)
     if records is not None and 0 <= records <= int(minutes):
         return
     yield Finding(
@@ -139,16 +135,16 @@ def _retention(look: Look, report: GroupReport) -> Iterator[Finding]:
     )
 
 
-def _log_retention_minutes(look: Look) -> float | None:
+def _log_retention_minutes(seen: Observation) -> float | None:
     """None: unlimited or unknown. Ignores the setting of a single topic."""
     for name, factor in (("ms", 1 / 60_000), ("minutes", 1), ("hours", 60)):
-        text = look.settings.get(f"log.retention.{name}")
+        text = seen.settings.get(f"log.retention.{name}")
         if text is not None:
             return None if int(text) < 0 else int(text) * factor
     return None
 
 
-def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
+def _lag(before: Observation, after: Observation, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
     growing: dict[TopicPartition, int] = {}
     still: dict[TopicPartition, int] = {}
     for partition in _owned(before) & _owned(after):
@@ -166,8 +162,8 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
         yield Finding(
             "no-progress",
             Severity.CRITICAL,
-            f"no offset was committed in {seconds:.0f} s in {len(still)} partitions that have owners, "
-            f"with {sum(still.values())} records waiting",
+            f"no offset was committed in {seconds:.0f} s in {len(still)} partitions that have owners, with "
+            f"{sum(still.values())} records waiting",
             names(still),
             "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
             "doctor again with a longer --interval.)",
@@ -181,16 +177,15 @@ def _lag(before: Look, after: Look, earlier: GroupReport, report: GroupReport) -
             Severity.WARNING,
             f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
             names(growing),
-            "The members are slower than the producers. If this continues, retention deletes records before the "
-            "group reads "
-            "them.",
+            "The members are slower than the producers. If this continues, retention deletes records before the group "
+            "reads them.",
             "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
             "whether this is a burst or a trend.",
         )
 
 
-def _owned(look: Look) -> set[TopicPartition]:
-    found = set() if look.state is None else set(look.state.owners)
-    for member in look.kafka.members if look.kafka is not None else ():
+def _owned(seen: Observation) -> set[TopicPartition]:
+    found = set() if seen.state is None else set(seen.state.owners)
+    for member in seen.kafka.members if seen.kafka is not None else ():
         found |= member.partitions
-    return found | look.old.claimed | look.old.dealt
+    return found | seen.old.claimed | seen.old.assigned

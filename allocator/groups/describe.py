@@ -1,4 +1,4 @@
-"""What a group looks like from outside; joins nothing and changes nothing."""
+"""Describes a group from outside: it does not join, and only reads."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Coordinated:
-    """What Kafka's coordinator says of a group by Kafka's own protocol."""
+    """A group of Kafka's own protocol, as its coordinator describes it."""
 
     state: str
-    """In the coordinator's words: "Stable", "PreparingRebalance", ..."""
+    """The coordinator's name of the state: "Stable", "PreparingRebalance", ..."""
     assignor: str
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """One group at about one moment."""
+    """The state of one group, read within a moment."""
 
     group: str
     members: Mapping[str, MemberInfo]
@@ -63,7 +63,7 @@ class GroupState:
     claims: Mapping[str, Claim]
     document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
-    """What is wrong with the znodes, or what the leader reports."""
+    """Invalid znodes, and problems that the leader reports."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
@@ -73,7 +73,7 @@ class GroupState:
 
     @property
     def strategy(self) -> str | None:
-        """The allocator function that was used last, as far as it is known."""
+        """The allocator function of the last assignment, if known."""
         if self.coordinated is not None:
             return self.coordinated.assignor or None
         return None if self.document is None else self.document.strategy
@@ -83,29 +83,29 @@ class GroupState:
         return 0 if self.document is None else self.document.generation
 
     def name_of(self, member: str) -> str:
-        """How people are shown a member."""
+        """The name of a member for people."""
         return member_name(member, self.members.get(member))
 
     @cached_property
     def owners(self) -> dict[TopicPartition, str]:
-        """Who claims each partition, which is who processes it (a partition on the move may be nobody's)."""
+        """Partition -> the member that claims and processes it. A moving partition may have no owner."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
     @property
     def left_out(self) -> Partitions:
-        """Every partition that the allocator function gives to nobody."""
+        """Partitions that the allocator function omits."""
         return frozenset() if self.document is None else self.document.left_out
 
     @cached_property
     def assigned(self) -> Partitions:
-        """Every partition that a member has, or gets as soon as another member releases it."""
+        """Partitions that a member owns, or gets when another member releases them."""
         if self.document is None:
             return frozenset()
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
 
 
 async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
-    """The groups under a root, by name. Any znode may stand there; one with another name is no group."""
+    """The sorted groups under a root. Ignores znodes that are not group names."""
     try:
         return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
     except NoZnode:
@@ -113,7 +113,7 @@ async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
 
 
 async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
-    """The group's state, None if there is no such group. What cannot be read is listed in `problems`."""
+    """The state of a group; None if it does not exist. `problems` lists invalid znodes."""
     store = Store(zk, Paths(root, group))
     problems: list[str] = []
     try:
@@ -121,7 +121,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
     except NoZnode:
         return None
     for name in set(names) - set(in_join_order(names)):
-        problems.append(f"znode {store.paths.member(name)} is not a member of ours")
+        problems.append(f"znode {store.paths.member(name)} is not a member of this library")
     members: dict[str, MemberInfo] = {}
     claims: dict[str, Claim] = {}
     budget = InflateBudget.of_claims()
@@ -163,7 +163,7 @@ class Lag(NamedTuple):
     known: int
     """Sum over the partitions whose lag is known."""
     unknown: int
-    """How many partitions have a lag that is not known."""
+    """Number of partitions with an unknown lag."""
 
     @property
     def total(self) -> Optional[int]:
@@ -175,12 +175,12 @@ class Lag(NamedTuple):
             return f"lag {self.known}"
         if not self.known:
             return "lag unknown"
-        return f"lag unknown (at least {self.known}; not known of {self.unknown} partitions)"
+        return f"lag unknown (at least {self.known}; unknown for {self.unknown} partitions)"
 
 
 @dataclass(frozen=True)
 class Logs:
-    """What Kafka knows of partitions; one that is absent could not be asked."""
+    """Offsets of partitions in Kafka. A partition whose leader did not answer is absent."""
 
     committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     start: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class Logs:
     problems: tuple[str, ...] = ()
 
     def lag(self, partition: TopicPartition) -> Optional[int]:
-        """Records between the committed offset and the end of the log; None where it is not known.
+        """Records between the committed offset and the end of the log; None if unknown.
 
         An empty log has no lag, whether or not an offset was committed. In a log with records and without a committed
         offset, the lag depends on where the consumer begins, which only the consumer knows.
@@ -208,12 +208,12 @@ class Logs:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One group: who is in it, who owns what, how far it got, what is wrong."""
+    """One group: members, owners, progress and problems."""
 
     state: GroupState
     logs: Logs = Logs()
     subscribed: Collection[TopicPartition] = ()
-    """Every partition that exists of what the members subscribe to."""
+    """All existing partitions of the members' subscriptions."""
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
@@ -236,19 +236,19 @@ class GroupReport:
 
     @cached_property
     def lag(self) -> Lag:
-        """Over the partitions that the group reads."""
+        """The lag of `current`."""
         return self.logs.lag_of(self.current)
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
-        """Partitions that the group should be reading and nobody is."""
+        """Partitions that the group should read, without an owner."""
         if not self.state.members:
             return []
         return sorted(self._to_read - set(self.state.owners))
 
     @cached_property
     def left_out(self) -> list[TopicPartition]:
-        """Those of `unowned` that nobody will read, because the allocator function gives them to nobody."""
+        """The partitions of `unowned` that the allocator function omits."""
         return [partition for partition in self.unowned if partition in self.state.left_out]
 
     @cached_property
@@ -271,13 +271,13 @@ class GroupReport:
                 continue
             if start is not None and committed.offset < start:
                 found.append(
-                    f"{name_of(partition)}: offset {committed.offset} is committed, the log begins at {start}: "
+                    f"{name_of(partition)}: offset {committed.offset} is committed, but the log begins at {start}: "
                     f"{start - committed.offset} records were deleted unread"
                 )
             if end is not None and committed.offset > end:
                 found.append(
-                    f"{name_of(partition)}: offset {committed.offset} is committed, the log ends at {end}: "
-                    "was the topic made anew?"
+                    f"{name_of(partition)}: offset {committed.offset} is committed, but the log ends at {end}; the "
+                    "topic may have been deleted and created again"
                 )
         waiting = sorted(set(self.unowned) - set(self.left_out))
         if waiting:
@@ -286,8 +286,8 @@ class GroupReport:
             assert self.state.document is not None
             function = plain(self.state.document.strategy)
             found.append(
-                f"{len(self.left_out)} partitions have no owner, because allocator function {function} leaves them "
-                f"out: {_some(self.left_out)}"
+                f"{len(self.left_out)} partitions have no owner, because allocator function {function} omits them: "
+                f"{_some(self.left_out)}"
             )
         return found
 
@@ -355,16 +355,16 @@ async def read_logs(
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     timeout_s: float,
 ) -> Logs:
-    """Both ends of each partition that has a leader; the others are problems instead of an error for all."""
-    asked: list[TopicPartition] = []
-    gone: list[TopicPartition] = []
-    headless: list[TopicPartition] = []
+    """Both ends of the log of each partition with a leader. Other partitions are listed in `problems`."""
+    readable: list[TopicPartition] = []
+    missing: list[TopicPartition] = []
+    leaderless: list[TopicPartition] = []
     for partition in sorted(partitions):
         exists = partition.partition in (client.partitions(partition.topic) or ())
-        (gone if not exists else headless if client.leader(partition) is None else asked).append(partition)
-    problems = [*_each(gone, "does not exist (any more)"), *_each(headless, "has no leader")]
+        (missing if not exists else leaderless if client.leader(partition) is None else readable).append(partition)
+    problems = [*_each(missing, "does not exist (any more)"), *_each(leaderless, "has no leader")]
     start, end = await asyncio.gather(
-        *(list_offsets(client, dict.fromkeys(asked, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
+        *(list_offsets(client, dict.fromkeys(readable, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
     )
     return Logs(
         committed,
@@ -386,7 +386,7 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
 
 
 def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
-    """A line for each topic, not for each of its perhaps thousands of partitions."""
+    """One line for each topic: it may have thousands of partitions."""
     for topic, ranges in to_ranges(partitions).items():
         yield f"{topic}:{ranges} {what}"
 

@@ -1,4 +1,4 @@
-"""How members are named in everything that people read: tables, the page, logs, errors.
+"""The names of members in tables, the page, logs and errors.
 
 allocator-web1-4242-3f9a#12     the default client id has the host and the process id; 12 is the member's sequence
                                 number in ZooKeeper, which differs for two sessions of one process
@@ -19,23 +19,23 @@ from allocator.groups.zookeeper.znodes import MemberInfo, sequence
 __all__ = ["default_client_id", "member_name"]
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
-ID_DIGITS = 8  # shown of an id without a sequence number
+ID_DIGITS = 8  # length of the short form of an id without a sequence number
 
 
 def default_client_id(program: str = "allocator") -> str:
-    """A name that no other consumer has, of whatever process and host: "allocator-web1-4242-3f9a"."""
+    """A client id that is unique across processes and hosts: "allocator-web1-4242-3f9a"."""
     return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 def member_name(member: str, info: Optional[MemberInfo]) -> str:
-    """The name of the member with the id `member`; of its short id alone if `info`, what the member says, is gone."""
+    """The name of the member with the id `member`; only its short id if its znode is gone (`info` None)."""
     number, uuid = sequence(member), UUID.search(member)
     short = number if number is not None else (member if uuid is None else uuid.group())[:ID_DIGITS]
-    return f"#{short}" if info is None else f"{_with_place(info)}#{short}"
+    return f"#{short}" if info is None else f"{_with_host(info)}#{short}"
 
 
-def _with_place(info: MemberInfo) -> str:
-    """The client id, with the host and the process id unless it has them itself."""
+def _with_host(info: MemberInfo) -> str:
+    """The client id, with host and process id unless it contains them."""
     name, host, pid = info.name, info.host, info.pid
     if host in name and (pid is None or re.search(rf"(?<![0-9]){pid}(?![0-9])", name)):
         return name

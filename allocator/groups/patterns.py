@@ -20,12 +20,12 @@ __all__ = ["ANY_TOPIC", "TopicPattern", "TopicSelection", "check_pattern", "comp
 
 ANY_TOPIC = ".*"
 """Works without google-re2."""
-# of one compiled expression, which bounds the milliseconds that one name takes; two thousand plain names fit
+# bytes of one compiled expression; bounds the time of one match; two thousand plain names fit
 MEMORY = 256 << 10
 
 
 class TopicSelection:
-    """The topics that a member reads: those named, and those whose name begins with a match of the pattern.
+    """The topics that a member reads: the named ones, and those that match the pattern at the start of their name.
 
     Raises ConfigError for a pattern that is not a regular expression.
     """
@@ -44,7 +44,7 @@ class TopicSelection:
         return self.topics.union(filter(self.pattern.match, existing))
 
     def follow(self, source: PartitionCountSource, also: frozenset[str] = frozenset()) -> None:
-        """Has `source` keep up to date what it knows of these topics."""
+        """Makes `source` refresh the metadata of these topics."""
         if self.pattern is not None:
             source.follow_all()
         else:
@@ -63,8 +63,8 @@ class TopicPattern:
             import re2
         except ImportError as error:
             raise MissingExtra(
-                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: "
-                "pip install 'zk-partition-allocator[patterns]'"
+                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: pip install "
+                "'zk-partition-allocator[patterns]'"
             ) from error
         options = re2.Options()
         options.log_errors = False
@@ -75,8 +75,8 @@ class TopicPattern:
         except (re2.error, UnicodeEncodeError) as error:
             why = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else error
             raise ConfigError(
-                f"pattern {text[:200]!r} is not a regular expression that the leader matches: {why}; it must be one of "
-                "RE2's, without lookaround, backreferences and \\Z, and not too large"
+                f"pattern {text[:200]!r} is not a valid RE2 expression: {why}. RE2 works without lookaround, "
+                "backreferences and \\Z, and refuses expressions that are too large"
             ) from None
 
     def matches(self, topic: str) -> bool:
@@ -101,8 +101,7 @@ def compiled(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def check_pattern(pattern: str | None, membership: str) -> None:
-    """Raises ConfigError if a consumer of this membership cannot subscribe with the pattern, MissingExtra if only
-    google-re2 could tell."""
+    """Raises ConfigError if the membership does not support the pattern, MissingExtra if it needs google-re2."""
     compiled(pattern)
     if membership == "zookeeper" and pattern is not None:
         topic_pattern(pattern)

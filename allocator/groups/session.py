@@ -136,8 +136,8 @@ class SessionMembership(GroupMembership):
             await self._abandon()
             if isinstance(error, asyncio.TimeoutError):
                 raise ZooKeeperUnavailable(
-                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join "
-                    f"{self._base} within {self._settings.connect_timeout_s} s"
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join {self._base} "
+                    f"within {self._settings.connect_timeout_s} s"
                 ) from None
             raise
 

@@ -1,4 +1,4 @@
-"""What an allocator function is shown of the group and of the cluster."""
+"""Builds the view of the group and the cluster for an allocator function."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from allocator.groups.membership import PartitionCountSource
 from allocator.tasks import within
 from allocator.types import TopicPartition
 
-__all__ = ["GroupViewBuilder", "Load", "tell_left_out"]
+__all__ = ["GroupViewBuilder", "Load", "log_left_out"]
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 3.0  # more: load is known of more partitions; less: a silent Kafka holds a rebalance up for less
-SHOWN = 10  # partitions that a line of the log names
+LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for the load
+SHOWN = 10  # partitions named in one log line
 LOAD_AT_ONCE = 1000  # partitions; more would keep the loop from renewing the lease while requests are encoded
 
 Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]
-"""How much work each partition is, in any one unit; it may leave some out, and raise AllocatorError."""
+"""The load of each partition, in any unit. It may omit partitions, and raise AllocatorError."""
 
 
 class GroupViewBuilder:
-    """Fills in the racks and the load that a function wants, and asks nobody for what it does not.
+    """Adds racks and load to the view, if the function uses them.
 
-    They are looked up when an assignment is computed anyway, because the group, a topic or a partition count changed;
-    they never cause a rebalance themselves. Nothing of them is written to ZooKeeper. Load that was told less than
-    `fresh_s` seconds ago is not asked for again.
+    They are requested when the leader computes an assignment, and never cause a rebalance. They are not written to
+    ZooKeeper. Load that is younger than `fresh_s` seconds is not requested again.
     """
 
     def __init__(self, group: str, topics: PartitionCountSource, load: Load | None, *, fresh_s: float = 0.0) -> None:
         self._group = group
         self._topics = topics
-        self._ask = load
+        self._read_load = load
         self._load: dict[TopicPartition, float] = {}
         self._fresh_s = fresh_s
-        self._asked = float("-inf")
+        self._requested_at = float("-inf")
 
     async def view(
         self,
@@ -48,7 +47,7 @@ class GroupViewBuilder:
         counts: Mapping[str, int],
         owned: Mapping[str, frozenset[TopicPartition]],
     ) -> GroupView:
-        """All that `assignor` may base its answer on; takes at most LOAD_TIMEOUT_S."""
+        """The view for `assignor`; takes at most LOAD_TIMEOUT_S."""
         wanted = wants(assignor)
         if not wanted:
             return GroupView(members, dict(counts), owned)
@@ -67,35 +66,37 @@ class GroupViewBuilder:
         return GroupView(members, dict(counts), owned, racks, dict(self._load))
 
     async def _refresh(self, partitions: Collection[TopicPartition]) -> None:
-        """Brings `_load` up to date as far as time allows; what is not answered keeps what was known of it."""
-        if self._ask is None:
+        """Refreshes `_load`. After the timeout, the remaining partitions keep their former load."""
+        if self._read_load is None:
             return
         known = set(partitions)
         self._load = {partition: load for partition, load in self._load.items() if partition in known}
         loop = asyncio.get_running_loop()
-        if loop.time() - self._asked < self._fresh_s and len(self._load) == len(known):
+        if loop.time() - self._requested_at < self._fresh_s and len(self._load) == len(known):
             return
-        self._asked = loop.time()
-        ends = self._asked + LOAD_TIMEOUT_S
+        self._requested_at = loop.time()
+        ends = self._requested_at + LOAD_TIMEOUT_S
         rest = iter(partitions)
         try:
             while some := list(islice(rest, LOAD_AT_ONCE)):
-                self._load.update(await within(self._ask(some), ends - loop.time()))
+                self._load.update(await within(self._read_load(some), ends - loop.time()))
         except asyncio.TimeoutError:
-            log.warning("%s: Kafka did not tell the load of all partitions in %g s", self._group, LOAD_TIMEOUT_S)
+            log.warning(
+                "%s: the load of some partitions is unknown: Kafka did not respond in %g s", self._group, LOAD_TIMEOUT_S
+            )
         except AllocatorError as error:
-            log.warning("%s: Kafka did not tell the load of all partitions: %s", self._group, error)
+            log.warning("%s: the load of some partitions is unknown: %s", self._group, error)
 
 
-def tell_left_out(group: str, strategy: str, partitions: Collection[TopicPartition]) -> None:
-    """Logs which partitions an allocator function gives to nobody. Caller: the leader, when they are others."""
+def log_left_out(group: str, strategy: str, partitions: Collection[TopicPartition]) -> None:
+    """Logs the partitions that an allocator function omits. Caller: the leader, when they change."""
     if not partitions:
-        log.info("%s: allocator function %r leaves no partition out any more", group, strategy)
+        log.info("%s: allocator function %r omits no partition any more", group, strategy)
         return
     names = ", ".join(f"{topic}:{number}" for topic, number in sorted(partitions)[:SHOWN])
     more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
     log.warning(
-        "%s: allocator function %r gives %d partitions to nobody: %s%s; nobody reads them",
+        "%s: allocator function %r omits %d partitions: %s%s; no member reads them",
         group,
         strategy,
         len(partitions),

@@ -1,7 +1,6 @@
-"""Old groups and clusters: live with them, copy, mirror, cut over, diagnose.
+"""Migration from an old cluster to a new one: mirror topics, copy offsets, cut groups over.
 
-In come an old cluster and a new one, their groups and a plan; out go topics that are filled from others, with a map of
-which old offset stands where, offsets moved from group to group, and a service that reads the new cluster. It may
-write to the new cluster, to the offsets of the groups that it is told to move, and to the files that it names; of
-the old cluster it changes nothing but the offsets of its own group.
+In: an old cluster, a new one, their groups, a plan. Out: mirrored topics, a map from old offsets to new ones, copied
+offsets, groups that read the new cluster. May touch: the new cluster, the offsets of the groups in the plan, and the
+files that it names. On the old cluster it writes only offsets: its own group's, and those of a rollback or a copy.
 """

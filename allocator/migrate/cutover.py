@@ -46,18 +46,18 @@ FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers begin to write to the new cluster: from then on only it has their records."""
-BY_PARTITION: Final = ("ends", "empty")  # details that are for later steps
+BY_PARTITION: Final = ("ends", "empty")  # details that only later steps use
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
 
 
 class CutoverFailed(AllocatorError):
-    """A step failed. Completed steps stay done: correct the cause and run it again, or roll back."""
+    """A step failed. Completed steps stay done: correct the cause and run the cutover again, or roll back."""
 
 
 class Clusters(NamedTuple):
-    """The connections of a cutover: both clusters, the ensemble of its groups, the map of its mirror."""
+    """The connections of a cutover: both clusters, the ensemble of the groups, the offset map of the mirror."""
 
     plan: Plan
     old: KafkaClient
@@ -70,12 +70,12 @@ class Clusters(NamedTuple):
         return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
 
     async def committed(self, store: OffsetStore) -> dict[TopicPartition, int]:
-        """The offsets that a group has committed of them."""
+        """The committed offsets of a group in these partitions."""
         async with store.opened() as there:
             return await there.committed(self.partitions(there.client))
 
     async def mirrored(self) -> dict[TopicPartition, int]:
-        """Old positions up to which all stands on the new cluster.
+        """The old positions up to which the mirror has copied.
 
         Raises CutoverFailed for a topic that was deleted and created again since it was mirrored.
         """
@@ -86,9 +86,8 @@ class Clusters(NamedTuple):
             reason = self.map.recreated(each, ids[each.topic])
             if reason is not None:
                 raise CutoverFailed(
-                    f"topic {each.topic!r} of the old cluster was deleted and created again: {reason}; the groups' "
-                    "offsets may be of the former topic. Tell the mirror how to go on (--recreated), and check where "
-                    "the groups stand"
+                    f"topic {each.topic!r} of the old cluster was deleted and created again: {reason}; offsets of the "
+                    "groups may be of the former topic. Set --recreated of the mirror, and check these offsets"
                 )
         return {each: offset.offset for each, offset in found.items()}
 
@@ -114,7 +113,7 @@ class Clusters(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def opened(plan: Plan) -> AsyncIterator[Clusters]:
-    """Closed with the block. Raises CutoverFailed when there is no mirror."""
+    """Connects; closes at the end of the block. Raises CutoverFailed if there is no mirror."""
     async with contextlib.AsyncExitStack() as stack:
         old = await connected(stack, plan.old_brokers, plan.old_security)
         new = await connected(stack, plan.new_brokers, plan.new_security)
@@ -129,16 +128,16 @@ async def opened(plan: Plan) -> AsyncIterator[Clusters]:
 
 
 async def until(poll: Callable[[], Awaitable[T]], enough: Callable[[T], bool], timeout_s: float) -> T:
-    """The last result of `poll`: one that is `enough`, or the one at the deadline."""
+    """Polls until a result is `enough`, or until the deadline. Returns the last result."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             found = await poll()
         except AllocatorError as error:
-            # coordinators that have just started, leaders that move
+            # coordinators start, leaders move
             if not error.retriable or time.monotonic() > deadline:
                 raise
-            log.info("asked again: %s", error)
+            log.info("polling again: %s", error)
         else:
             if enough(found) or time.monotonic() > deadline:
                 return found
@@ -146,32 +145,34 @@ async def until(poll: Callable[[], Awaitable[T]], enough: Callable[[T], bool], t
 
 
 class Cutover:
-    """Runs a plan. `told` is called with (step, result) after each step.
+    """Runs a plan. Calls `on_step(step, result)` after each step.
 
-    Guarantee: each step that is done is in the state file before the next begins, so it may be killed anywhere and is
-    run again with the same plan; a step that is repeated does no harm. Until `NO_RETURN` began to let producers write,
-    `rollback` brings the groups back to where they were, with nothing lost: what they did meanwhile on the new cluster
-    counts, by the offset map read backwards.
+    Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
+    and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN` lets producers write,
+    `rollback` moves the groups back without losing records: it translates their progress on the new cluster back into
+    old offsets.
     """
 
-    def __init__(self, plan: Plan, told: Callable[[str, str], None] | None = None) -> None:
+    def __init__(self, plan: Plan, on_step: Callable[[str, str], None] | None = None) -> None:
         self.plan = plan
-        self._told = told or (lambda step, text: log.info("%s: %s", step, text))
+        self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
         self._state: dict[str, Any] = {"format": FORMAT, "plan": plan.digest, "steps": {}}
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any]:
-        """The completed steps. Raises ConfigError when the plan was changed meanwhile."""
+        """The completed steps. Raises ConfigError if the plan has changed since."""
         if not self.plan.state.exists():
             return {}
         found = read_json(self.plan.state)
         if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("steps"), dict):
-            raise ConfigError(f"{self.plan.state} is no state of a cutover; name another file in [cutover] state")
+            raise ConfigError(
+                f"{self.plan.state} is not the state file of a cutover; name another file in [cutover] state"
+            )
         if found.get("plan") != self.plan.digest:
             raise ConfigError(
                 f"{self.plan.path} was changed since its cutover began; undo the change, or roll back with the old "
-                f"plan first"
+                "plan first"
             )
         self._state = found
         steps: dict[str, Any] = found["steps"]
@@ -184,7 +185,7 @@ class Cutover:
     # -- running --------------------------------------------------------------------------------------------------
 
     async def run(self, until: str = STEPS[-1]) -> None:
-        """Runs the steps that are left, up to `until`. After an error, run it again or roll back."""
+        """Runs the remaining steps, up to `until`. After an error, run it again or roll back."""
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         done = self.load()
@@ -205,20 +206,20 @@ class Cutover:
                 details = await steps[step](clusters)
                 self._note(step, **details)
                 shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in BY_PARTITION)
-                self._told(step, shown or "done")
+                self._on_step(step, shown or "done")
 
     async def rollback(self) -> None:
-        """Has the groups read the old cluster again. Raises CutoverFailed when it is too late."""
+        """Moves the groups back to the old cluster. Raises CutoverFailed after step `NO_RETURN`."""
         done = self.load()
         if not done:
-            raise CutoverFailed(f"nothing was done by {self.plan.path}: there is no {self.plan.state}, nothing to undo")
+            raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
         if "opened" in done or NO_RETURN in done:
             raise CutoverFailed(
-                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. "
-                "There is no way back without losing them; go on"
+                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. There "
+                "is no way back without losing them. Run the remaining steps"
             )
         async with opened(self.plan) as clusters:
-            if "offsets" in done:  # a run that was killed in step "start" has told some groups already
+            if "offsets" in done:  # a run that was killed in step "start" may have switched some groups
                 await self._freeze(clusters)
                 for group in self.plan.groups:
                     await clusters.back(group)
@@ -229,7 +230,7 @@ class Cutover:
                         await restore(file, self.plan.new_security)
             for group in self.plan.groups:
                 await choose(clusters.ensemble, path_of(self.plan.root, group), ClusterChoice())
-                self._told("rollback", f"{group} reads the old cluster")
+                self._on_step("rollback", f"{group} reads the old cluster")
             if self.plan.producers is not None:
                 await choose(clusters.ensemble, self.plan.producers, ClusterChoice())
         if self.plan.state.exists():
@@ -258,22 +259,20 @@ class Cutover:
                 committed = await store.committed(on.partitions(on.old))
                 members[group] = len(await store.members())
             if not committed:
-                faults.append(f"group {group!r} has committed nothing of these topics on the old cluster")
+                faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
             topics = {each.topic for each in committed}
             rest = [each for each in ends if each.topic in topics and each not in committed]
             empty[group] = [[*each, ends[each].end] for each in rest if ends[each].start == ends[each].end]
             unread = [f"{each.topic}:{each.partition}" for each in rest if ends[each].start < ends[each].end]
             if unread:
                 faults.append(
-                    f"group {group!r} has committed nothing of {', '.join(unread[:5])}, which hold records: where it "
-                    "is to begin on the new cluster is not known; have it read some, or stop it and say where to begin "
-                    "(`allocator group offsets reset`)"
+                    f"group {group!r} has no committed offset in {', '.join(unread[:5])}, which hold records, so its "
+                    "start on the new cluster is unknown. Let it commit some, or stop it and set its start (`allocator "
+                    "group offsets reset`)"
                 )
             choice = await read_choice(on.ensemble, path_of(self.plan.root, group))
             if choice != ClusterChoice():
-                faults.append(
-                    f"group {group!r} was told already to read something: {choice}; is there another cutover?"
-                )
+                faults.append(f"group {group!r} already has a cluster choice: {choice}; check for another cutover")
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
         return {"members": members, "lag": await on.mirror_lag(), "empty": empty}
@@ -290,19 +289,19 @@ class Cutover:
                     left = await until(there.members, lambda found: not found, self.plan.freeze_s)
                     if left:
                         raise CutoverFailed(
-                            f"group {group!r} was told to stop and has members still: {', '.join(left)}; those that "
-                            "do not watch the setting (Consumer) have to be stopped by hand"
+                            f"group {group!r} still has members: {', '.join(left)}. Stop members that do not follow "
+                            "the cluster choice (Consumer) yourself"
                         )
             await self._settle(on, group)
         return {"seconds": round(time.monotonic() - began, 1)}
 
     async def _settle(self, on: Clusters, group: str) -> None:
-        """Partitions in which the group found nothing to commit: it is to read all that came since.
+        """Commits the former end of partitions that were empty, so that the group reads all records since.
 
-        Or a group that begins at the end, where nothing is committed, would begin behind it on the new cluster.
+        Without a committed offset, a group with auto_offset_reset "latest" would skip them on the new cluster.
         """
-        told = self._state["steps"].get("check", {}).get("empty", {}).get(group, [])
-        empty = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in told}
+        rows = self._state["steps"].get("check", {}).get("empty", {}).get(group, [])
+        empty = {TopicPartition(str(topic), int(number)): int(end) for topic, number, end in rows}
         if empty:
             async with self.plan.old(group).opened() as old:
                 committed = await old.committed(empty)
@@ -321,14 +320,14 @@ class Cutover:
         left = await until(behind, lambda found: not found, self.plan.drain_s)
         if left:
             some = ", ".join(f"{p.topic}:{p.partition} at {at} of {wanted[p]}" for p, at in list(left.items())[:5])
-            raise CutoverFailed(f"the mirror has not come as far as the groups: {some}; is it running?")
+            raise CutoverFailed(f"the mirror is behind the groups: {some}. Check that it is running")
         return {"partitions": len(wanted)}
 
     async def _offsets(self, on: Clusters) -> dict[str, Any]:
         moved = {}
         for group in self.plan.groups:
             file = self._restore_file(group)
-            if file.exists():  # of a run that was killed: what stood before it is to stand before this one
+            if file.exists():  # of a killed run: begin again with the offsets from before it
                 await restore(file, self.plan.new_security)
                 file.unlink()
             old, new = self.plan.old(group), self.plan.new(group)
@@ -342,11 +341,11 @@ class Cutover:
         return {}
 
     async def _verify(self, on: Clusters) -> dict[str, Any]:
-        """Every group has members, all partitions have owners, and what was to be read is being committed."""
+        """Waits until every group has members, its partitions have owners, and it commits progress."""
         before = self._state["steps"].get("check", {}).get("members", {})
         for group in self.plan.groups:
             if not before.get(group):
-                continue  # it had no members to begin with
+                continue  # it had no members before
             file = read_json(self._restore_file(group))
             began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
 
@@ -355,7 +354,7 @@ class Cutover:
                     if not await store.members():
                         return ["it has no members"]
                 state = await describe(on.ensemble, group, self.plan.root)
-                if state is not None and state.members:  # Kafka's own groups do not tell their owners to others
+                if state is not None and state.members:  # owners are unknown in groups of Kafka's own protocol
                     began = {p: start for p, start in began.items() if p not in state.left_out}
                     unowned = [f"{p.topic}:{p.partition} has no owner" for p in began if p not in state.owners]
                     if unowned:
@@ -374,12 +373,12 @@ class Cutover:
         return {"lag": await on.mirror_lag()}
 
     async def _producers(self, on: Clusters) -> dict[str, Any]:
-        if "opened" not in self._state["steps"]:  # of a run that was killed: producers may write there already
+        if "opened" not in self._state["steps"]:  # not repeated after a killed run: producers may have started there
             if self.plan.producers is not None:
                 await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
             await on.map.refresh()
-            # up to the last record that was mirrored: producers that were moved by hand may have written behind it
+            # the ends of the mirrored records: producers that were moved by hand may already write behind them
             new = {each: on.map.positions(each).target(end) for each, end in ends.items()}
             # from here on there is no way back
             self._note("opened", ends=[[*each, ends[each], new[each]] for each in sorted(ends)])
@@ -388,7 +387,7 @@ class Cutover:
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
     async def _quiet(self, on: Clusters) -> dict[TopicPartition, int]:
-        """The ends of the old topics, when they have stood still for a while and all before them is mirrored."""
+        """Waits until nobody writes to the old topics and all is mirrored. Returns their ends."""
         deadline = time.monotonic() + self.plan.producers_s
         last: dict[TopicPartition, int] = {}
         since = time.monotonic()
@@ -402,16 +401,16 @@ class Cutover:
             if not behind and now - since >= self.plan.quiet_s:
                 return found
             if now > deadline:
-                why = "the mirror is behind" if behind else "a producer writes to the old topics"
+                why = "the mirror is still behind" if behind else "a producer still writes to the old topics"
                 raise CutoverFailed(
-                    f"{why} still, after {self.plan.producers_s:g} s; stop the producers or have them write to "
-                    f"{self.plan.new_brokers}, and run it again. Until then a rollback is possible"
+                    f"{why} after {self.plan.producers_s:g} s; stop the producers or move them to "
+                    f"{self.plan.new_brokers}, and run the cutover again. Until then a rollback is possible"
                 )
             await asyncio.sleep(POLL_S)
 
     async def _finish(self, on: Clusters) -> dict[str, Any]:
         if not self.plan.audit:
-            return {"audit": "not wanted"}
+            return {"audit": "disabled"}
         found = await audit_topics(self.plan, self._state["steps"]["opened"]["ends"])
         lost = [f"{topic}: {verdict.text}" for topic, verdict in found.items() if verdict.lost]
         if lost:
@@ -423,7 +422,7 @@ class Cutover:
 
 
 class Verdict(NamedTuple):
-    """A text to show, and how many records the new cluster lacks or has with other content."""
+    """A text to show, and the number of records that the new cluster lacks or that differ."""
 
     text: str
     lost: int
@@ -441,7 +440,7 @@ async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
 
 
 def _audit(plan: Plan, topic: str, ends: list[list[Any]]) -> Verdict:
-    # Spark is loaded here and nowhere sooner: a cutover does without it
+    # imported here: a cutover works without Spark
     from allocator.spark.audit import audit
     from allocator.spark.topic import Topic
 

@@ -1,4 +1,4 @@
-"""The plan of a cutover: a TOML file, wholly checked before anything is touched."""
+"""The plan of a cutover: a TOML file, checked completely before any change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 __all__ = ["Plan", "load_plan"]
 
-# section -> key -> (type, default); ... has to be given
+# section -> key -> (type, default); ... means required
 _KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
     "cutover": {
         "groups": (list, ...),
@@ -34,18 +34,18 @@ _KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
     "new": {"brokers": (str, ...), "security": (dict, None)},
     "producers": {"znode": (str, None)},
     "wait": {
-        "freeze_s": (float, 120.0),  # for members to finish what is in their hands
-        "drain_s": (float, 600.0),  # for the mirror to come as far as the groups are
-        "verify_s": (float, 120.0),  # for the groups to work on the new cluster
-        "quiet_s": (float, 5.0),  # nothing must have been written to the old topics for so long
-        "producers_s": (float, 600.0),  # for that, and for the mirror to have copied all
+        "freeze_s": (float, 120.0),  # for members to finish their records and leave
+        "drain_s": (float, 600.0),  # for the mirror to reach the offsets of the groups
+        "verify_s": (float, 120.0),  # for the groups to commit progress on the new cluster
+        "quiet_s": (float, 5.0),  # time without writes to the old topics
+        "producers_s": (float, 600.0),  # for producers to stop, and for the mirror to copy all records
     },
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to go from which cluster to which. Times in seconds; docs/migration.md has the file."""
+    """The groups and topics to move, and both clusters. Times in seconds; docs/migration.md describes the file."""
 
     path: Path
     digest: str
@@ -70,12 +70,12 @@ class Plan:
     producers_s: float
 
     def old(self, group: str) -> OffsetStore:
-        """Where a group's offsets are."""
+        """The group's offsets on the old cluster."""
         zookeepers = tuple(filter(None, (self.zookeeper, self.old_zookeeper)))
         return OffsetStore(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
 
     def new(self, group: str) -> OffsetStore:
-        """Where they are to be."""
+        """The group's offsets on the new cluster."""
         return OffsetStore(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
 
 
@@ -83,24 +83,24 @@ def load_plan(path: Path) -> Plan:
     """Raises one ConfigError that lists every fault."""
     try:
         data = path.read_bytes()
-        told = tomllib.loads(data.decode("utf-8-sig"))
+        sections = tomllib.loads(data.decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} does not read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     faults: list[str] = []
     values: dict[str, dict[str, Any]] = {section: {} for section in _KEYS}
-    for section, given in told.items():
+    for section, given in sections.items():
         if section not in _KEYS:
-            faults.append(f"[{section}] is no section; there are {', '.join(_KEYS)}")
+            faults.append(f"[{section}] is not a section; the sections are {', '.join(_KEYS)}")
         elif not isinstance(given, dict):
             faults.append(f"{section} must be a section, [{section}]")
         else:
             faults += [
-                f"[{section}] has no {key!r}; it has {', '.join(_KEYS[section])}"
+                f"[{section}] has no setting {key!r}; its settings are {', '.join(_KEYS[section])}"
                 for key in given
                 if key not in _KEYS[section]
             ]
     for section, keys in _KEYS.items():
-        given = told.get(section, {})
+        given = sections.get(section, {})
         for key, (kind, default) in keys.items():
             value = given.get(key, default) if isinstance(given, dict) else default
             if value is ...:

@@ -165,8 +165,8 @@ class Mirror(RebalanceListener):
             raise RecordsGone(
                 f"the old cluster deleted {self.lost_at_source} offsets before they were mirrored: "
                 f"{', '.join(map(str, list(self.losses)[:5]))}{' and others' if len(self.losses) > 5 else ''}; all "
-                "that it still had is mirrored. Bring them over from a backup, or say --accept-loss to end without "
-                "this error"
+                "that it still had is mirrored. Copy them from a backup, or pass --accept-loss to end without this "
+                "error"
             )
 
     async def _run(self, until_caught_up: bool) -> None:
@@ -184,7 +184,7 @@ class Mirror(RebalanceListener):
             except AllocatorError as error:
                 if not error.retriable or not self._connected:
                     raise
-                log.warning("%s: trying again in %g s: %s", self.settings.group, RESTART_S, error)
+                log.warning("%s: retrying in %g s: %s", self.settings.group, RESTART_S, error)
                 await wait_for_event(self._stopping, RESTART_S)
 
     def stop(self) -> None:
@@ -198,7 +198,7 @@ class Mirror(RebalanceListener):
             return self._last
         found = []
         for partition in sorted(self._acked):
-            with contextlib.suppress(AllocatorError):  # it moved this instant
+            with contextlib.suppress(AllocatorError):  # the partition has just moved
                 found.append(
                     MirrorProgress(partition, self._acked[partition], self._consumer.high_watermark(partition))
                 )
@@ -324,9 +324,9 @@ class Mirror(RebalanceListener):
     # -- records --------------------------------------------------------------------------------------------------
 
     async def _drain(self, partitions: Partitions) -> None:
-        """Returns when all records of these are acknowledged; after `stop` it waits for `STOP_S` at most.
+        """Waits until all their records are acknowledged; after `stop`, for `STOP_S` at most.
 
-        The new cluster may be gone. The next start reads records again that were not acknowledged.
+        The new cluster may be down. The next start reads unacknowledged records again.
         """
         if not await self._unless_stopped(self._producer.drained(partitions)):
             with contextlib.suppress(asyncio.TimeoutError):
@@ -339,7 +339,7 @@ class Mirror(RebalanceListener):
         queue = self._producer.queue(partition)
         tail = self._tails.get(partition)
         if tail is not None:
-            batch = self._skip_found(partition, tail, batch)
+            batch = self._skip_present(partition, tail, batch)
         for encoded in encode(batch):
             await self._throttle.take(encoded.size, self._stopping)
             await self._unless_stopped(self._producer.room(encoded.size))
@@ -350,7 +350,7 @@ class Mirror(RebalanceListener):
     def _may_send(self) -> bool:
         return self._consumer.may_act()
 
-    def _skip_found(self, partition: TopicPartition, tail: Tail, batch: Batch) -> Batch:
+    def _skip_present(self, partition: TopicPartition, tail: Tail, batch: Batch) -> Batch:
         """The records of `batch` that the new cluster does not have yet; notes the offsets of the others in the map."""
         rest = tail.match(batch)
         for run in tail.runs():
@@ -391,20 +391,20 @@ class Mirror(RebalanceListener):
             try:
                 await self._commit(self._consumer.assignment())
             except AllocatorError as error:
-                log.warning("%s: committed later: %s", self.settings.group, error)
+                log.warning("%s: commit failed, retrying with the next one: %s", self.settings.group, error)
 
     async def _commit(self, partitions: Iterable[TopicPartition]) -> None:
         async with self._commit_lock:
             mine = [partition for partition in partitions if partition in self._acked]
             for partition in mine:
                 await self._pass_markers(partition)
-            # before the map is written, so that neither has batches that are acknowledged meanwhile
+            # taken before the flush: the commit may not contain batches that are acknowledged during it
             offsets = {partition: self._acked[partition] for partition in mine if partition in self._acked}
             await self._map.flush()
             await self._consumer.commit(offsets)
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
-        """Records at the end of the old log that are not visible are done when all before them are."""
+        """Moves the position past invisible records (transaction markers) at the end of the old log."""
         busy = self._unsent == partition or not self._producer.idle(partition) or partition in self._tails
         if busy or partition.topic in self.stopped:
             return
@@ -432,7 +432,7 @@ class Mirror(RebalanceListener):
         return all(each.topic in self.stopped for each in late)
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stops recreated topics of `partitions`, which other processes have: they will not reach the goal."""
+        """Stops recreated topics among `partitions` of other processes: they will not reach the goal."""
         ids = await self._ids.of({each.topic for each in partitions})
         await self._map.refresh()
         for each in partitions:
@@ -440,26 +440,26 @@ class Mirror(RebalanceListener):
             if reason is not None and each.topic not in self.settings.recreated:
                 self._stop(each.topic, reason)
 
-    # -- partitions come and go -----------------------------------------------------------------------------------
+    # -- assignment -----------------------------------------------------------------------------------------------
 
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """Nothing of them is read before this returns."""
+        """Sets the positions. The consumer reads the partitions after this returns."""
         try:
             await self._begin(partitions)
-        except Exception as error:  # noqa: BLE001 - the reader raises it: the group would log it and go on
+        except Exception as error:  # noqa: BLE001 - `_read` raises it; the group would only log it
             self._error = error
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Returns when all records that were read of them are acknowledged and committed."""
+        """Waits until all their records that were read are acknowledged, and commits."""
         await self._drain(partitions)
         try:
             await self._commit(partitions)
         except AllocatorError as error:
-            log.warning("%s: not committed, the next owner compares: %s", self.settings.group, error)
+            log.warning("%s: commit failed, the next owner compares the records: %s", self.settings.group, error)
         self._forget(partitions)
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
-        """The next owner finds the records that were written."""
+        """Drops the partitions. The next owner finds the written records on the new cluster."""
         self._forget(partitions)
 
     def _forget(self, partitions: Partitions) -> None:
@@ -495,7 +495,7 @@ class Mirror(RebalanceListener):
     # -- losses -----------------------------------------------------------------------------------------------------
 
     def _lose(self, loss: SourceLoss) -> None:
-        """Counts and logs a loss, without the offsets that were logged before a reconnection."""
+        """Counts and logs a loss, without offsets that were counted before a reconnection."""
         key = (loss.partition, self._map.incarnation(loss.partition).number)
         loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
         if loss.offsets <= 0:
@@ -518,7 +518,7 @@ class Mirror(RebalanceListener):
     def _remedy(self, topic: str) -> str:
         return (
             f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --recreated {topic}=earliest to "
-            f"mirror it from its earliest record, behind what the new cluster has; or with --recreated "
+            "mirror it from its earliest record, behind what the new cluster has; or with --recreated "
             f"{topic}=continue to go on at the stored position, as if it were the same topic"
         )
 
@@ -528,9 +528,9 @@ class Mirror(RebalanceListener):
         ids = await self._ids.of([partition.topic])
         ends = (await ends_of(self._old, [partition])).get(partition)
         if ends is None or partition not in self._consumer.assignment():
-            return  # the topic is gone, or the partition is another process's
+            return  # the topic was deleted, or another process owns the partition
         if await self._consumer.position(partition) != error.offset:
-            return  # of a committed offset from which `_begin` moved it since
+            return  # the error is about the committed offset, and `_begin` has moved the position since
         at = Log(ends.start, error.offset)
         reasons = await find_recreated(self.settings, self._old, self._new, self._map, {partition: at}, ids)
         if partition in reasons:
@@ -547,18 +547,18 @@ class Mirror(RebalanceListener):
         self._consumer.seek(partition, begin)
 
     def _doubt(self) -> None:
-        """Notes topics that may have been created again. Caller: the consumer's client, when its metadata changed."""
+        """Marks topics that may have been created again as doubted. Caller: the client, when its metadata changed."""
         for topic in {partition.topic for partition in self._acked} - self.stopped.keys():
             now = self._source.topic_id(topic)
             same = same_topic(self._topic_ids.get(topic), None if now is None else str(now))
-            if same is None:  # a time without a leader may tell a new topic from the former one
+            if same is None:  # without ids, a recreated topic shows only by partitions without a leader
                 numbers = self._source.partitions(topic) or ()
                 same = bool(numbers) and all(self._source.leader(TopicPartition(topic, n)) is not None for n in numbers)
             if not same:
                 self._doubted.add(topic)
 
     async def _check_id(self, topic: str) -> None:
-        """Notes a doubt if a batch, which was fetched by the topic's name, may be of a topic that was created since."""
+        """Marks the topic as doubted if a batch that was fetched by name may be of a recreated topic."""
         version, known = self._source.api_version(FetchRequest), self._topic_ids.get(topic)
         if known is None or (version is not None and version > BY_NAME and not known.startswith(ZNODE)):
             return  # the metadata of a new topic reaches `_doubt` before such a batch
@@ -566,7 +566,7 @@ class Mirror(RebalanceListener):
             self._doubted.add(topic)
 
     async def _settle_doubts(self) -> None:
-        """Compares topics in doubt with the mirrored records. A topic that does not exist now stays in doubt."""
+        """Compares doubted topics with the mirrored records. A topic that does not exist now stays doubted."""
         for topic in list(self._doubted):
             ids = await self._ids.of([topic])
             mine = frozenset(each for each in self._acked if each.topic == topic)
@@ -591,7 +591,7 @@ class Mirror(RebalanceListener):
 async def _reach(hosts: str, create: bool) -> None:
     """Raises if the ensemble is unreachable, or ConfigError if it lacks the chroot; `create` creates it.
 
-    With a mistyped chroot this would be another mirror, and every record would be mirrored twice.
+    Processes with a mistyped chroot would form a second mirror, and mirror every record twice.
     """
     ensemble = ZooKeeper(hosts)
     try:

@@ -27,7 +27,7 @@ class MirrorSettings:
     """Times in seconds.
 
     old, new            brokers, "host:port,host:port"
-    topics or pattern   what to mirror; a pattern is matched at the start of a topic's name
+    topics or pattern   the topics to mirror; a pattern is matched at the start of a topic's name
     group               the group of the mirror's processes; its positions are its offsets on the old cluster, and its
                         offset map is in the topic "<group>.offset-map" of the new cluster
     membership          of the group: "zookeeper" or "kafka"; the former needs `zookeeper`
@@ -37,7 +37,7 @@ class MirrorSettings:
     throttle_bytes_s    most bytes that this process sends in a second; None: no limit
     append              mirror a partition for the first time although the new one holds records, behind these
     accept_loss         end without an error although the old cluster deleted records before they were mirrored
-    recreated           how to go on with old topics that were deleted and created again, which are stopped otherwise.
+    recreated           how to continue with old topics that were deleted and created again; without it they stop.
                         topic -> "earliest": from its earliest record, behind the former topic's records on the new
                         cluster; "continue": at the stored position, as if it were the same topic
     commit_interval_s   more: more records are compared after a crash; less: more requests
@@ -68,13 +68,13 @@ class MirrorSettings:
         """Raises ConfigError listing every fault that shows without connecting, MissingExtra."""
         faults = []
         if not self.topics and not self.pattern:
-            faults.append("nothing to mirror is named: give topics (--topic) or a pattern (--pattern)")
+            faults.append("no topic to mirror: give topics (--topic) or a pattern (--pattern)")
         if self.topics and self.pattern:
-            faults.append("topics and a pattern are both given: leave one out")
+            faults.append("topics and a pattern are both given: omit one")
         if self.membership not in ("zookeeper", "kafka"):
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:
-            faults.append("zookeeper is missing (--zookeeper): where the processes of the mirror find each other")
+            faults.append("zookeeper is missing (--zookeeper): the processes of the mirror coordinate through it")
         try:
             check_pattern(self.pattern, self.membership)
         except ConfigError as error:

@@ -1,12 +1,12 @@
 """The offset map of a mirror, in a topic of the new cluster.
 
-There, and not in a file: every member of a mirror and every cutover finds it, it is replicated like the records that
-it speaks of, and it comes to an end with them. The topic is compacted, with one partition, so that entries have one
-order. An entry is written when old and new offsets part in another way than before: once for each partition of an
-ordinary topic, once for each gap that compaction or transactions left (nine in a thousand records at most).
+Every member of a mirror and every cutover can read it, and it is replicated like the records. The topic is compacted
+and has one partition, so that entries have one order. The mirror writes an entry when the difference between old and
+new offsets changes: once for each partition of an ordinary topic, and once for each gap that compaction or transactions
+left (at most nine in a thousand records).
 
-Each entry also says which incarnation of the old topic it speaks of: a topic that is deleted and created again begins
-at offset 0 again, and the brokers forget what a group committed of it. So this is where a mirror remembers its id.
+Each entry also names the incarnation of the old topic. A topic that is deleted and created again begins at offset 0,
+and the brokers drop the group's offsets of it. So the mirror stores the topic's id here.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ __all__ = [
     "unpack",
 ]
 
-# runs of one entry, which has to fit into a record batch
-MOST: Final = 5000
+MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
 # Of each SPAN mirrored records, at most MOST_RUNS runs are noted exactly. The map stays small on compacted topics, and
-# a group that is moved to a position between two runs reads up to SPAN records again
+# a group that is moved to a position between two runs repeats up to SPAN records
 MOST_RUNS: Final = 8
 SPAN: Final = 1000
 
 
 def map_topic(group: str) -> str:
-    """The topic of the map of this group's mirror."""
+    """The topic with the offset map of this group's mirror."""
     return f"{group}.offset-map"
 
 
@@ -60,9 +59,9 @@ class BadOffsetMap(AllocatorError):
 
 
 class Run(NamedTuple):
-    """From `source` of the old partition on, records stand one by one from `target` of the new one on.
+    """The record at old offset `source` is at new offset `target`, and the following records follow one by one.
 
-    `exact` False: somewhere behind `target`, in the same order.
+    `exact` False: they are somewhere behind `target`, in the same order.
     """
 
     source: int
@@ -71,10 +70,10 @@ class Run(NamedTuple):
 
 
 class Incarnation(NamedTuple):
-    """Which of the old topics that had one name, one after the other.
+    """Identifies one of several old topics that had the same name, one after the other.
 
-    `number` counts how often the mirror began such a topic from its earliest record again; `topic_id` is what
-    `topic_ids.TopicIds` tells, None where it tells nothing or no mirror has noted it yet.
+    `number` counts how often the mirror started again at the earliest record of a recreated topic. `topic_id` is from
+    `TopicIds`; None if unknown.
     """
 
     number: int = 0
@@ -82,7 +81,7 @@ class Incarnation(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One record of an offset map. `runs` may be empty: then it tells the incarnation alone."""
+    """One record of an offset map. Without `runs` it only names the incarnation."""
 
     partition: TopicPartition
     incarnation: Incarnation
@@ -92,9 +91,8 @@ class Entry(NamedTuple):
 class OffsetTranslation:
     """The runs of one partition.
 
-    Guarantee: a reader of the new partition from `target(s)` on gets every record that the old one had at `s` or
-    above, as far as it was mirrored. Before them it gets none, or a few that it had already: at runs that are not
-    exact, and where records were mirrored twice.
+    Guarantee: a reader of the new partition from `target(s)` on gets every mirrored record that the old one had at `s`
+    or above. It may get a few earlier records first: at inexact runs, and where records were mirrored twice.
     """
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
@@ -108,14 +106,11 @@ class OffsetTranslation:
 
     @property
     def runs(self) -> list[Run]:
-        """In the order of the old offsets."""
+        """Sorted by old offset."""
         return list(self._runs)
 
     def note(self, run: Run) -> Run | None:
-        """Adds what is known now, and returns it as it was added; None if it says nothing new.
-
-        The later word about an offset counts.
-        """
+        """Adds a run and returns it as stored, or None if it is not new. Replaces a run of the same old offset."""
         at = bisect_left(self._sources, run.source)
         if at < len(self._runs) and self._sources[at] == run.source:
             if self._runs[at] == run:
@@ -127,7 +122,7 @@ class OffsetTranslation:
             if before.exact and run.exact and before.target - before.source == run.target - run.source:
                 return None
             if not before.exact and 0 <= run.target - before.target < SPAN:
-                return None  # it is somewhere behind that one
+                return None  # the inexact run covers it
             if at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
                 run = run._replace(exact=False)
         self._runs.insert(at, run)
@@ -135,17 +130,17 @@ class OffsetTranslation:
         return run
 
     def target(self, source: int) -> int | None:
-        """The new offset for a reader whose next old offset is `source`; None below the first run."""
+        """The new offset for a reader whose next old offset is `source`; None before the first run."""
         at = bisect_right(self._sources, source)
         if at == 0:
             return None
         run = self._runs[at - 1]
         found = run.target + (source - run.source if run.exact else 0)
-        # where old offsets are missing, the next run begins before so many records have been
+        # old offsets may be missing, so the next run may begin sooner
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
     def exact(self, source: int) -> int | None:
-        """The new offset of the record at `source`, if the map says precisely where it stands."""
+        """The new offset of the record at `source`, if it is in an exact run."""
         at = bisect_right(self._sources, source)
         if at == 0 or not self._runs[at - 1].exact:
             return None
@@ -153,11 +148,8 @@ class OffsetTranslation:
         return found if at == len(self._runs) or found < self._runs[at].target else None
 
     def source(self, target: int) -> int | None:
-        """The way back: the old offset for a reader whose next new offset is `target`.
-
-        As `target`: nothing is passed over that the new partition has at `target` or above from the old one.
-        """
-        # records that were mirrored twice make later runs begin before earlier ones end
+        """The reverse: the old offset for a reader whose next new offset is `target`. It skips no record either."""
+        # after records were mirrored twice, a later run may begin before an earlier one ends
         found = None
         for run, following in zip(self._runs, [*self._sources[1:], None]):
             if run.target > target:
@@ -169,32 +161,32 @@ class OffsetTranslation:
 
 
 def pack(entry: Entry) -> tuple[bytes, bytes]:
-    """Key and value of a record that says this. Keys differ from entry to entry: a compacted topic keeps them all.
+    """Encodes an entry as key and value. Every key is different, so that compaction keeps all entries.
 
-    A topic without an id that was never begun again has the keys that mirrors wrote before they noted incarnations;
-    a mirror of such a version passes over what the newer keys say besides.
+    Without an id and with incarnation 0, the key is the same as in versions without incarnations. Those versions ignore
+    the additional fields.
     """
-    told = [[*run[:2]] if run.exact else [*run[:2], 0] for run in entry.runs]
+    runs = [[*run[:2]] if run.exact else [*run[:2], 0] for run in entry.runs]
     key: dict[str, Any] = {"topic": entry.partition.topic, "partition": entry.partition.partition}
-    if told:
-        key["from"] = told[0][0]
+    if runs:
+        key["from"] = runs[0][0]
     if entry.incarnation.topic_id is not None:
         key["id"] = entry.incarnation.topic_id
     if entry.incarnation.number:
         key["incarnation"] = entry.incarnation.number
-    return _json(key), _json(told)
+    return _json(key), _json(runs)
 
 
 def unpack(key: bytes | None, value: bytes | None) -> Entry:
-    """Raises BadOffsetMap for what `pack` does not write."""
+    """Decodes an entry. Raises BadOffsetMap if `pack` did not write it."""
     try:
-        where, told = json.loads(key or b""), json.loads(value or b"")
-        runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in told]
+        where, rows = json.loads(key or b""), json.loads(value or b"")
+        runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in rows]
         topic_id = where.get("id")
         incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))
         return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadOffsetMap(f"an entry of an offset map does not read ({shown(error)}): key {shown(key)}") from error
+        raise BadOffsetMap(f"invalid entry of an offset map ({shown(error)}): key {shown(key)}") from error
 
 
 def _json(value: object) -> bytes:
@@ -204,7 +196,7 @@ def _json(value: object) -> bytes:
 class OffsetMap:
     """The offset translations of all partitions, in memory and in the topic.
 
-    Guarantee: after `flush`, everything that was noted stands on all replicas in sync.
+    Guarantee: after `flush`, all noted runs are on all in-sync replicas.
     """
 
     def __init__(
@@ -222,7 +214,7 @@ class OffsetMap:
         self._flushing: asyncio.Lock
 
     async def open(self, replication: int | None = None) -> None:
-        """Reads all of it. With `replication` it is made where it does not exist. Raises TopicNotFound."""
+        """Reads the map; `replication` creates it if it does not exist. Raises TopicNotFound."""
         self._flushing = asyncio.Lock()
         await self._client.refresh([self.topic])
         if self._client.partitions(self.topic) is None and replication is not None:
@@ -230,7 +222,7 @@ class OffsetMap:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Reads entries that other processes have added."""
+        """Reads entries that other processes added."""
         end = await list_offsets(self._client, {self._at: LATEST})
         start = await list_offsets(self._client, {self._at: EARLIEST})
         found, first = end[self._at], start[self._at]
@@ -243,11 +235,11 @@ class OffsetMap:
         self._read_to = found.offset
 
     def learn(self, entry: Entry) -> None:
-        """Takes an entry of the topic, in the topic's order."""
+        """Adds an entry of the topic. Call it in the order of the topic."""
         partition, there, runs = entry
         known = self.incarnation(partition)
         if there.number < known.number:
-            return  # of a topic that is gone, by a process that did not know yet
+            return  # of a deleted topic, by a process that had not noticed
         if there.number > known.number:
             self._known[partition] = OffsetTranslation()
             self._new.pop(partition, None)
@@ -261,20 +253,20 @@ class OffsetMap:
         return self._known[partition]
 
     def incarnation(self, partition: TopicPartition) -> Incarnation:
-        """The old topic that `positions` belongs to."""
+        """The old topic to which `positions` belongs."""
         return self._incarnations.get(partition, Incarnation())
 
     def recreated(self, partition: TopicPartition, topic_id: str | None) -> str | None:
-        """What shows that the old topic, which has the id `topic_id` now, is not the one that was mirrored; or None."""
+        """The reason why the old topic, whose id is now `topic_id`, is not the mirrored one; None if it is."""
         known = self.incarnation(partition).topic_id
         if same_topic(known, topic_id) is not False:
             return None
         return f"its id was {known} when it was mirrored, and is {topic_id} now"
 
     def begin(self, partition: TopicPartition, incarnation: Incarnation) -> None:
-        """From now on `positions` speaks of this one, which the next `flush` writes if it is new.
+        """Sets the incarnation of `positions`; the next `flush` writes it if it is new.
 
-        Where its number is greater than that of `incarnation(partition)`, all that was known is forgotten.
+        Drops all runs of the partition if the number is greater than before.
         """
         known = self.incarnation(partition)
         if incarnation == known:
@@ -283,10 +275,10 @@ class OffsetMap:
             self._known[partition] = OffsetTranslation()
             self._new.pop(partition, None)
         self._incarnations[partition] = incarnation
-        self._new.setdefault(partition, [])  # an entry is written though there may be no run to tell
+        self._new.setdefault(partition, [])  # so that `flush` writes an entry even without runs
 
     def note(self, partition: TopicPartition, run: Run) -> None:
-        """The next `flush` writes it, if it is new."""
+        """Adds a run; the next `flush` writes it if it is new."""
         added = self._known[partition].note(run)
         if added is not None:
             self._new[partition].append(added)
@@ -294,22 +286,22 @@ class OffsetMap:
     async def flush(self) -> None:
         """Writes the noted runs. Raises BrokerError, and keeps them for the next call."""
         async with self._flushing:
-            news, self._new = self._new, defaultdict(list)
-            if not news:
+            changed, self._new = self._new, defaultdict(list)
+            if not changed:
                 return
             now = int(time.time() * 1000)
             records: list[Record] = []
             slices = [
                 Entry(each, self.incarnation(each), runs[at : at + MOST])
-                for each, runs in news.items()
+                for each, runs in changed.items()
                 for at in range(0, max(1, len(runs)), MOST)
             ]
             for entry in slices:
                 key, value = pack(entry)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
-                for made in written(iter(records), 0):
-                    await append(self._client, self._at, made)
+                for batch in written(iter(records), 0):
+                    await append(self._client, self._at, batch)
             except BaseException:
                 for entry in slices:
                     if entry.incarnation.number == self.incarnation(entry.partition).number:

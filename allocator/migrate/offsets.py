@@ -27,7 +27,7 @@ class CopyRefused(AllocatorError):
 
 @dataclass(frozen=True)
 class Row:
-    """One partition. None: nothing is committed there, or there is no store for it (`problem` says why)."""
+    """One partition. None: no committed offset there, or none can be copied (`problem` has the reason)."""
 
     partition: TopicPartition
     source: int
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What would be done."""
+    """The offsets that a copy would commit."""
 
     source: OffsetStore
     target: OffsetStore
@@ -52,7 +52,7 @@ class CopyPlan:
 
     @property
     def problems(self) -> list[str]:
-        """Why it would be refused, but for the members."""
+        """The reasons to refuse the copy, except live members."""
         return [f"{row.partition.topic}:{row.partition.partition}: {row.problem}" for row in self.rows if row.problem]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def plan_copy(
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
 ) -> CopyPlan:
-    """What `copy` would do now; changes nothing.
+    """Computes the plan of `copy`; changes nothing.
 
     `by`: one of `translate.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
     which the group has committed offsets.
@@ -104,29 +104,29 @@ async def copy(
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
 ) -> CopyPlan:
-    """Commits them, after `restore_file` stands on the disk with what was there before.
+    """Copies the offsets, after it has saved the former ones in `restore_file`.
 
-    Raises GroupAlive or CopyRefused, having changed nothing; CommitFailed after which some may have been copied, which
-    `restore` undoes; GroupAlive, saying so, when a member came while it was at it.
+    Raises GroupAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied; `restore`
+    undoes that. If a member joined during the copy, raises a GroupAlive that says so.
     """
     refuse_existing(restore_file)
     async with source.opened() as old, target.opened() as new:
         plan = await _plan(old, new, by, topics, mirror)
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
-        # after what took its time, so that only an instant is left for a member to come
+        # last, so that hardly any time is left for a member to join
         await old.refuse_members()
         await new.refuse_members()
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
         write_json(restore_file, _restore(plan, await TopicIds(new.client).of({each.topic for each in chosen})))
         await new.commit(chosen, f"copied from {source.group}")
-        stands = await new.committed(chosen)
+        copied = await new.committed(chosen)
         joined = [*await old.members(), *await new.members()]
-        wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if stands.get(each) != offset]
+        wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if copied.get(each) != offset]
         if joined or wrong:
             raise GroupAlive(
                 f"the offsets were copied, but {', '.join(joined) or 'a member'} joined meanwhile"
-                + (f" and {', '.join(wrong[:5])} stand elsewhere again" if wrong else "")
+                + (f" and the offsets of {', '.join(wrong[:5])} have changed since" if wrong else "")
                 + f"; stop them, undo it with `allocator offsets restore {restore_file}`, and copy again"
             )
         return plan
@@ -134,14 +134,14 @@ async def copy(
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` did."""
+    """The result of `restore`."""
 
     target: OffsetStore
     offsets: Mapping[TopicPartition, int]
     forgotten: tuple[TopicPartition, ...]
-    """Nothing is committed of these any more, as before."""
+    """These have no committed offset again, as before the copy."""
     left: tuple[TopicPartition, ...]
-    """Nothing was committed of these before, and the cluster cannot take an offset back: they keep what was copied."""
+    """These had no committed offset before, but the cluster cannot delete one: they keep the copied offset."""
 
 
 async def restore(
@@ -149,24 +149,24 @@ async def restore(
     security: Mapping[str, Any] | None = None,
     zookeeper_options: Mapping[str, Any] | None = None,
 ) -> Restored:
-    """Has stand what stood before the copy that wrote `path`. May be repeated. Raises GroupAlive.
+    """Restores the offsets from before the copy that wrote `path`. May be repeated. Raises GroupAlive.
 
-    Raises CopyRefused for topics that were deleted and created again since. Credentials do not stand in that file:
-    `security` is for its brokers, `zookeeper_options` for its ensembles.
+    Raises CopyRefused for topics that were deleted and created again since. The file has no credentials: pass
+    `security` for its brokers and `zookeeper_options` for its ensembles.
     """
-    told = read_json(path)
+    saved = read_json(path)
     try:
-        if told["format"] != FORMAT:
-            raise ValueError(f"its format is {told['format']!r}")
-        to = told["to"]
+        if saved["format"] != FORMAT:
+            raise ValueError(f"its format is {saved['format']!r}")
+        to = saved["to"]
         ensembles = tuple(to["zookeepers"])
         store = OffsetStore(
             to["brokers"], to["group"], to["storage"], ensembles, to["root"], security, zookeeper_options
         )
-        before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in told["before"]}
-        topic_ids = dict(told.get("topic_ids", {}))
+        before = {TopicPartition(str(row[0]), int(row[1])): row[2] for row in saved["before"]}
+        topic_ids = dict(saved.get("topic_ids", {}))
     except (KeyError, TypeError, ValueError, LookupError) as error:
-        raise ConfigError(f"{path} is no file of `allocator offsets copy`: {error}") from error
+        raise ConfigError(f"{path} is not a file of `allocator offsets copy`: {error}") from error
     async with store.opened() as there:
         await there.refuse_members()
         now = await TopicIds(there.client).of({each.topic for each in before})
@@ -174,7 +174,7 @@ async def restore(
         if again:
             raise CopyRefused(
                 f"nothing was restored: {', '.join(again)} of {there} was deleted and created again since the copy, "
-                f"and the offsets in {path} are of the former topic; say where the group is to begin (`allocator group "
+                f"and the offsets in {path} are of the former topic; set the start of the group (`allocator group "
                 "offsets reset`)"
             )
         offsets = {each: int(offset) for each, offset in before.items() if offset is not None}
@@ -201,7 +201,7 @@ async def _plan(old: OpenOffsetStore, new: OpenOffsetStore, by: str, topics: Col
             raise TopicNotFound(unknown)
         committed = {each: offset for each, offset in committed.items() if each.topic in topics}
     if not committed:
-        raise CopyRefused(f"{old} has committed nothing" + (f" of {', '.join(topics)}" if topics else ""))
+        raise CopyRefused(f"{old} has no committed offsets" + (f" of {', '.join(topics)}" if topics else ""))
     found = await _found(old, new, by, committed, mirror)
     own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
@@ -250,7 +250,7 @@ def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, A
 
 
 def _store_json(store: OffsetStore) -> dict[str, Any]:
-    """No credentials: they do not belong into files."""
+    """Without credentials: they do not belong into files."""
     return {
         "brokers": store.brokers,
         "group": store.group,

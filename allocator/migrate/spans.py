@@ -16,12 +16,11 @@ __all__ = ["SpanUnread", "read_spans"]
 
 log = logging.getLogger(__name__)
 
-# without a record for so long, what is left of a span cannot be read
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 60.0  # without a record for this long, reading fails
 
 
 class SpanUnread(AllocatorError):
-    """The records between two offsets do not come."""
+    """The records between two offsets cannot be read."""
 
     retriable = True
 
@@ -33,11 +32,10 @@ async def read_spans(
     *,
     isolation_level: IsolationLevel = DEFAULT["isolation_level"],
 ) -> AsyncGenerator[Batch, None]:
-    """The records at `start` up to, not including, `stop` of each partition; `spans` are (start, stop).
+    """The records from `start` to before `stop` of each partition, in its order; `spans` are (start, stop).
 
-    In the order of each partition; unless `isolation_level` is "read_committed", uncommitted ones and those of
-    transactions that were aborted too, where the broker sends them. Raises SpanUnread when a partition gives nothing
-    for a minute.
+    Includes records of open and aborted transactions, unless `isolation_level` is "read_committed". Raises SpanUnread
+    after a minute without a record.
     """
     left = {partition: stop for partition, (start, stop) in spans.items() if stop > start}
     if not left:
@@ -67,10 +65,10 @@ async def read_spans(
                         del left[partition]
                         consumer.pause(partition)
                 continue
-            # markers at the end of a span are passed over without a batch
+            # no batch comes for transaction markers at the end of a span
             for partition in [each for each in left if await consumer.position(each) >= left[each]]:
                 del left[partition]
             silent += 0.5
             if silent > PATIENCE_S:
                 names = ", ".join(f"{each.topic}:{each.partition} up to {stop}" for each, stop in left.items())
-                raise SpanUnread(f"no record came for {PATIENCE_S:g} s of {names}; is its leader there?")
+                raise SpanUnread(f"no record for {PATIENCE_S:g} s from {names}; check that its leader is available")

@@ -30,7 +30,7 @@ from allocator.zookeeper.client import ZooKeeper
 __all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenOffsetStore", "connected"]
 
 CONNECT_S = 10.0  # to connect; more: a mistyped address is reported later
-PATIENCE_S = 30.0  # with a coordinator that does not answer yet
+PATIENCE_S = 30.0  # for a coordinator that is still loading
 
 
 class GroupAlive(AllocatorError):
@@ -41,10 +41,10 @@ class GroupAlive(AllocatorError):
 
 @dataclass(frozen=True)
 class OffsetStore:
-    """A group on a cluster. `storage` "zookeeper": where clients before 0.8.2, and kiel, keep offsets.
+    """A group on a cluster. `storage` "zookeeper": the offsets of clients before 0.8.2, and of kiel.
 
     `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
-    cluster's own and, if it is another, that of this library's groups (under `root`). `security` is for the brokers,
+    cluster's own and the one with the groups of this library (under `root`). `security` is for the brokers,
     `zookeeper_options` for the ensembles.
     """
 
@@ -58,7 +58,7 @@ class OffsetStore:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[OpenOffsetStore]:
-        """Connected; closed with the block."""
+        """Connects; closes at the end of the block."""
         if self.storage not in ("kafka", "zookeeper"):
             raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
         async with contextlib.AsyncExitStack() as stack:
@@ -75,7 +75,7 @@ class OffsetStore:
 
 
 async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Mapping[str, Any] | None) -> KafkaClient:
-    """A client that knows all topics, until `stack` ends."""
+    """A client that knows all topics; `stack` closes it."""
     client = KafkaClient(brokers, security=security)
     stack.push_async_callback(client.close)
     await client.connect(CONNECT_S)
@@ -99,7 +99,7 @@ class OpenOffsetStore:
         return f"group {self.store.group!r} on {self.store.brokers} ({self.store.storage})"
 
     async def members(self) -> list[str]:
-        """Every member that may commit for this group, of each kind that these servers know."""
+        """All members that may commit for this group, of every protocol that these servers support."""
         found: list[str] = []
         for ensemble in self._ensembles:
             state = await describe(ensemble, self.store.group, self.store.root)
@@ -119,17 +119,17 @@ class OpenOffsetStore:
             try:
                 return await requests.group(self.client, self.store.group)
             except BrokerError as error:
-                # a coordinator that has just begun loads what it knows
+                # a coordinator that has just started loads its groups
                 if not error.retriable or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(self.client.retry_backoff_s)
 
     def read(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> AsyncGenerator[Batch, None]:
-        """The records from one offset to another of each partition, see `spans.read_spans`."""
+        """The records between two offsets of each partition, see `spans.read_spans`."""
         return read_spans(self.store.brokers, spans, self.store.security)
 
     async def refuse_members(self) -> None:
-        """Raises GroupAlive naming them."""
+        """Raises GroupAlive, with their names, if the group has members."""
         found = await self.members()
         if found:
             some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
@@ -156,7 +156,7 @@ class OpenOffsetStore:
         )
 
     def can_forget(self) -> bool:
-        """Whether a committed offset can be taken away again (Kafka 2.4 and newer)."""
+        """Whether the cluster can delete a committed offset (Kafka 2.4 and newer)."""
         return self.store.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
 
     async def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -178,12 +178,12 @@ class OpenOffsetStore:
         codes = [answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)]
         for code in codes:
             if code:
-                raise for_code(code, f"taking back offsets of {self}")
+                raise for_code(code, f"deleting offsets of {self}")
 
     def check_storage(self) -> None:
-        """Raises ConfigError when this cluster cannot keep offsets there."""
+        """Raises ConfigError if this cluster does not support `storage`."""
         if self.store.storage != "zookeeper":
             return
         request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
         if self.client.api_version(request) is None:
-            raise ConfigError(f"{self.store.brokers} keeps no offsets in ZooKeeper; only brokers up to Kafka 3 do")
+            raise ConfigError(f"{self.store.brokers} stores no offsets in ZooKeeper; only brokers up to Kafka 3 do")

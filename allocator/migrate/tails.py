@@ -1,4 +1,4 @@
-"""Records that a mirror wrote before it died and did not commit: found on the new cluster, and not written again."""
+"""Finds records that a mirror wrote before a crash and did not commit, so that it does not write them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def digest(record: Record, *, timed: bool = True) -> bytes:
 
 
 class Tail:
-    """Records of one new partition, from where the committed old offset belongs to the end."""
+    """The records of one new partition behind the translated committed offset."""
 
     def __init__(self, records: deque[tuple[int, bytes]]) -> None:
         self._records = records
@@ -37,11 +37,11 @@ class Tail:
         self.taken_now = 0
         """Records that the last `match` found."""
         self.over = False
-        """Whether there is nothing more to be found."""
+        """Whether there are no more records to match."""
 
     @property
     def left(self) -> int:
-        """Records that were not what was to stand there."""
+        """Number of records that did not match."""
         return len(self._records)
 
     @property
@@ -49,7 +49,7 @@ class Tail:
         return self._records[0][0] if self._records else -1
 
     def match(self, batch: Batch) -> Batch:
-        """What of `batch` is not there."""
+        """The rest of `batch` that the new partition does not have."""
         self.taken_now = 0
         for record in batch:
             if not self._records or self._records[0][1] != digest(record):
@@ -62,9 +62,9 @@ class Tail:
         return batch.from_offset(batch.next_offset)
 
     def skip_to(self, record: Record | None, most: int) -> int:
-        """Passes over the records that stand before `record`, `most` of them at most; None stands behind them all.
+        """Drops the records before `record`, or all records if it is None, and returns their number.
 
-        Returns how many; none if `record` is not there, or further away.
+        Drops nothing and returns 0 if `record` is not there, or behind more than `most` records.
         """
         wanted = None if record is None else digest(record)
         before = [content for _, content in self._records]
@@ -76,7 +76,7 @@ class Tail:
         return count
 
     def runs(self) -> list[Run]:
-        """Where those that were found stand; once."""
+        """The offsets of the matched records since the last call."""
         found, self._runs = self._runs, []
         return found
 
@@ -84,7 +84,7 @@ class Tail:
 async def first_records(
     brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
 ) -> dict[TopicPartition, Record]:
-    """The first record of each span that has one, of those that are committed."""
+    """The first committed record of each span that has one."""
     found: dict[TopicPartition, Record] = {}
     batches = read_spans(brokers, spans, security, isolation_level="read_committed")
     try:
@@ -101,7 +101,7 @@ async def first_records(
 async def read_tails(
     brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
 ) -> dict[TopicPartition, Tail]:
-    """The records of these spans; partitions where there are none are left out."""
+    """The records of these spans. A partition without records is absent."""
     found: dict[TopicPartition, deque[tuple[int, bytes]]] = {}
     async for batch in read_spans(brokers, spans, security):
         records = found.setdefault(TopicPartition(batch.topic, batch.partition), deque())

@@ -1,7 +1,7 @@
-"""Where a mirror goes on with partitions that it takes over, for the first time or from a process that died.
+"""The start positions of partitions that a process of a mirror takes over, new or from a crashed process.
 
 `find_recreated` finds old topics that were deleted and created again. A new topic begins at offset 0. A mirror that
-goes on at its position would skip the first records of the new topic, or repeat records of the former topic.
+continues at its position would skip the first records of the new topic, or repeat records of the former topic.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["Log", "NotEmpty", "SourceLoss", "TakenOver", "TopicsStopped", "find_
 
 log = logging.getLogger(__name__)
 
-# Records before the position that are compared where topics have no id. More: a few compacted ones do not matter
+# Compared records before the position, if topics have no id. More: tolerates compacted records
 SAMPLE: Final = 20
-# More: a leader that was just elected reports the end of its log; less: a shorter log is reported sooner
+# More: gives a new leader time to report its end of log; less: a shorter log is reported sooner
 PATIENCE_S: Final = 3.0
 CREATE_TIME: Final = 0
 
@@ -44,7 +44,7 @@ class TopicsStopped(AllocatorError):
 
 
 class Log(NamedTuple):
-    """Of one old partition: its first offset, and the mirror's position in it, if it has one."""
+    """One old partition: its first offset, and the position of the mirror, if it has one."""
 
     start: int
     position: Optional[int]
@@ -66,9 +66,9 @@ class SourceLoss(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """One partition: the old offset to go on from, the end of the new log, and the records between in `tail`.
+    """One partition: the old offset to continue at, the end of the new log, and the records between in `tail`.
 
-    `seek`: the committed offset is another one, or of another topic. `lost`: offsets deleted right before `position`.
+    `seek`: the committed offset differs, or is of another topic. `lost`: offsets deleted right before `position`.
     `recreated`: the reason why the partition is not mirrored until the operator says how to go on.
     """
 
@@ -89,9 +89,9 @@ async def take_over(
     known: OffsetMap,
     ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
-    """Returns where each goes on. The map has that position then: the next process compares from there.
+    """Returns the start of each partition, after it has written that position to the map for the next process.
 
-    `ids`: of the old topics, now. Raises NotEmpty.
+    `ids`: the current ids of the old topics. Raises NotEmpty.
     """
     wanted = list(partitions)
     await known.refresh()
@@ -114,9 +114,11 @@ async def take_over(
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
         position = committed.get(partition)
         if reason is not None:
-            more, position = _as_told(known, partition, source, position, there, str(choice))
+            more, position = _by_choice(known, partition, source, position, there, str(choice))
             incarnation = incarnation._replace(number=incarnation.number + more)
-            log.warning("%s:%d: %s; goes on at offset %d, as recreated=%r says", *partition, reason, position, choice)
+            log.warning(
+                "%s:%d: %s; continuing at offset %d because of recreated=%r", *partition, reason, position, choice
+            )
         known.begin(partition, incarnation)
         target = None if position is None else known.positions(partition).target(position)
         if position is None:
@@ -125,8 +127,8 @@ async def take_over(
             if there and not settings.append and reason is None:
                 raise NotEmpty(
                     f"{partition.topic}:{partition.partition} of the new cluster holds {there} records that no mirror "
-                    f"of this group wrote (of group {settings.group!r} nothing is committed on the old cluster, or the "
-                    "offset map is gone); empty it, or say that they may stay (--append)"
+                    f"of this group wrote (group {settings.group!r} has no committed offset on the old cluster, or the "
+                    "offset map was deleted); empty the partition, or pass --append to keep its records"
                 )
             known.note(partition, Run(position, there))
             target = there
@@ -140,14 +142,13 @@ async def take_over(
     return await _without_found(settings, sources, found, tails)
 
 
-def _as_told(
+def _by_choice(
     known: OffsetMap, partition: TopicPartition, source: Ends, position: int | None, there: int, choice: str
 ) -> tuple[int, int]:
-    """What the operator's choice for a topic that was created again means: how much its incarnation grows, and where
-    it begins."""
+    """(increment of the incarnation, start position) for the operator's choice about a recreated topic."""
     if choice == "earliest":
         return 1, source.start
-    if position is None:  # the brokers forget it with the topic
+    if position is None:  # the brokers delete it with the topic
         position = known.positions(partition).source(there)
     return 0, min(source.start if position is None else position, source.end)
 
@@ -158,7 +159,7 @@ async def _without_found(
     taken: Mapping[TopicPartition, TakenOver],
     tails: Mapping[TopicPartition, Tail],
 ) -> dict[TopicPartition, TakenOver]:
-    """With their tails. Records that a process wrote before it died are not lost, although the source deleted them."""
+    """Adds the tails. Records that a crashed process had written do not count as lost if the source deleted them."""
     found = {partition: each._replace(tail=tails.get(partition)) for partition, each in taken.items()}
     doubtful = {each: sources[each] for each, one in found.items() if one.lost is not None and one.tail is not None}
     firsts = await first_records(settings.old, doubtful, settings.old_security)
@@ -180,11 +181,10 @@ async def find_recreated(
     logs: Mapping[TopicPartition, Log],
     ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, str]:
-    """Those of `logs` that are not what was mirrored, each with what shows it. `ids`: of the old topics, now.
+    """The partitions of `logs` whose topic was recreated -> the reason. `ids`: the current ids of the old topics.
 
-    By the topic's id where the map has one as well; else by a log that ends before the position, and by the last
-    mirrored records: the same offsets must hold the same records on both clusters. What is no longer there on either
-    side cannot be compared.
+    Compares the topic's id with the one in the map. Without ids, a log that ends before the position is a new one, and
+    the last mirrored records must be the same on both clusters. Deleted records cannot be compared.
     """
     found: dict[TopicPartition, str] = {}
     unproven: dict[TopicPartition, tuple[int, int]] = {}
@@ -208,9 +208,9 @@ async def find_recreated(
 
 
 async def _ends_beyond(client: KafkaClient, at: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The ends of these logs, asked again for a while where one is before its offset in `at`.
+    """The ends of these logs. Retries for `PATIENCE_S` if an end is before the offset in `at`.
 
-    The leader of an old Kafka may tell a lower end for a moment after its election.
+    The leader of an old Kafka may report a lower end for a moment after its election.
     """
     deadline = time.monotonic() + PATIENCE_S
     ends = {each: found.end for each, found in (await ends_of(client, at)).items()}
@@ -253,7 +253,7 @@ async def _by_content(
 
 
 def _same(record: Record, copy: Record) -> bool:
-    # a broker that sets times itself gives the copy another one
+    # with LogAppendTime the copy has another timestamp
     return digest(record, timed=False) == digest(copy, timed=False) and (
         record.timestamp == copy.timestamp or copy.timestamp_type != CREATE_TIME
     )

@@ -17,7 +17,7 @@ __all__ = ["TopicSync", "refuse_same_cluster"]
 
 
 class TopicSync:
-    """Creates and compares topics, each once. `ensemble` is the old cluster's ZooKeeper, if it is known and needed."""
+    """Creates and compares topics, each once. `ensemble` is the old cluster's ZooKeeper, for brokers before 0.11."""
 
     def __init__(
         self,
@@ -35,10 +35,9 @@ class TopicSync:
         self._known: set[str] = set()
 
     async def keep(self, topics: Iterable[str]) -> None:
-        """They exist on the new cluster, with as many partitions, which are known to have leaders.
+        """Makes sure that they exist on the new cluster, with as many partitions and with leaders.
 
-        Compared once; partitions that are added to the old topic later, mirror or no mirror, are added to the new one.
-        Raises TopicsDiffer.
+        Adds partitions that were added to the old topic since. Raises TopicsDiffer.
         """
         wanted = set(topics)
         await self._old.refresh(wanted)
@@ -64,7 +63,7 @@ class TopicSync:
 
 
 async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
-    """Raises ConfigError when both are the same brokers under two names: a mirror would read what it writes."""
+    """Raises ConfigError if both are the same brokers: a mirror would read the records that it writes."""
     await old.refresh()
     await new.refresh()
     same = {(broker.host, broker.port) for broker in old.brokers} & {
@@ -72,4 +71,4 @@ async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
     }
     if same:
         host, port = min(same)
-        raise ConfigError(f"the old and the new cluster are one: broker {host}:{port} is in both")
+        raise ConfigError(f"the old and the new cluster are the same: broker {host}:{port} is in both")

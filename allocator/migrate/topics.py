@@ -1,7 +1,7 @@
 """Topics of the old cluster created on the new one, with partition counts and settings; ids of topics.
 
-Protocol: CreateTopics, CreatePartitions and DescribeConfigs. Before 0.11 a cluster tells its topics' settings only
-through ZooKeeper, `/config/topics/<topic>`.
+Protocol: CreateTopics, CreatePartitions and DescribeConfigs. Before 0.11, topic settings can be read only in ZooKeeper,
+in `/config/topics/<topic>`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TOPIC: Final = 2  # kind of resource
 SET_ON_TOPIC: Final = 1  # source of a setting
 UNKNOWN, TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = -1, 36, 37, 41
 
-# settings that mean nothing on another cluster, or stand in the way of what a mirror is to keep
+# settings that do not apply to another cluster, or that would change the mirrored records
 LEFT_OUT: Final = frozenset(
     {
-        "message.format.version",  # upgraded
-        "message.timestamp.type",  # or the new broker would overwrite the times
-        "message.timestamp.difference.max.ms",  # or it would refuse old times
+        "message.format.version",  # the mirror writes v2
+        "message.timestamp.type",  # LogAppendTime overwrites the timestamps
+        "message.timestamp.difference.max.ms",  # refuses old timestamps
         "message.timestamp.before.max.ms",
         "message.timestamp.after.max.ms",
         "leader.replication.throttled.replicas",
@@ -47,27 +47,25 @@ LEFT_OUT: Final = frozenset(
         "remote.log.delete.on.disable",
     }
 )
-# settings that say which records stay: the new topic may not have one of its own that the old one does not have
+# settings that delete records: the new topic may not have one that the old topic does not have
 KEEPING: Final = ("cleanup.policy", "retention.bytes", "retention.ms")
 
 
 class TopicsDiffer(AllocatorError):
-    """A topic exists on the new cluster and is not as the old one: says in what, and what to do."""
+    """A topic of the new cluster differs from the old one. The text names the differences and remedies."""
 
 
 async def settings_of(
     client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeper | None = None
 ) -> dict[str, dict[str, str]]:
-    """What was set on each topic itself; defaults of the cluster are not among it.
+    """The settings of each topic itself, without the defaults of the cluster.
 
     Raises ConfigError for a cluster older than 0.11 whose ZooKeeper is not given, and BrokerError.
     """
     if ensemble is not None:
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
     if client.api_version(DescribeConfigsRequest) is None:
-        raise ConfigError(
-            "brokers before 0.11 do not tell how their topics are set: name their ZooKeeper (--old-zookeeper)"
-        )
+        raise ConfigError("brokers before 0.11 do not report topic settings: name their ZooKeeper (--old-zookeeper)")
     resources = [
         DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=TOPIC, resource_name=topic, configuration_keys=None
@@ -81,7 +79,7 @@ async def settings_of(
     for result in answer.results:
         if result.error_code:
             error = for_code(result.error_code, f"settings of topic {result.resource_name!r}")
-            # it is all that a broker says while it has no session with its ZooKeeper
+            # a broker without a session with its ZooKeeper returns this code
             error.retriable = error.retriable or result.error_code == UNKNOWN
             raise error
         found[result.resource_name] = {
@@ -104,11 +102,11 @@ async def _from_zookeeper(ensemble: ZooKeeper, topic: str) -> dict[str, str]:
     try:
         return {str(name): str(value) for name, value in json.loads(data)["config"].items()}
     except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper does not read: {shown(data)}") from error
+        raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
 def carried(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those that the new topic gets too."""
+    """The settings that the new topic gets too."""
     return {name: value for name, value in settings.items() if name not in LEFT_OUT}
 
 
@@ -121,11 +119,10 @@ async def make_alike(
     mirrored: Collection[str] = (),
     replication: int,
 ) -> list[str]:
-    """Creates what is missing on the new cluster and compares the rest. Returns what was created.
+    """Creates missing topics on the new cluster and compares the others. Returns the created topics.
 
-    `ensemble` is the old cluster's ZooKeeper. `mirrored` are topics that were alike before: they get the partitions
-    that were added to the old ones. Raises TopicsDiffer naming every difference, before anything is changed, and as
-    `settings_of` does.
+    `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get partitions that were added to the old
+    topic. Raises TopicsDiffer, naming every difference, before any change, and the errors of `settings_of`.
     """
     names = sorted(topics)
     await old.refresh(names)
@@ -136,7 +133,7 @@ async def make_alike(
     grown = [name for name in names if name in mirrored and 0 < here[name] < counts[name]]
     differences += [
         f"{name!r} has {counts[name]} partitions on the old cluster and {here[name]} on the new one: a key would "
-        "change its partition; add what is missing, or delete the new topic and have it made"
+        "change its partition; add the missing ones, or delete the new topic so that it is created again"
         for name in names
         if counts[name] and here[name] and here[name] != counts[name] and name not in grown
     ]
@@ -150,7 +147,7 @@ async def make_alike(
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
     for name in grown:
         await _grow(new, name, counts[name])
-        log.info("%s has %d partitions now, as on the old cluster", name, counts[name])
+        log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     missing = [name for name in there if not here[name]]
     for name in missing:
         await create(new, name, counts[name], replication, carried(wanted[name]))
@@ -159,7 +156,7 @@ async def make_alike(
 
 
 def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """How the settings of a topic that exists differ from those that it is to have."""
+    """The differences between the settings of an existing topic and the wanted ones."""
     found = [
         f"{key} of {topic!r} is {value!r}, on the new cluster {here.get(key)!r}; set it"
         for key, value in sorted(wanted.items())
@@ -178,7 +175,7 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
 async def create(
     client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
 ) -> None:
-    """A topic, and waits until it has leaders; fine if it exists. Raises BrokerError."""
+    """Creates a topic, if it does not exist, and waits for its leaders. Raises BrokerError."""
     kinds = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
         topics=[
@@ -199,7 +196,7 @@ async def create(
 
 
 async def _grow(client: KafkaClient, topic: str, partitions: int) -> None:
-    """Has the topic at least this number of partitions. Raises BrokerError."""
+    """Adds partitions to a topic, up to this number. Raises BrokerError."""
     kind = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[kind(name=topic, count=partitions, assignments=None)],
@@ -207,7 +204,7 @@ async def _grow(client: KafkaClient, topic: str, partitions: int) -> None:
         validate_only=False,
         max_version=3,
     )
-    # fine: another process was faster; whether it is that is seen next
+    # INVALID_PARTITIONS: another process added them first, which `_led` verifies
     await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
     await _led(client, topic, partitions)
 
@@ -243,7 +240,7 @@ async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
 
 
 class TopicIds:
-    """The ids of a cluster's topics, as texts: the broker's own (Kafka 2.8 and newer), else when its znode was created.
+    """The ids of a cluster's topics: the broker's (Kafka 2.8 and newer), else the creation time of the topic's znode.
 
     `ensemble` is the cluster's ZooKeeper, if it is known. Without both there are no ids.
     """
@@ -253,7 +250,7 @@ class TopicIds:
         self._ensemble = ensemble
 
     async def of(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """As they are now; None for a topic that does not exist or has no id. Also refreshes the client's metadata."""
+        """The current ids; None for a topic that does not exist or has no id. Refreshes the client's metadata."""
         wanted = list(topics)
         await self._client.refresh(wanted)
         found: dict[str, str | None] = {}
@@ -267,7 +264,7 @@ class TopicIds:
 
 
 def same_topic(known: str | None, now: str | None) -> bool | None:
-    """None where the ids do not tell: one is missing, or the brokers began to have ids since the other was noted."""
+    """None if the ids cannot be compared: one is missing, or they are of different kinds after an upgrade."""
     if known is None or now is None or known.startswith(ZNODE) != now.startswith(ZNODE):
         return None
     return known == now

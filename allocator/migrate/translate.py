@@ -1,4 +1,4 @@
-"""Methods to find the offset of another log that corresponds to a committed one."""
+"""Methods that translate a committed offset into an offset of another log."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
 
 METHODS: Final = ("offset", "timestamp", "content", "map")
-# This many records in a row identify a position. More: old duplicates are told apart; less: a short log is compared
+# This many records in a row identify a position. More: duplicated runs are distinguished; less: faster
 SAMPLE: Final = 20
 
 
 class Found(NamedTuple):
-    """The offset to go on from in the other log, or None and the reason; `note` is shown in the table."""
+    """The offset to continue at in the other log, or None and the reason; `note` is shown in the table."""
 
     offset: Optional[int]
     note: str = ""
@@ -40,12 +40,12 @@ class Ends(NamedTuple):
 
 
 async def ends_of(client: KafkaClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ends]:
-    """Of those that exist."""
+    """The ends of those logs that exist."""
     await client.refresh()
-    asked = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
-    start = await list_offsets(client, dict.fromkeys(asked, EARLIEST))
-    end = await list_offsets(client, dict.fromkeys(asked, LATEST))
-    found = {each: (start[each], end[each]) for each in asked}
+    existing = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
+    start = await list_offsets(client, dict.fromkeys(existing, EARLIEST))
+    end = await list_offsets(client, dict.fromkeys(existing, LATEST))
+    found = {each: (start[each], end[each]) for each in existing}
     return {each: Ends(low.offset, high.offset) for each, (low, high) in found.items() if low and high}
 
 
@@ -57,11 +57,11 @@ def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, F
 async def by_timestamp(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """The first record that is not older than the next one to read; those of the same millisecond come again."""
+    """The first record that is not older than the next one to read. Records of the same millisecond are repeated."""
     ends = await ends_of(old.client, committed)
     found: dict[TopicPartition, Found] = {}
     times: dict[TopicPartition, int] = {}
-    # what was deleted or compacted away stands for the record after it
+    # a deleted or compacted record is replaced by the next one
     spans = {
         each: (max(offset, ends[each].start), ends[each].end) for each, offset in committed.items() if each in ends
     }
@@ -75,7 +75,7 @@ async def by_timestamp(
                 times[partition] = batch[0].timestamp
                 unread.discard(partition)
     except StopAsyncIteration:
-        pass  # nothing but markers is left of those
+        pass  # only transaction markers are left
     finally:
         await batches.aclose()
     for each in committed:
@@ -93,7 +93,7 @@ async def by_timestamp(
         elif target is not None:
             found[each] = Found(target.offset, f"at {times[each]} ms")
         else:
-            note = "everything was read" if each not in times else "nothing that new is there yet"
+            note = "the group had read all" if each not in times else "no record that new exists there yet"
             found[each] = Found(new_ends[each].end if each not in times else None, note)
     return found
 
@@ -101,7 +101,7 @@ async def by_timestamp(
 async def by_map(
     old: OpenOffsetStore, new: OpenOffsetStore, mirror: str, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """By the offset map of the mirror `mirror`. Raises ConfigError when it has no map."""
+    """Translates by the offset map of mirror `mirror`. Raises ConfigError if it has no map."""
     known = OffsetMap(new.client, new.store.brokers, map_topic(mirror), new.store.security)
     await new.client.refresh([known.topic])
     if new.client.partitions(known.topic) is None:
@@ -109,7 +109,7 @@ async def by_map(
     mirrored = {
         each: offset.offset for each, offset in (await GroupOffsets(old.client, mirror).fetch(list(committed))).items()
     }
-    await known.open()  # after the positions: what they say is in it then
+    await known.open()  # after reading the positions: a mirror writes the map before it commits
     ids = await TopicIds(old.client).of({each.topic for each in committed})
     ends = await ends_of(new.client, committed)
     found = {}
@@ -119,11 +119,11 @@ async def by_map(
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
         elif recreated is not None:
-            found[each] = Found(None, f"the old topic was created again: {recreated}; tell the mirror how to go on")
+            found[each] = Found(None, f"the old topic was created again: {recreated}; set --recreated of the mirror")
         elif offset > mirrored.get(each, -1):
-            found[each] = Found(None, f"mirrored up to {mirrored.get(each, 'nothing')} only; wait for the mirror")
+            found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
         elif target is None:
-            # below the first offset that was mirrored, which was the first that there was
+            # below the first mirrored offset, which was the start of the old log
             runs = known.positions(each).runs
             found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
         else:
@@ -134,7 +134,7 @@ async def by_map(
 async def by_content(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """By the records before and after the offset. Reads the new logs from their start to their end."""
+    """Compares the records around the offset. Reads the new logs from start to end."""
     old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
     found: dict[TopicPartition, Found] = {}
     for each, offset in sorted(committed.items()):
@@ -146,7 +146,7 @@ async def by_content(
         sample = [record async for batch in old.read(span) for record in batch]
         if not sample:
             empty = Found(new_ends[each].start, "the old log is empty")
-            found[each] = empty if low == high else Found(None, "there is no record left to compare at that offset")
+            found[each] = empty if low == high else Found(None, "no record at that offset is left to compare")
             continue
         before = sum(record.offset < offset for record in sample)
         found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before)
@@ -156,23 +156,21 @@ async def by_content(
 async def _search(
     new: OpenOffsetStore, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int
 ) -> Found:
-    """The first position in the log with the records of `sample` in a row: the offset after `before` of them."""
-    places: list[int] = []
+    """Finds the records of `sample` in a row, and returns the offset after the first `before` of them."""
+    matches: list[int] = []
     window: list[tuple[int, bytes]] = []
     async for batch in new.read({partition: ends}):
         for record in batch:
             window.append((record.offset, _bare(record)))
             del window[: -len(sample)]
             if [content for _, content in window] == sample:
-                places.append(window[before][0] if before < len(window) else window[-1][0] + 1)
-    if not places:
-        return Found(None, f"the {len(sample)} records around it are not on the new cluster in a row")
+                matches.append(window[before][0] if before < len(window) else window[-1][0] + 1)
+    if not matches:
+        return Found(None, f"the new cluster does not have the {len(sample)} records around it in a row")
     note = f"{len(sample)} records compared"
-    return Found(
-        places[0], note if len(places) == 1 else f"{note}; they stand in {len(places)} places, the first taken"
-    )
+    return Found(matches[0], note if len(matches) == 1 else f"{note}; {len(matches)} matches, the first is used")
 
 
 def _bare(record: Record) -> bytes:
-    """Without the time: other copying tools set their own."""
+    """The digest without the timestamp: other copy tools set their own."""
     return digest(record, timed=False)

@@ -111,7 +111,7 @@ def _pem(option: str, *keys: str) -> Callable[[str], dict[str, str]]:
     def made(text: str) -> dict[str, str]:
         if not text.lower().endswith((".pem", ".crt", ".cer")):
             raise ValueError(
-                f"a Java key store cannot be read by Python; export it as PEM (keytool -exportcert -rfc, or openssl "
+                "a Java key store cannot be read by Python; export it as PEM (keytool -exportcert -rfc, or openssl "
                 f"pkcs12) and give {option}"
             )
         return dict.fromkeys(keys, text)

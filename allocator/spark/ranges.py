@@ -43,8 +43,8 @@ COMMITTED = "committed"
 # JSON writes the beginning and the end as these offsets, as in Spark's connector and in ListOffsets
 ENDS = {-2: EARLIEST, -1: LATEST}
 ALLOWED = (
-    'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, '
-    'or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
+    'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, or '
+    'JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
 )
 BEGIN, IDS = "@begin", "@ids"
 

@@ -44,8 +44,8 @@ class ContainerCluster(LocalCluster):
         if not has_image(_image(self.release)):
             raise NoContainerEngine(
                 f"the engine has no image {_image(self.release)}, and Kafka's project publishes none of "
-                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); make it with "
-                f"docker/standins/build.sh {self.release.version}, or use the local backend"
+                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); make it with docker/standins/build.sh "
+                f"{self.release.version}, or use the local backend"
             )
 
     def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:

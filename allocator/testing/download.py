@@ -86,8 +86,8 @@ def _registry(text: str, source: str, credentials: tuple[str, str] | None = None
     if not sound or parts.query or parts.fragment:
         shown = re.sub(r"//[^/]*@", "//", text)
         raise JarsUnavailable(
-            f"{source} names the Maven repository {shown!r}, which is not a URL of http or https. "
-            f"Set {MIRROR} to the directory that has org/apache/kafka, such as {CENTRAL}"
+            f"{source} names the Maven repository {shown!r}, which is not a URL of http or https. Set {MIRROR} to the "
+            f"directory that has org/apache/kafka, such as {CENTRAL}"
         )
     if parts.username is not None:
         credentials = (unquote(parts.username), unquote(parts.password or ""))
@@ -115,8 +115,8 @@ def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
             user, password = servers.get(_text(mirror, "id"), ("", ""))
             if password.startswith("{"):
                 raise JarsUnavailable(
-                    f"{settings} has the password of {_text(mirror, 'url')} encrypted. "
-                    f"Set {MIRROR} to that URL with user and password: https://user:password@host/path"
+                    f"{settings} has the password of {_text(mirror, 'url')} encrypted. Set {MIRROR} to that URL with "
+                    "user and password: https://user:password@host/path"
                 )
             yield _text(mirror, "url"), (user, password) if user else None
 
@@ -256,9 +256,9 @@ class _Download:
 
     def _wrong(self, wrong: _Wrong) -> JarsUnavailable:
         return JarsUnavailable(
-            f"{self.url} {wrong}. It is not the published file, so it is not used. "
-            f"Check where {self.registry.source} leads, and whether a proxy or a login page answers in its place; "
-            f"or set {MIRROR} to another Maven repository"
+            f"{self.url} {wrong}. It is not the published file, so it is not used. Check where {self.registry.source} "
+            f"leads, and whether a proxy or a login page answers in its place; or set {MIRROR} to another Maven "
+            "repository"
         )
 
     def _refused(self, response: requests.Response) -> JarsUnavailable:
@@ -269,9 +269,9 @@ class _Download:
                 f"{MIRROR}=https://user:password@host/path (the URL is from: {self.registry.source})"
             )
         return JarsUnavailable(
-            f"{said}: the repository does not have {self.jar.coordinate}. Check its URL "
-            f"{self.registry.url} (from: {self.registry.source}): it must be the directory that has org/apache/kafka; "
-            f"or set {MIRROR} to another Maven repository"
+            f"{said}: the repository does not have {self.jar.coordinate}. Check its URL {self.registry.url} (from: "
+            f"{self.registry.source}): it must be the directory that has org/apache/kafka; or set {MIRROR} to another "
+            "Maven repository"
         )
 
     def _unavailable(self, reason: Exception) -> JarsUnavailable:
@@ -317,8 +317,8 @@ def _check_space(missing: Iterable[Jar], into: Path) -> None:
     needed, free = sum(jar.size for jar in missing) - parts, shutil.disk_usage(into).free
     if needed > free:
         raise JarsUnavailable(
-            f"the jars need {needed / 1e6:.1f} MB more in {into}, and {free / 1e6:.1f} MB are free there. "
-            "Free some space, or set ALLOCATOR_CACHE to a directory of another disk"
+            f"the jars need {needed / 1e6:.1f} MB more in {into}, and {free / 1e6:.1f} MB are free there. Free some "
+            "space, or set ALLOCATOR_CACHE to a directory of another disk"
         )
 
 
@@ -330,8 +330,8 @@ def _disk(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise JarsUnavailable(
-            f"cannot write {path}: {error.strerror}. {'Free some space' if full else 'Check that directory'}, "
-            "or set ALLOCATOR_CACHE to another one"
+            f"cannot write {path}: {error.strerror}. {'Free some space' if full else 'Check that directory'}, or set "
+            "ALLOCATOR_CACHE to another one"
         ) from error
 
 

@@ -149,8 +149,8 @@ def _ivy_module(jars: JarSet) -> str:
         org, name = map(quoteattr, one.split(":"))
         roots += f"<exclude org={org} module={name}/>"
     return (
-        '<ivy-module version="2.0"><info organisation="local" module="jars"/>'
-        f'<configurations><conf name="default"/></configurations><dependencies>{roots}</dependencies></ivy-module>'
+        '<ivy-module version="2.0"><info organisation="local" module="jars"/><configurations><conf '
+        f'name="default"/></configurations><dependencies>{roots}</dependencies></ivy-module>'
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Optional, Protocol
 
 from allocator.client.client import KafkaClient
 from allocator.consumer.switching import elsewhere, path_of, read_choice
-from allocator.doctor.doctor import Finding, Look, Severity, judge, look
+from allocator.doctor.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, subscribed
@@ -444,7 +444,7 @@ class Watcher:
                 if self._client is None and self._access.brokers is not None:
                     continue  # `problems` already says that Kafka does not answer
                 version = group.version["state"]
-                now = await look(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
+                now = await observe(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
                 trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
                 group.judge(trends.judge(now), version)
                 self._changed()
@@ -474,19 +474,19 @@ class DoctorTrends:
     """Findings from repeated polls of one group. Keeps three polls. No I/O."""
 
     def __init__(self, root: str) -> None:
-        self.last: Optional[Look] = None
+        self.last: Optional[Observation] = None
         self._root = root
-        self._old: Optional[Look] = None
-        self._next: Optional[Look] = None
+        self._old: Optional[Observation] = None
+        self._next: Optional[Observation] = None
 
-    def judge(self, now: Look) -> list[Finding]:
+    def judge(self, now: Observation) -> list[Finding]:
         """All findings, the worst first."""
         before, self.last = self.last or now, now
         if self._old is None or self._next is None:
             self._old = self._next = now
         elif now.ended_ms - self._next.ended_ms >= 1000 * TREND_S:
             self._old, self._next = self._next, now
-        found = [finding for finding in judge(before, now, root=self._root) if finding.id not in TRENDS]
+        found = [finding for finding in diagnose(before, now, root=self._root) if finding.id not in TRENDS]
         if now.ended_ms - self._old.ended_ms >= 1000 * TREND_S:
-            found += [finding for finding in judge(self._old, now, root=self._root) if finding.id in TRENDS]
+            found += [finding for finding in diagnose(self._old, now, root=self._root) if finding.id in TRENDS]
         return sorted(found, key=lambda finding: -finding.severity)

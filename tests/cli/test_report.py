@@ -130,7 +130,7 @@ def test_tables_show_the_same_and_take_no_name_for_markup() -> None:
     assert offsets[4].split() == ["t", "3", "-", "-", "10", "-"]
     assert REPORT.headline() == (
         "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, "
-        "lag unknown (at least 5; not known of 2 partitions), strategy naive"
+        "lag unknown (at least 5; unknown for 2 partitions), strategy naive"
     )
 
 
@@ -182,8 +182,8 @@ def test_offsets_that_the_log_does_not_have_are_problems() -> None:
     assert report.problems == [
         "znode x is not readable",
         "t:2 has no leader",
-        "t:0: offset 5 is committed, the log begins at 9: 4 records were deleted unread",
-        "t:1: offset 50 is committed, the log ends at 40: was the topic made anew?",
+        "t:0: offset 5 is committed, but the log begins at 9: 4 records were deleted unread",
+        "t:1: offset 50 is committed, but the log ends at 40; the topic may have been deleted and created again",
     ]
     assert report.logs.lag(P[1]) == 0
 
@@ -259,8 +259,6 @@ def test_what_the_allocator_function_leaves_out_is_named_and_waited_for_by_nobod
     report = GroupReport(group(document), subscribed=P)
     assert report.unowned == report.left_out == P[3:]
     assert report.phase == "stable", "no rebalance gives it an owner"
-    assert report.problems == [
-        "1 partitions have no owner, because allocator function shop:by_region leaves them out: t:3"
-    ]
+    assert report.problems == ["1 partitions have no owner, because allocator function shop:by_region omits them: t:3"]
     assert GroupReport(group(document)).partitions == P, "known without Kafka, too"
     assert report.to_json()["left_out"] == [{"topic": "t", "partition": 3}]

@@ -373,7 +373,7 @@ async def test_clocks_that_differ(patient: Patient) -> None:
 async def test_session_timeouts_that_are_not_granted(patient: Patient) -> None:
     found = await patient.examined(session_timeout_s=2000, interval_s=0)
     in_zookeeper, in_kafka = found["session-timeout-out-of-range"]
-    assert "grants 120 s where 2000 s are asked for: the most" in in_zookeeper.what + in_kafka.what
+    assert "grants 120 s where 2000 s are requested: the most" in in_zookeeper.what + in_kafka.what
     assert "allow session timeouts of 1 to 1800 s" in in_zookeeper.what + in_kafka.what
     async with patient.consumer(session_timeout_s=4.0) as consumer:
         await owned(patient, consumer)

@@ -13,7 +13,7 @@ from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import GroupView, resolve
 from allocator.assignors import Member as View
-from allocator.groups.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, run_of
+from allocator.groups.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
 from allocator.groups.legacy.owners import OwnersSettings
 from allocator.groups.zookeeper.znodes import InvalidZnode
 from allocator.testing import wait_until_async
@@ -30,7 +30,7 @@ def test_a_run_is_what_kafkas_range_gives() -> None:
             members = tuple(View(f"m{n}", f"m{n}", frozenset({"t"})) for n in range(takers))
             given = resolve("range")(GroupView(members, {"t": count}, {}))
             for place, member in enumerate(members):
-                assert list(run_of(range(count), takers, place)) == sorted(p.partition for p in given[member.id])
+                assert list(range_share(range(count), takers, place)) == sorted(p.partition for p in given[member.id])
 
 
 def test_javas_subscriptions_are_understood() -> None:
@@ -46,11 +46,11 @@ def test_javas_subscriptions_are_understood() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"orders", "it looks like one of pykafka's"),
+        (b"orders", "it looks like a member of pykafka"),
         (b'{"subscription": {}, "pattern": "other"}', "its pattern is 'other'"),
         (b'{"subscription": {"(": 1}, "pattern": "white_list"}', "missing"),
-        (b"\xff", "no subscription"),
-        (b"[]", "no subscription"),
+        (b"\xff", "not a subscription"),
+        (b"[]", "not a subscription"),
     ],
 )
 def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
@@ -162,7 +162,7 @@ async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> N
         async with bench.members("a") as (a,):
             await wait_until_async(lambda: bool(a.owner.errors), 30, "a complaint")
             assert "ids/other" in str(a.owner.errors[0])
-            assert "no company" in str(a.owner.errors[0])
+            assert "cannot have members of pykafka" in str(a.owner.errors[0])
     finally:
         await zk.close()
 

@@ -117,7 +117,7 @@ async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(ma
     """Step "start" is not in the state file, but members are at work on the new cluster."""
     world = await make_world("0.9.0.1", "3.9.1")
     plan = load_plan(world.plan())
-    with pytest.raises(CutoverFailed, match="nothing was done by"):
+    with pytest.raises(CutoverFailed, match="nothing to undo"):
         await Cutover(plan).rollback()
     async with world.running():
         await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
@@ -192,11 +192,11 @@ def test_every_fault_of_a_plan_is_told_at_once(tmp_path: Path) -> None:
         load_plan(path)
     for fault in (
         "groups is []; it must be a list of names, and not empty",
-        "[cutover] has no 'topic'",
+        "[cutover] has no setting 'topic'",
         "[cutover] topics is missing",
         "[new] brokers is 5; it must be a text",
         "freeze_s is -1; it must be a positive number of seconds",
-        "[mirrors] is no section",
+        "[mirrors] is not a section",
     ):
         assert fault in str(told.value)
 

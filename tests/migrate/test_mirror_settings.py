@@ -20,8 +20,8 @@ def test_what_can_be_said_by_itself_is_accepted() -> None:
     ("changed", "said"),
     [
         ({"new": "c:9092, B:9092"}, "the old and the new cluster share an address: a:9092,b:9092 and c:9092, B:9092"),
-        ({"topics": []}, "nothing to mirror is named"),
-        ({"pattern": "t"}, "topics and a pattern are both given: leave one out"),
+        ({"topics": []}, "no topic to mirror"),
+        ({"pattern": "t"}, "topics and a pattern are both given: omit one"),
         ({"topics": [], "pattern": "("}, "not a regular expression"),
         ({"topics": [], "pattern": "(?!t)", "membership": "zookeeper", "zookeeper": "z:1"}, "without lookaround"),
         ({"membership": "fixed"}, "membership is 'fixed', not 'zookeeper' or 'kafka'"),

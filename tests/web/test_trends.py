@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allocator.doctor.doctor import Look
+from allocator.doctor.doctor import Observation
 from allocator.groups.describe import GroupReport, GroupState, Logs
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -12,7 +12,7 @@ P = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"
 
 
-def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out: bool = False) -> Look:
+def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out: bool = False) -> Observation:
     held = frozenset({P} if owned else ())
     info = MemberInfo("alone", "host", frozenset({"t"}))
     document = AssignmentDocument(generation=1, revision=1, strategy="naive", owners={MEMBER: held})
@@ -20,11 +20,11 @@ def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out:
         document = document.but(strategy="shop:by_region", left_out=frozenset({P}))
     state = GroupState("g", {MEMBER: info}, {MEMBER: Claim(1, held, 1)}, document)
     logs = Logs({P: OffsetAndMetadata(committed, "", -1)}, {P: 0}, {P: end})
-    return Look("g", 1000 * at_s, 1000 * at_s, report=GroupReport(state, logs, [P]))
+    return Observation("g", 1000 * at_s, 1000 * at_s, report=GroupReport(state, logs, [P]))
 
 
-def ids(trends: DoctorTrends, look: Look) -> set[str]:
-    return {finding.id for finding in trends.judge(look)}
+def ids(trends: DoctorTrends, poll: Observation) -> set[str]:
+    return {finding.id for finding in trends.judge(poll)}
 
 
 def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:

@@ -11,7 +11,7 @@ from served import PATIENCE_S, served
 from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
-from allocator.doctor.doctor import look
+from allocator.doctor.doctor import observe
 from allocator.groups.zookeeper.store import Store
 from allocator.tasks import BackgroundTasks
 from allocator.testing import FaultProxy
@@ -108,9 +108,9 @@ async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
     async def stumbling(*args: Any, **kwargs: Any) -> Any:
         if stumbles:
             raise KeyError("nobody foresaw it")
-        return await look(*args, **kwargs)
+        return await observe(*args, **kwargs)
 
-    monkeypatch.setattr("allocator.web.watch.look", stumbling)
+    monkeypatch.setattr("allocator.web.watch.observe", stumbling)
     monkeypatch.setattr("allocator.web.watch.DOCTOR_S", 0.5)
     zk = ZooKeeper(zk_chroot)
     await zk.connect(10)

@@ -38,7 +38,7 @@ from allocator.groups.kafka_classic.settings import KafkaSettings
 from allocator.groups.kafka_member import KafkaMember
 from allocator.groups.membership import AssignmentListener
 from allocator.groups.patterns import TopicSelection
-from allocator.groups.view import GroupViewBuilder, Load, tell_left_out
+from allocator.groups.view import GroupViewBuilder, Load, log_left_out
 from allocator.offsets.coordinator import Coordinator
 from allocator.tasks import wait_for_event
 from allocator.types import NO_PARTITIONS, Partitions
@@ -158,7 +158,7 @@ class KafkaMembership(KafkaMember):
         else:
             without = left_out(view, decision.target)
             if without != self._left_out:
-                tell_left_out(self._group_name, assignor.name, without)
+                log_left_out(self._group_name, assignor.name, without)
             self._left_out = without
         self._target = decision.target
         self._counts = counts

@@ -1,4 +1,4 @@
-"""Giving a group of kiel's, of which only our members are left, to the new layout."""
+"""Moves a kiel group to the new layout, once all its members use this library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allocator.errors import AllocatorError
 from allocator.groups.describe import describe
-from allocator.groups.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, look, seal
+from allocator.groups.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["AdoptionUnfinished", "Candidate", "adopt", "candidate"]
@@ -17,55 +17,55 @@ POLL_S = 0.2
 
 
 class AdoptionUnfinished(AllocatorError):
-    """The group is on its way; its members finish it without anybody's help, once they can."""
+    """The move has begun but not ended. The members finish it by themselves."""
 
     retriable = True
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A group of kiel's as it stands."""
+    """The current state of a kiel group."""
 
     group: str
     members: tuple[str, ...]
-    """Of ours."""
+    """Members that use this library."""
     foreign: tuple[str, ...]
-    """Of kiel's."""
+    """Members that use kiel."""
     partitions: int
     phase: HandoverPhase | None
 
     @property
     def obstacle(self) -> str | None:
-        """Why it cannot be given away now."""
+        """The reason why the group cannot move now, or None."""
         if self.phase not in (None, HandoverPhase.SEALING):
             return None
         if self.foreign:
             return (
-                f"it still has members of kiel's: {', '.join(self.foreign)}; they would go on with partitions that "
-                "others get. Stop them, or upgrade them, first"
+                f"it still has members of kiel: {', '.join(self.foreign)}; they would continue to read partitions of "
+                "other members. Stop or upgrade them first"
             )
         if not self.members:
-            return "it has no members; start one with membership 'kiel' first, which carries the offsets over"
+            return "it has no members; start one with membership 'kiel' first, which copies the offsets"
         return None
 
 
 async def candidate(zk: ZooKeeper, group: str) -> Candidate:
-    """Changes nothing. Raises AdoptionRefused when there is no such group."""
-    members, foreign, dealt, sealed = await look(zk, KielPaths(group))
-    return Candidate(group, members, foreign, len(dealt), None if sealed is None else sealed.phase)
+    """Reads the state of a group; changes nothing. Raises AdoptionRefused if there is no such group."""
+    members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
+    return Candidate(group, members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
 async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
     """Seals the group and waits until its members own everything under `root`.
 
-    Raises AdoptionRefused, having changed nothing; AdoptionUnfinished when it takes longer than `wait_s` seconds. May
-    be called again at any time, and finds out how far it is.
+    Raises AdoptionRefused before any change, and AdoptionUnfinished after `wait_s` seconds. It may be called again at
+    any time, and continues.
     """
     found = await candidate(zk, group)
     if found.obstacle is not None:
-        raise AdoptionRefused(f"group {group!r} cannot be given to {root}: {found.obstacle}")
+        raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
     await seal(zk, KielPaths(group), root)
-    say(f"{group} is given to {root}; {len(found.members)} members let go of {found.partitions} partitions")
+    say(f"{group} moves to {root}; {len(found.members)} members release {found.partitions} partitions")
     ends = asyncio.get_running_loop().time() + wait_s
     while True:
         now = await candidate(zk, group)
@@ -75,11 +75,15 @@ async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callab
             say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")
             return
         if asyncio.get_running_loop().time() >= ends:
-            where = f"{len(now.members)} members have not let go yet" if now.members else f"the seal is {now.phase}"
+            where = (
+                f"{len(now.members)} members have not released their partitions yet"
+                if now.members
+                else f"the seal is {now.phase}"
+            )
             if state is not None:
                 where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
             raise AdoptionUnfinished(
-                f"group {group!r} was given to {root}, and after {wait_s:g} s {where}; its members go on by "
-                "themselves. Look at their logs, or call this again to wait"
+                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. Its members continue by themselves. "
+                "Read their logs, or run this again to wait"
             )
         await asyncio.sleep(POLL_S)

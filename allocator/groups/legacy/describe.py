@@ -1,4 +1,4 @@
-"""What ZooKeeper tells of a group on a layout before ours: kiel's, or that of Kafka 0.8's consumers and of pykafka."""
+"""Reads a group in the layout of kiel, or of Kafka 0.8's consumers and pykafka."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ OLD_OFFSETS = "/consumers/{}/offsets"
 @dataclass(frozen=True)
 class OldLayouts:
     kiel: tuple[str, ...] = ()
-    """Members where kiel's stand."""
-    dealt: frozenset[TopicPartition] = frozenset()
-    """What those share out; which of them has which stands nowhere."""
+    """Members in kiel's layout."""
+    assigned: frozenset[TopicPartition] = frozenset()
+    """The partitions that they share; kiel does not store the owners."""
     consumers: tuple[str, ...] = ()
-    """Members where consumers of 0.8 stand."""
+    """Members in the layout of Kafka 0.8."""
     subscriptions: tuple[OldSubscription, ...] = ()
     claimed: frozenset[TopicPartition] = frozenset()
-    """What those own."""
+    """Partitions that members in the layout of Kafka 0.8 own."""
     stored: frozenset[str] = frozenset()
-    """Topics of which offsets stand in ZooKeeper, members or no members."""
+    """Topics with offsets in ZooKeeper, with or without members."""
 
     def __add__(self, other: OldLayouts) -> OldLayouts:
-        """Of several ensembles, of which two may be one."""
+        """Joins the results of two ensembles, which may be the same one."""
         return OldLayouts(
             tuple(sorted({*self.kiel, *other.kiel})),
-            self.dealt | other.dealt,
+            self.assigned | other.assigned,
             tuple(sorted({*self.consumers, *other.consumers})),
             (*self.subscriptions, *other.subscriptions),
             self.claimed | other.claimed,
@@ -45,23 +45,23 @@ class OldLayouts:
         )
 
     def reads(self, partition: TopicPartition) -> bool:
-        """Whether a member should be reading it."""
-        return partition in self.dealt or any(each.threads(partition.topic) for each in self.subscriptions)
+        """Whether the partition should have an owner."""
+        return partition in self.assigned or any(each.threads(partition.topic) for each in self.subscriptions)
 
 
 async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
-    """Nothing is raised for what does not read: those members are counted, and what they want is not known."""
+    """Reads all layouts. A member with an invalid znode counts, without a subscription."""
     kiel = await children(zk, KIEL.format(group))
     consumers = await children(zk, OLD_CONSUMERS.format(group))
     claims: set[TopicPartition] = set()
     for directory in await children(zk, OLD_OWNERS.format(group)) if consumers else ():
-        topic = re.sub("^b'(.*)'$", r"\1", directory)  # pykafka's, on Python 3
+        topic = re.sub("^b'(.*)'$", r"\1", directory)  # as pykafka writes it on Python 3
         numbers = [name.rpartition("-")[2] for name in await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")]
         claims |= {TopicPartition(topic, int(number)) for number in numbers if number.isdigit()}
     subscriptions = [await _subscription(zk, f"{OLD_CONSUMERS.format(group)}/{name}") for name in consumers]
     return OldLayouts(
         tuple(kiel),
-        await _dealt(zk, KielPaths(group)) if kiel else frozenset(),
+        await _assigned(zk, KielPaths(group)) if kiel else frozenset(),
         tuple(consumers),
         tuple(filter(None, subscriptions)),
         frozenset(claims),
@@ -70,14 +70,14 @@ async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
 
 
 async def children(zk: ZooKeeper, path: str) -> list[str]:
-    """Sorted; [] where there is no such znode."""
+    """The sorted names of the children; [] if the znode does not exist."""
     try:
         return sorted(await zk.get_children(path))
     except NoZnode:
         return []
 
 
-async def _dealt(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
+async def _assigned(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
     try:
         return read_shared(paths.partitions, (await zk.get(paths.partitions))[0])[0]
     except (NoZnode, InvalidZnode):
@@ -87,7 +87,7 @@ async def _dealt(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
 async def _subscription(zk: ZooKeeper, path: str) -> OldSubscription | None:
     try:
         data = (await zk.get(path))[0]
-        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # pykafka's members say their one topic
+        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # a pykafka member writes the name of its one topic
             return OldSubscription("static", {data.decode(): 1})
         return OldSubscription.decode(path, data)
     except (NoZnode, InvalidZnode):

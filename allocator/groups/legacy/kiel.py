@@ -1,15 +1,15 @@
-"""Taking part in a group of kiel 0.9.3, whose members stay as they are, until only ours are left.
+"""Membership in a group of kiel 0.9.3, together with unchanged members of kiel.
 
-Every member computes for itself who gets what: names and partitions sorted as text, dealt in turn. kiel's members take
-what they compute at once and tell nobody. Guarantee: of ours one at most owns a partition (see `owners`); between one
-of ours and one of kiel's there is an overlap when it moves, which repeats records; ours skip none. Ours leave a
-partition that may come from one of kiel's alone for `settle_s` seconds, so that what is in its hands can be committed.
+Every member computes the assignment itself: member names and partitions sorted as text, assigned in turn. Members of
+kiel start their partitions at once and write no claims. Guarantee: of the members of this library, at most one owns a
+partition (see `owners`). When a partition moves between a member of kiel and one of this library, both may read it for
+a moment; that repeats records and skips none. A member of this library waits `settle_s` seconds before it starts a
+partition that may come from kiel, so that the former owner can commit.
 
-When the group is given to the new layout (by `allocator group adopt`, see `Seal`), ours go over by
-themselves: each lets go of everything in good order and leaves; once all have left, one of them copies the offsets to
-Kafka; then they join there. Nobody owns anything in between, so there is neither a double owner nor a record that is
-skipped. A rolling restart cannot do that: the first member that comes back in the new layout would know nothing of
-what the others still own.
+`allocator group adopt` moves the group to the new layout (see `Seal`). Each member drains, releases its partitions and
+leaves. When all have left, one of them copies the offsets to Kafka, and then they join the new group. No partition has
+an owner in between, so there is never a second owner, and no record is skipped. A rolling restart could not do that:
+the first member in the new layout would not know which partitions the others still own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
     "KielSettings",
     "Seal",
     "add_partitions",
-    "look",
+    "read_group",
     "read_shared",
     "seal",
     "until_empty",
@@ -64,11 +64,11 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0  # after Kafka or ZooKeeper could not do what going over needs
+RETRY_S = 1.0  # pause after a failed step of the move to the new layout
 
 
 class Carrier(Protocol):
-    """Who knows the offsets of the group. `StoredOffsets` is one."""
+    """Copies the offsets of the group to Kafka. `StoredOffsets` implements it."""
 
     storage: OffsetStorage
 
@@ -77,18 +77,18 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True)
 class KielSettings(OwnersSettings):
-    """How a member takes part. Times in seconds."""
+    """Settings of a member. Times in seconds."""
 
-    # how long a partition that may come from a member of kiel's is left alone; more: it stands still for longer; less:
-    # what such a member commits later is read twice
+    # wait before starting a partition that may come from a member of kiel; less: records that it commits later are
+    # read twice
     settle_s: float = DEFAULT["settle_s"]
 
 
 class KielMembership(GroupMembership):
-    """One member of one group, of kiel's layout as long as that lasts, then of the new one.
+    """One member of a kiel group; after the move, of the group in the new layout.
 
-    `function` is what kiel's members call (`partition_allocator`). `next_member` makes the membership under the root
-    that the group is given to. The constructor touches nothing.
+    `function`: the `partition_allocator` of kiel's members. `next_member` creates the membership under the root to
+    which the group moves. The constructor does no I/O.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KielMembership(GroupMembership):
         self._subscription = chosen, pattern
 
     async def join(self) -> None:
-        """Joins kiel's members; or, when the group was given to the new layout, the group there."""
+        """Joins the kiel group, or the group in the new layout if the group has moved."""
         await self._old.join()
 
     async def leave(self) -> None:
@@ -188,7 +188,7 @@ class _KielMember(OwnersMembership):
         await self._begin_session()
         for path in (self._paths.members, self._paths.partitions, self._paths.ours, self._paths.owners):
             await self._zk.ensure_path(path)
-        # a name of its own for each session: the znode of the one before may still stand
+        # a new name for each session: the znode of the last session may still exist
         self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
         await self._zk.multi([Op("create", path, ephemeral=True) for path in self._member_znodes()])
         zk, paths, changed = self._zk, self._paths, self._changed.set
@@ -196,13 +196,13 @@ class _KielMember(OwnersMembership):
         self._ours = Watched(lambda watch: zk.get_children(paths.ours, watch), changed)
         self._shared = Watched(lambda watch: zk.get(paths.partitions, watch), changed)
         self._since = {}
-        log.info("%s: joined kiel's members as %s (pid %d)", self._group, self.member_id, os.getpid())
+        log.info("%s: joined the kiel group as %s (pid %d)", self._group, self.member_id, os.getpid())
 
     def _proof(self) -> tuple[str, bytes]:
         return self._paths.member(self.member_id), b""
 
     def _member_znodes(self) -> tuple[str, str]:
-        # the one that says that it is ours first: without it, it would be taken for one of kiel's
+        # first the znode that marks the member as one of this library
         return f"{self._paths.ours}/{self.member_id}", self._paths.member(self.member_id)
 
     def _znodes(self) -> Iterable[str]:
@@ -220,29 +220,29 @@ class _KielMember(OwnersMembership):
 
     async def _mine(self) -> Partitions:
         members, ours = await self._members.get(), set(await self._ours.get())
-        self._must_stand(members)
+        self._check_registered(members)
         try:
-            dealt, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
+            shared, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
         except InvalidZnode as error:
             self._listener.failed(error)
             return self._held
         if seal is not None and seal.phase is not HandoverPhase.SEALING:
-            log.info("%s: the group was given to %s; %s lets go", self._group, seal.root, self.member_id)
+            log.info("%s: the group moves to %s; %s releases its partitions", self._group, seal.root, self.member_id)
             self._renewing = True
             self._changed.set()
             return NO_PARTITIONS
-        missing = self._existing() - dealt
+        missing = self._existing() - shared
         if missing and seal is None:
-            log.info("%s: %d partitions more are dealt", self._group, len(missing))
+            log.info("%s: adding %d partitions to the group", self._group, len(missing))
             await add_partitions(self._zk, self._paths, missing)
         self._note_foreign(any(name not in ours for name in members))
-        view = sorted(members), sorted(f"{p.topic}:{p.partition}" for p in dealt)
+        view = sorted(members), sorted(f"{p.topic}:{p.partition}" for p in shared)
         if view != self._view:
             self._view = view
             self.generation += 1
         try:
-            mine = self._dealt_to_us(*view)
-        except Exception as error:  # noqa: BLE001  whatever the user's function raises
+            mine = self._assigned_here(*view)
+        except Exception as error:  # noqa: BLE001  the user's function may raise anything
             log.error("%s: the allocator function failed: %r", self._group, error)
             self._listener.failed(error)
             return self._held
@@ -250,12 +250,12 @@ class _KielMember(OwnersMembership):
         self._since = {p: self._since.get(p, now) for p in mine}
         return mine
 
-    def _dealt_to_us(self, members: list[str], partitions: list[str]) -> Partitions:
+    def _assigned_here(self, members: list[str], partitions: list[str]) -> Partitions:
         of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
         found: set[TopicPartition] = set()
         for topic in filter(self._selection.__contains__, of_topics):
             mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
-            # brokers that start say of topics that exist that they do not; and kiel goes on dealing what was deleted
+            # a starting broker may report existing topics as missing; and kiel still assigns deleted partitions
             found |= mine & (self._held if existing is None else {TopicPartition(topic, n) for n in existing})
         return frozenset(found)
 
@@ -264,12 +264,12 @@ class _KielMember(OwnersMembership):
         return since + self._settle_s - self._clock()
 
     def _note_foreign(self, foreign: bool) -> None:
-        """Whether anything may come from a member of kiel's."""
+        """Notes whether a partition may come from a member of kiel."""
         if self._foreign and not foreign:
             self._foreign_until = self._clock()
         self._foreign = foreign
 
-    # -- going over ----------------------------------------------------------------------------------------------
+    # -- the move to the new layout -------------------------------------------------------------------------------
 
     async def _session(self, joined: asyncio.Future[None]) -> None:
         seal = await self._read_seal()
@@ -278,7 +278,7 @@ class _KielMember(OwnersMembership):
             return
         self._gone_over = True
         if not joined.done():
-            log.info("%s: the group was given to %s; joining there", self._group, seal[0].root)
+            log.info("%s: the group has moved to %s; joining there", self._group, seal[0].root)
         await self._go_over()
         if not joined.done():
             joined.set_result(None)
@@ -293,17 +293,17 @@ class _KielMember(OwnersMembership):
         return None if seal is None else (seal, stat.version)
 
     async def _go_over(self) -> None:
-        """Returns once we are a member in the new layout."""
+        """Waits until the group is open in the new layout, and joins it."""
         await until_empty(self._zk, self._paths.members)
         await until_empty(self._zk, self._paths.owners)
         while True:
             seal = await self._read_seal()
             if seal is None:
-                raise AllocatorError(f"{self._paths.partitions} is gone: nobody knows what the group was given to")
+                raise AllocatorError(f"{self._paths.partitions} was deleted, so the new root of the group is unknown")
             if seal[0].phase is HandoverPhase.OPEN:
                 break
             await self._open(*seal)
-        # we hold nothing: whatever pause was told of is over, and the next membership tells of its own
+        # this member owns nothing, so its pause is over; the next membership reports its own pauses
         self._listener.resumed()
         while True:
             try:
@@ -312,11 +312,11 @@ class _KielMember(OwnersMembership):
             except AllocatorError as error:
                 if not error.retriable:
                     raise
-                log.warning("%s: joining under %s is put off: %s", self._group, seal[0].root, error)
+                log.warning("%s: joining under %s failed, retrying: %s", self._group, seal[0].root, error)
                 await asyncio.sleep(RETRY_S)
 
     async def _open(self, seal: Seal, version: int) -> None:
-        """Copies the offsets, as one of all members that wait; returns when the seal may have changed."""
+        """Copies the offsets, or waits for the member that does. Returns when the seal may have changed."""
         try:
             await self._zk.create(self._paths.opening, ephemeral=True)
         except ZnodeExists:
@@ -325,20 +325,20 @@ class _KielMember(OwnersMembership):
                 await changed.wait()
             return
         try:
-            # of topics that we do not read as well; never asked for by name, which may create what was deleted
+            # the topics of all members; a request by name may create a deleted topic
             self._topics.follow_all()
             await self._topics.refresh()
             existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
             carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
             count = await self._offsets.carry_over(carried)
             await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
-            log.info("%s: %d offsets carried over to Kafka; the group goes on under %s", self._group, count, seal.root)
+            log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
         except BadVersion:
-            pass  # another one was faster
+            pass  # another member was faster
         except ConnectionLost:
             raise
         except AllocatorError as error:
-            log.warning("%s: carrying the offsets over is put off: %s", self._group, error)
+            log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
             await asyncio.sleep(RETRY_S)
         finally:
             with contextlib.suppress(NoZnode, ConnectionLost):
@@ -355,27 +355,25 @@ class _KielMember(OwnersMembership):
 
 # -- the znodes of a kiel group, and its handover to the new layout ---------------------------------------------------
 #
-#     /kiel/groups/<group>/members/<name>       ephemeral   one for each member, kiel's and ours
-#     /kiel/groups/<group>/partitions           persistent  JSON ["topic:0", ...]: all that is dealt; under a lock
-#     /kiel/groups/<group>/allocator/members    persistent  ephemeral children name those of the members that are ours
-#     /kiel/groups/<group>/allocator/owners     persistent  ephemeral children "topic:0": what ours own, see `owners`
+#     /kiel/groups/<group>/members/<name>       ephemeral   one for each member, of kiel or of this library
+#     /kiel/groups/<group>/partitions           persistent  JSON ["topic:0", ...]: all assigned partitions; under a lock
+#     /kiel/groups/<group>/allocator/members    persistent  ephemeral children name the members of this library
+#     /kiel/groups/<group>/allocator/owners     persistent  ephemeral children "topic:0": their claims, see `owners`
 #
-# A group is given away by a `Seal` in the place of the list of partitions. It is no JSON, so that a member of kiel's
-# which is started by mistake fails before it joins, and whoever looks at the znode reads why.
+# A `Seal` replaces the list of partitions when the group moves. It is not JSON, so that a member of kiel that is
+# started by mistake fails before it joins; its text gives an operator the reason.
 
 
 SEALED = "This group was given to another layout by `allocator group adopt`; members of kiel's cannot join. "
-
-
-LOCK = "__lock__"  # as kazoo's Lock names its znodes: <hex>__lock__<sequence>
+LOCK = "__lock__"  # kazoo's Lock names its znodes so: <hex>__lock__<sequence>
 
 
 class AdoptionRefused(AllocatorError):
-    """The group cannot be given to the new layout as it stands; nothing was changed."""
+    """The group cannot move to the new layout now; nothing was changed."""
 
 
 class KielPaths(Paths):
-    """The znodes of one group of kiel's."""
+    """The znodes of one kiel group."""
 
     def __init__(self, group: str) -> None:
         super().__init__("/kiel/groups", group)
@@ -402,8 +400,8 @@ class KielPaths(Paths):
 
 
 class HandoverPhase(enum.Enum):
-    """SEALING: no member of kiel's may join any more, and whether one has is being looked at; ours go on as they were.
-    SEALED: ours let go of everything. OPEN: all have, their offsets are in Kafka, and the group goes on under `root`.
+    """SEALING: members of kiel can no longer join; the caller checks whether one has joined just before.
+    SEALED: members release all partitions. OPEN: offsets are in Kafka, and the group continues under `root`.
     """
 
     SEALING = "sealing"
@@ -416,7 +414,7 @@ class Seal:
     phase: HandoverPhase
     root: str
     partitions: Partitions
-    """What the group dealt when it was sealed."""
+    """The assigned partitions when the group was sealed."""
 
     def encode(self) -> bytes:
         content = {"phase": self.phase.value, "root": self.root, "partitions": _names(self.partitions)}
@@ -424,76 +422,77 @@ class Seal:
 
 
 def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
-    """What is dealt, and the seal if there is one. Raises InvalidZnode."""
+    """The assigned partitions, and the seal if there is one. Raises InvalidZnode."""
     try:
         text = data.decode()
         if not text.startswith(SEALED):
-            return _parts(json.loads(text or "[]")), None
+            return _parsed(json.loads(text or "[]")), None
         content = json.loads(text[len(SEALED) :])
-        found = Seal(HandoverPhase(content["phase"]), str(content["root"]), _parts(content["partitions"]))
+        found = Seal(HandoverPhase(content["phase"]), str(content["root"]), _parsed(content["partitions"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidZnode(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
     return found.partitions, found
 
 
 async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Partitions) -> None:
-    """Has them dealt too; changes nothing when they are, or when the group is sealed."""
+    """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed."""
     async with _locked(zk, paths.lock):
         data, stat = await zk.get(paths.partitions)
-        dealt, sealed = read_shared(paths.partitions, data)
-        if sealed is None and not partitions <= dealt:
-            # the version too: whoever seals a group does not take the lock
+        shared, sealed = read_shared(paths.partitions, data)
+        if sealed is None and not partitions <= shared:
+            # with the version: `seal` does not take the lock
             with contextlib.suppress(BadVersion):
-                await zk.set(paths.partitions, json.dumps(_names(dealt | partitions)).encode(), stat.version)
+                await zk.set(paths.partitions, json.dumps(_names(shared | partitions)).encode(), stat.version)
 
 
-async def look(zk: ZooKeeper, paths: KielPaths) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
-    """Members of ours, members of kiel's, what is dealt, and the seal. Raises AdoptionRefused without such a group."""
+async def read_group(
+    zk: ZooKeeper, paths: KielPaths
+) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
+    """(members of this library, members of kiel, assigned partitions, seal). Raises AdoptionRefused if missing."""
     try:
         data, _ = await zk.get(paths.partitions)
         names = sorted(await zk.get_children(paths.members))
     except NoZnode:
-        raise AdoptionRefused(f"ZooKeeper has no group {paths.group!r} of kiel's: {paths.base} is not there") from None
+        raise AdoptionRefused(f"ZooKeeper has no kiel group {paths.group!r}: {paths.base} does not exist") from None
     try:
         ours = set(await zk.get_children(paths.ours))
     except NoZnode:
         ours = set()
-    dealt, sealed = read_shared(paths.partitions, data)
-    return tuple(n for n in names if n in ours), tuple(n for n in names if n not in ours), dealt, sealed
+    shared, sealed = read_shared(paths.partitions, data)
+    return tuple(n for n in names if n in ours), tuple(n for n in names if n not in ours), shared, sealed
 
 
 async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
-    """Gives a group of which only our members are left to the layout under `root`: they go over by themselves.
+    """Starts the move of a group to `root`. Its members do the rest.
 
-    May be called again when it was interrupted. Raises AdoptionRefused, having undone what it did.
+    It may be called again after an interruption. Raises AdoptionRefused after it has undone its changes.
     """
     while True:
         data, stat = await zk.get(paths.partitions)
-        dealt, sealed = read_shared(paths.partitions, data)
+        shared, sealed = read_shared(paths.partitions, data)
         if sealed is not None and sealed.phase is not HandoverPhase.SEALING:
             if sealed.root != root:
-                raise AdoptionRefused(f"group {paths.group!r} was given to {sealed.root} already, not to {root}")
+                raise AdoptionRefused(f"group {paths.group!r} has moved to {sealed.root} already, not to {root}")
             return
         try:
             if sealed is None:
-                sealing = Seal(HandoverPhase.SEALING, root, dealt)
+                sealing = Seal(HandoverPhase.SEALING, root, shared)
                 stat = await zk.set(paths.partitions, sealing.encode(), stat.version)
-            # whoever joined before the seal stood is seen now; after it nobody of kiel's can
-            _, foreign, _, _ = await look(zk, paths)
+            # a member of kiel may have joined just before the seal; none can join after it
+            _, foreign, _, _ = await read_group(zk, paths)
             if foreign:
-                await zk.set(paths.partitions, json.dumps(_names(dealt)).encode(), stat.version)
+                await zk.set(paths.partitions, json.dumps(_names(shared)).encode(), stat.version)
                 raise AdoptionRefused(
-                    f"members of kiel's joined group {paths.group!r} meanwhile: {', '.join(foreign)}; "
-                    "it stays as it was"
+                    f"members of kiel joined group {paths.group!r} meanwhile: {', '.join(foreign)}; nothing was changed"
                 )
-            await zk.set(paths.partitions, Seal(HandoverPhase.SEALED, root, dealt).encode(), stat.version)
+            await zk.set(paths.partitions, Seal(HandoverPhase.SEALED, root, shared).encode(), stat.version)
             return
         except BadVersion:
             continue
 
 
 async def until_empty(zk: ZooKeeper, path: str) -> None:
-    """Returns once the znode has no children."""
+    """Waits until the znode has no children."""
     while True:
         changed = asyncio.Event()
         try:
@@ -506,17 +505,17 @@ async def until_empty(zk: ZooKeeper, path: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _locked(zk: ZooKeeper, path: str) -> AsyncIterator[None]:
-    """The lock under which kiel changes what is dealt: kazoo's recipe. Raises ConnectionLost."""
+    """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost."""
     await zk.ensure_path(path)
     mine = await zk.create(f"{path}/{uuid.uuid4().hex}{LOCK}", b"", ephemeral=True, sequence=True)
     try:
         while True:
             waiting = sorted((name for name in await zk.get_children(path) if LOCK in name), key=_sequence)
-            place = waiting.index(mine.rpartition("/")[2])
-            if place == 0:
+            index = waiting.index(mine.rpartition("/")[2])
+            if index == 0:
                 break
             gone = asyncio.Event()
-            if await zk.exists(f"{path}/{waiting[place - 1]}", gone.set) is not None:
+            if await zk.exists(f"{path}/{waiting[index - 1]}", gone.set) is not None:
                 await gone.wait()
         yield
     finally:
@@ -532,9 +531,9 @@ def _names(partitions: Iterable[TopicPartition]) -> list[str]:
     return sorted(f"{p.topic}:{p.partition}" for p in partitions)
 
 
-def _parts(names: list[str]) -> Partitions:
+def _parsed(names: list[str]) -> Partitions:
     if not isinstance(names, list):
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     found = set()
     for name in names:
         topic, _, number = name.rpartition(":")

@@ -1,17 +1,18 @@
-"""Taking part in a group of Kafka 0.8's high-level consumers, which share partitions through ZooKeeper.
+"""Membership in a group of Kafka 0.8's high-level consumers, which share partitions through ZooKeeper.
 
-    /consumers/<group>/ids/<member>                  ephemeral  what it subscribes to
-    /consumers/<group>/owners/<topic>/<partition>    ephemeral  who owns it
+    /consumers/<group>/ids/<member>                  ephemeral  its subscription
+    /consumers/<group>/owners/<topic>/<partition>    ephemeral  its owner
 
-Each member computes for itself, by Kafka's range assignment, what is its own; it gives up what is not, and claims the
-rest, which it gets when its last owner has let go. Guarantee: a partition has at most one owner at any instant, all
-clients included (see `owners`). The others of the group stop everything for each rebalance; ours only what moves.
+Each member computes its partitions itself, by Kafka's range assignment. It releases the others, and claims its own when
+the former owner has released them. Guarantee: a partition has at most one owner at any instant, all clients included
+(see `owners`). Members of other clients stop all partitions in each rebalance; members of this library only those that
+move.
 
-There are two dialects, which do not understand each other, so a group speaks one of them:
+There are two incompatible dialects; a group uses one of them:
 
-- `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and those that follow it;
-- `PykafkaMembership`: pykafka's BalancedConsumer, whose members say their one topic in another form, name claims
-  after the broker that leads the partition, and sort partitions by it.
+- `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and compatible ones;
+- `PykafkaMembership`: pykafka's BalancedConsumer. It writes its topic in another form, names claims after the leader of
+  the partition, and sorts partitions by leader.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-INTERNAL = "__consumer_offsets"  # no wildcard of the Java client's takes it unless it is told to
-# Java's members try a claim again every 2 s, four times by default, and then wait for another change of the group
+INTERNAL = "__consumer_offsets"  # wildcards of the Java client exclude it by default
+# Java's members retry a claim every 2 s, four times by default, and then wait for the next change of the group
 NUDGE_S = 5.0
 
 
 class OldCluster(PartitionCountSource, Protocol):
-    """What pykafka's layout needs besides. `KafkaClient` is one."""
+    """Cluster metadata for pykafka's layout. `KafkaClient` implements it."""
 
     @property
     def brokers(self) -> list[Any]: ...
@@ -61,13 +62,13 @@ class OldCluster(PartitionCountSource, Protocol):
 
 @dataclass(frozen=True)
 class OldSubscription:
-    """What a member of Kafka's client says: threads by topic, or by the one expression that topics must match."""
+    """The subscription of a member of Kafka's client: threads by topic, or by the one expression for topic names."""
 
     pattern: str
     streams: dict[str, int]
 
     def threads(self, topic: str) -> int:
-        """How many of its threads take part in a topic."""
+        """The number of its threads that read a topic."""
         if self.pattern == "static":
             return self.streams.get(topic, 0)
         for expression, count in self.streams.items():
@@ -98,22 +99,22 @@ class OldSubscription:
                 for expression in streams:
                     re.compile(expression)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
-            why = f"no subscription of Kafka's own client ({shown(error)})"
+            why = f"not a subscription of Kafka's own client ({shown(error)})"
             if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):
-                why += "; it looks like one of pykafka's members, which are no company for those"
+                why += "; it looks like a member of pykafka, and a group cannot have members of both clients"
             raise InvalidZnode(path, why) from None
         return cls(pattern, streams)
 
 
-def run_of(items: Sequence[T], takers: int, place: int) -> Sequence[T]:
-    """The part of `items` that the taker at `place` gets: consecutive, the first ones one more."""
-    each, more = divmod(len(items), takers)
-    begin = place * each + min(place, more)
-    return items[begin : begin + each + (place < more)]
+def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
+    """The consecutive items of member `index`; the first members get one more."""
+    each, more = divmod(len(items), members)
+    begin = index * each + min(index, more)
+    return items[begin : begin + each + (index < more)]
 
 
 class _OldConsumer(OwnersMembership):
-    """What both dialects share."""
+    """Common to both dialects."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class _OldConsumer(OwnersMembership):
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        paths = Paths("/consumers", group)  # refuses a name that cannot be one
+        paths = Paths("/consumers", group)  # raises for an invalid group name
         super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures, clock=clock)
         self._cluster = topics
         self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
@@ -135,14 +136,14 @@ class _OldConsumer(OwnersMembership):
         self._complained: set[str] = set()
         self._view: Any = None
 
-    # -- what a dialect says -------------------------------------------------------------------------------------
+    # -- methods of a dialect -------------------------------------------------------------------------------------
 
     def _ids(self) -> dict[str, bytes]:
-        """Our members' names under ids, and what they say there; the first is `member_id`."""
+        """Name -> content of the znodes of this member under `ids`; the first name is `member_id`."""
         raise NotImplementedError
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
-        """Our part of a topic, of which `numbers` exist, by what the members say (`_said`)."""
+        """The partitions of this member in a topic with the partitions `numbers`, by the registrations (`_said`)."""
         raise NotImplementedError
 
     # -- the layout ----------------------------------------------------------------------------------------------
@@ -179,9 +180,9 @@ class _OldConsumer(OwnersMembership):
 
     async def _mine(self) -> Partitions:
         names = await self._names.get()
-        self._must_stand(names)
+        self._check_registered(names)
         if frozenset(self._chosen()) != self._registered:
-            log.info("%s: %s registers anew: its topics changed", self._group, self.member_id)
+            log.info("%s: %s registers again: its topics changed", self._group, self.member_id)
             self._renewing = True
             self._changed.set()
             return NO_PARTITIONS
@@ -191,7 +192,7 @@ class _OldConsumer(OwnersMembership):
         mine: set[TopicPartition] = set()
         for topic in sorted(self._registered):
             numbers = self._topics.partitions(topic)
-            if numbers is None:  # brokers that start say so of topics that exist
+            if numbers is None:  # a starting broker may report existing topics as missing
                 mine |= {p for p in self._held if p.topic == topic}
             else:
                 mine |= {TopicPartition(topic, number) for number in self._assign(topic, sorted(numbers))}
@@ -202,7 +203,7 @@ class _OldConsumer(OwnersMembership):
         return frozenset(mine)
 
     def _chosen(self) -> Collection[str]:
-        """The topics to register for: an expression is resolved here, since each client has its own kind of them."""
+        """The topics to register. Resolves a pattern here, because each client has its own pattern syntax."""
         if self._selection.pattern is None:
             return self._selection.topics
         known = self._selection.among(self._topics.topics())
@@ -210,7 +211,7 @@ class _OldConsumer(OwnersMembership):
         return known | {topic for topic in self._registered if self._topics.partitions(topic) is None}
 
     async def _listen(self, names: Collection[str]) -> None:
-        """Reads what new members say; it does not change while they stand."""
+        """Reads the znodes of new members; these never change."""
         self._said = {name: data for name, data in self._said.items() if name in names}
         new = [name for name in names if name not in self._said]
         answers = await asyncio.gather(*map(self._ask, new))
@@ -220,10 +221,10 @@ class _OldConsumer(OwnersMembership):
         try:
             return (await self._zk.get(f"{self._ids_path}/{name}"))[0]
         except NoZnode:
-            return None  # the watch tells
+            return None  # deleted since; the watch triggers the next read
 
     def _complain(self, name: str, error: AllocatorError) -> None:
-        """Once for each member that is not understood; it counts as absent."""
+        """Reports an invalid member once. It counts as absent."""
         if name not in self._complained:
             self._complained.add(name)
             log.error("%s: %s", self._group, error)
@@ -231,12 +232,12 @@ class _OldConsumer(OwnersMembership):
 
 
 class ConsumersMembership(_OldConsumer):
-    """One member among those of Kafka's own high-level consumer. The constructor touches nothing."""
+    """A member beside Kafka's own high-level consumers. The constructor does no I/O."""
 
     _last_change = float("-inf")
 
     def _new_id(self) -> str:
-        # as Java's: what comes first decides the order only within a group
+        # the format of Java's ids
         host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())
         return f"{self._group}_{host}-{int(time.time() * 1000)}-{uuid.uuid4().hex[:8]}"
 
@@ -271,22 +272,22 @@ class ConsumersMembership(_OldConsumer):
             for name, subscription in self._subscriptions.items()
             for thread in range(subscription.threads(topic))
         )
-        return run_of(numbers, len(threads), threads.index(f"{self.member_id}-0"))
+        return range_share(numbers, len(threads), threads.index(f"{self.member_id}-0"))
 
     async def _drained(self, partitions: Partitions) -> None:
         await super()._drained(partitions)
         if self._clock() - self._last_change > NUDGE_S and not (self._leaving or self._renewing):
-            # those who waited have given up by now, and look again when a member comes or goes
+            # waiting members have given up by now; they retry when a member joins or leaves
             path, data = self._registration()[0]
             await self._zk.multi([Op("delete", path), Op("create", path, data, ephemeral=True)])
 
 
 class PykafkaMembership(_OldConsumer):
-    """One member among pykafka's BalancedConsumers. The constructor touches nothing.
+    """A member beside pykafka's BalancedConsumers. The constructor does no I/O.
 
-    They claim a partition under the name of the broker that they take for its leader, and on Python 3 they write the
-    topic as `b'topic'` there, so two of them that disagree about the one or the other can both own it. Ours claims
-    under all of these names, and sees a claim under any of them.
+    pykafka names the claim of a partition after its leader, and on Python 3 writes the topic as `b'topic'`. So two of
+    its members with another view of the leader, or another Python, can both own a partition. This member claims under
+    all of these names, and respects a claim under any of them.
     """
 
     _ordered_for: tuple[str, ...] | None = None
@@ -296,7 +297,7 @@ class PykafkaMembership(_OldConsumer):
         return f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())}:{uuid.uuid4()}"
 
     def _ids(self) -> dict[str, bytes]:
-        # one topic a member is all that this layout knows
+        # in this layout a member has one topic
         topics = sorted(self._registered)
         return {self.member_id + (f".{n}" if n else ""): topic.encode() for n, topic in enumerate(topics or [""])}
 
@@ -312,19 +313,19 @@ class PykafkaMembership(_OldConsumer):
         await super()._listen(names)
         for name, data in self._said.items():
             if data.startswith(b"{"):
-                why = "not a topic, as pykafka's members write it; Kafka's own client is no company for those"
+                why = "not a topic name; a group cannot have members of pykafka and of Kafka's own client"
                 self._complain(name, InvalidZnode(f"{self._ids_path}/{name}", why))
         members = tuple(sorted(self._said))
         if members != self._ordered_for:
-            # the order that the others have until they look again, whatever partition gets another leader meanwhile
+            # the others keep their order until the members change, even if a leader changes
             self._ordered_for, self._leaders = members, {}
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
         members = sorted(name for name, data in self._said.items() if data == topic.encode())
         (ours,) = (name for name, data in self._mine_said.items() if data == topic.encode())
-        return run_of(sorted(numbers, key=lambda n: self._place(topic, n)), len(members), members.index(ours))
+        return range_share(sorted(numbers, key=lambda n: self._sort_key(topic, n)), len(members), members.index(ours))
 
-    def _place(self, topic: str, number: int) -> str:
+    def _sort_key(self, topic: str, number: int) -> str:
         partition = TopicPartition(topic, number)
         if partition not in self._leaders:
             self._leaders[partition] = self._cluster.leader(partition)

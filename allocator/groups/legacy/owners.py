@@ -1,10 +1,10 @@
-"""Ownership by one ephemeral znode a partition: how the layouts before ours are shared, with others and among ours.
+"""Ownership by one ephemeral znode for each partition, common to the legacy layouts.
 
-Guarantee: among members that claim (ours, and those of Kafka 0.8's high-level consumer) a partition has at most one
-owner at any instant: who begins with it has created its znode, which only one can, and deletes it when nothing of the
-partition is in the user's hands and what was done is committed. Nothing is said of members that do not claim.
+Guarantee: among members that create these znodes (of this library, and of Kafka 0.8's high-level consumer) a partition
+has at most one owner at any instant. A member starts a partition after it has created its znode, which only one member
+can. It deletes the znode after it has drained the partition and committed. Members that create none are not covered.
 
-A claim costs a create and a delete for each partition that moves, a few hundred in one transaction.
+A claim costs one create and one delete for each partition that moves, a few hundred in one transaction.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ __all__ = ["OwnersMembership", "OwnersSettings"]
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 200  # creates in one transaction; more: others of the ensemble wait longer; less: more round trips
+AT_ONCE = 200  # creates in one transaction; more: other clients wait longer; less: more round trips
 RETRY_S = 0.1
-GATHER_S = 0.05  # how long changes are waited for together, when a claim is waited for
+GATHER_S = 0.05  # pause that collects several changes of claims into one
 
 
 @dataclass(frozen=True)
 class OwnersSettings:
-    """How a member takes part. Times in seconds."""
+    """Settings of a member. Times in seconds."""
 
     name: str = ""
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for ever
-    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
-    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: no limit
+    max_poll_interval_s: float | None = None  # longest time between two polls of the user; None: no limit
+    topic_poll_s: float = 10.0  # interval of metadata requests that find new topics and partitions
 
 
 class OwnersMembership(SessionMembership):
-    """A member that claims what its layout says is its own.
+    """A member that claims the partitions that its layout assigns to it.
 
-    The layout answers `_mine` from what it watches, and says where a partition's znode stands.
+    A subclass is a layout: it computes the assignment (`_mine`) and the paths of the claims.
     """
 
     def __init__(
@@ -76,35 +76,35 @@ class OwnersMembership(SessionMembership):
         self._clock = clock
         self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
         self._claim_session: int | None = None
-        self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: it may be ours
-        self._made: set[str] = set()
+        self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: the claim may exist
+        self._ensured: set[str] = set()
         self._listings: dict[str, Watched[list[str]]] = {}
 
-    # -- what a layout says --------------------------------------------------------------------------------------
+    # -- methods of a layout --------------------------------------------------------------------------------------
 
     async def _mine(self) -> Partitions:
-        """What is to be ours by the newest view of the group; sets `_changed` when that may be another."""
+        """The partitions of this member by the current state of the group; sets `_changed` when that may change."""
         raise NotImplementedError
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
-        """The znodes that the owner of a partition makes, all or none."""
+        """The znodes that the owner of a partition creates, in one transaction."""
         raise NotImplementedError
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        """What a znode in a directory of claims is a claim of; None if it is none."""
+        """The partition that a znode in a directory of claims belongs to; None if it is not a claim."""
         raise NotImplementedError
 
     def _claim_data(self) -> bytes:
         raise NotImplementedError
 
     def _wait_s(self, partition: TopicPartition) -> float:
-        """How long a partition that is to be ours is left alone yet."""
+        """Seconds until this member may claim a partition of its own."""
         return 0.0
 
     # -- the subscription ----------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the subscription; what of it others have is begun with once they let go."""
+        """Replaces the subscription. Partitions of other owners start when those release them."""
         self._selection = TopicSelection(topics, pattern)
         if self._task is not None:
             self._selection.follow(self._topics)
@@ -113,13 +113,13 @@ class OwnersMembership(SessionMembership):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     async def _begin_session(self) -> None:
-        """To be called by `_register` before anything else."""
+        """Call it first in `_register`."""
         self._listings = {}
-        self._made = set()
+        self._ensured = set()
         if self._claim_session != self._zk.session_id:
-            self._claimed, self._doubtful = {}, {}  # they went with their session, and may be another's by now
+            self._claimed, self._doubtful = {}, {}  # they ended with their session; others may own them now
         self._claim_session = self._zk.session_id
-        # the membership before may have ended while its session lives on: what was deleted then may be another's by now
+        # the session may outlive a membership; others may own claims that were deleted in between
         self._doubtful.update(self._claimed)
         self._claimed = {}
         await self._recover()
@@ -154,7 +154,7 @@ class OwnersMembership(SessionMembership):
                 self._changed.set()
 
     async def _gain(self, wanted: Partitions) -> float | None:
-        """Claims what may be claimed, and begins with it; returns when to look again, None if a watch tells."""
+        """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
         if self._doubtful:
             await self._recover()
             await self._unclaim(self._claimed.keys() - wanted - self._held - self._draining)
@@ -169,15 +169,15 @@ class OwnersMembership(SessionMembership):
                     "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
                 )
                 await self._listener.assigned(gained)
-            again_s = await self._await_claims(ready - gained) if gained != ready else None
-            if again_s is not None:
-                later.append(again_s)
+            retry_s = await self._await_claims(ready - gained) if gained != ready else None
+            if retry_s is not None:
+                later.append(retry_s)
         return min(later, default=None)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
     async def _claim(self, partitions: Partitions) -> Partitions:
-        """Those whose znode is ours now."""
+        """Creates claims. Returns the partitions that this member has claimed."""
         gained = partitions & self._claimed.keys()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
         while some := list(islice(free, AT_ONCE)):
@@ -192,29 +192,29 @@ class OwnersMembership(SessionMembership):
             except ConnectionLost:
                 self._doubtful.update(paths)
                 if gained:
-                    break  # they are ours; the rest when the connection is back
+                    break  # start these; claim the rest when the connection is back
                 raise
             self._claimed.update(paths)
             gained |= paths.keys()
         return gained
 
     async def _taken(self, partitions: Partitions) -> Partitions:
-        """Those that have a claim."""
+        """The partitions that have a claim."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
             for directory in self._directories(partition):
                 directories[directory].add(partition)
         found: set[TopicPartition] = set()
         for directory, wanted in directories.items():
-            if directory not in self._made:
+            if directory not in self._ensured:
                 await self._zk.ensure_path(directory)
-                self._made.add(directory)
+                self._ensured.add(directory)
             claims = {self._claim_of(directory, name) for name in await self._zk.get_children(directory)}
             found |= wanted & claims
         return frozenset(found)
 
     async def _recover(self) -> None:
-        """Finds out which of the doubtful claims are ours."""
+        """Checks which of the doubtful claims belong to this session."""
         doubtful = iter(sorted(self._doubtful.items()))
         while some := list(islice(doubtful, AT_ONCE)):
             stats = await asyncio.gather(*(self._zk.exists(paths[0]) for _, paths in some))
@@ -224,25 +224,25 @@ class OwnersMembership(SessionMembership):
                 del self._doubtful[partition]
 
     async def _await_claims(self, partitions: Partitions) -> float | None:
-        """Has the others' claims watched; returns when to look again, None if the watch tells."""
+        """Watches claims of others. Returns the seconds until the next try; None: the watch triggers it."""
         claims: set[TopicPartition | None] = set()
         for directory in set().union(*map(self._directories, partitions)):
             listing = self._listings.get(directory)
             if listing is None:
                 listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
             claims |= {self._claim_of(directory, name) for name in await listing.get()}
-        return None if partitions <= claims else GATHER_S  # some are gone already, unseen by the watch
+        return None if partitions <= claims else GATHER_S  # some were deleted before the watch was set
 
     def _soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
 
     async def _drained(self, partitions: Partitions) -> None:
         if self._leaving:
-            return  # our session is about to end, which deletes them all; ZooKeeper may be silent
+            return  # the end of the session deletes them all; ZooKeeper may not respond now
         await self._unclaim(partitions)
 
     async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
-        """Until their znodes are gone, or our session is."""
+        """Deletes claims; retries until they or the session have ended."""
         left = [p for p in sorted(partitions) if p in self._claimed]
         while left and self._claim_session == self._zk.session_id:
             some = left[:AT_ONCE]
@@ -264,27 +264,27 @@ class OwnersMembership(SessionMembership):
                     await self._zk.delete(path)
 
     def _claim_znodes(self) -> Iterable[str]:
-        """For `_znodes`: of another session's claims nothing is ours any more."""
+        """For `_znodes`: the claims of this session."""
         return chain(*self._claimed.values()) if self._claim_session == self._zk.session_id else ()
 
     def _directories(self, partition: TopicPartition) -> set[str]:
         return {path.rpartition("/")[0] for path in self._claim_paths(partition)}
 
-    def _must_stand(self, names: Iterable[str]) -> None:
-        """Raises MembershipLost unless we are among the members."""
+    def _check_registered(self, names: Iterable[str]) -> None:
+        """Raises MembershipLost if this member is not in `names`."""
         if self.member_id not in names:
             raise MembershipLost("its znode was deleted")
 
     # -- topics --------------------------------------------------------------------------------------------------
 
     def _existing(self) -> Partitions:
-        """All partitions of the selected topics, as far as Kafka says."""
+        """All known partitions of the selected topics."""
         topics = self._selection.among(self._topics.topics())
         return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
 
     async def _poll_topics(self) -> None:
-        """Looks for new topics and partitions: no message announces them."""
+        """Polls Kafka for new topics and partitions."""
         while True:
             await asyncio.sleep(self._topic_poll_s)
-            with contextlib.suppress(AllocatorError):  # the next turn tries again
+            with contextlib.suppress(AllocatorError):  # the next poll retries
                 await self._topics.refresh()

@@ -15,7 +15,7 @@ from allocator.foreign import plain, shown
 from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
-from allocator.groups.view import GroupViewBuilder, Load, tell_left_out
+from allocator.groups.view import GroupViewBuilder, Load, log_left_out
 from allocator.groups.zookeeper.plan import adopt, advance
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
@@ -268,7 +268,7 @@ class Leader:
         target = compute(assignor, view)
         without = left_out(view, target)
         if without != document.left_out:
-            tell_left_out(self._store.paths.group, strategy, without)
+            log_left_out(self._store.paths.group, strategy, without)
         return Computed(target, strategy, refused, without)
 
     # -- what is read --------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterabl
             now = kinds.get(name.lower(), kind)
             if not _merge(kind, now):
                 raise SchemaMismatch(
-                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: they "
-                    "cannot be read together; give it another name, or archive to another directory"
+                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: they cannot "
+                    "be read together; give it another name, or archive to another directory"
                 )
     return rows
 

@@ -92,8 +92,8 @@ class ArchiveReport:
         if not self.commits:
             return f"{self.topic}: nothing to do"
         return (
-            f"{self.topic}: {self.records} records in {self.files} files, {self.size} bytes, "
-            f"{len(self.commits)} commits" + (f" instead of {len(self.replaced)}" if self.replaced else "")
+            f"{self.topic}: {self.records} records in {self.files} files, {self.size} bytes, {len(self.commits)} "
+            "commits" + (f" instead of {len(self.replaced)}" if self.replaced else "")
         )
 
 
@@ -380,8 +380,8 @@ def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataF
         counts[partition] = counts.get(partition, 0) + metadata.num_rows
         if first < low or last >= high or counts[partition] > high - low:
             raise ArchiveCorrupt(
-                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were asked"
-                " for: nothing was committed"
+                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were "
+                "asked for: nothing was committed"
             )
         name = str(path.relative_to(staged))
         found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))

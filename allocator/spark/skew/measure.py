@@ -62,8 +62,8 @@ def _slim(frame: DataFrame) -> DataFrame:
     headers = "0"
     if "headers" in frame.columns:
         headers = (
-            "coalesce(aggregate(headers, 0L, (sum, h) -> sum + octet_length(h.key) + "
-            "coalesce(octet_length(h.value), 0)), 0L)"
+            "coalesce(aggregate(headers, 0L, (sum, h) -> sum + octet_length(h.key) + coalesce(octet_length(h.value), "
+            "0)), 0L)"
         )
     size = f"coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + {headers}"
     millis = F.expr("unix_millis(timestamp)")

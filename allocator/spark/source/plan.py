@@ -220,9 +220,8 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
         if options.isolation_level == "read_committed":
             more = f", as far as transactions have ended{more}"
         raise DataLoss(
-            f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has "
-            f"{known[tp][0]} to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to "
-            "take the nearest"
+            f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has {known[tp][0]} "
+            f"to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to take the nearest"
         )
     for tp, at in outside.items():
         log.warning("%s:%d has no offset %d; goes on from %d to %d", tp.topic, tp.partition, at, *known[tp])

@@ -20,7 +20,7 @@ STAMP := $(VENV)/.installed-$(VERSION)
 DEMO := $(or $(wildcard $(STAMP)),$(VENV)/.demo-$(VERSION))
 DEMO_SPARK := $(or $(wildcard $(STAMP)),$(VENV)/.demo-spark-$(VERSION))
 
-.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz lint format audit docs clean
+.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -55,6 +55,9 @@ coverage: $(STAMP) ## Branch coverage of `make test` (or of ARGS), in build/cove
 fuzz: $(STAMP) ## Fuzz what others write: records, znodes, messages of members (ARGS="znodes --seconds 600")
 	$(BIN)/python -m pip install --quiet atheris
 	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
+gate: $(STAMP) ## Fail if a ratio to a peer fell by more than 15 % (ARGS="--write" notes new ones)
+	$(BIN)/python -m bench.gate $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy (strict)
 	$(BIN)/python -m ruff check .

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 from aiokafka.record.default_records import DefaultRecordBatch
 from kafka.errors import UnsupportedCodecError
@@ -33,8 +35,8 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
     return best
 
 
-def run(made: Sample, seconds: float) -> list[str]:
-    """The row of a table for each contender."""
+def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
+    """ns of each contender for a record, and the row of a table for each."""
     functions: dict[str, Callable[[bytes], int]] = {"limit": limit(made.data)}
     lacking = []
     for name, function in CONTENDERS.items():
@@ -59,7 +61,7 @@ def run(made: Sample, seconds: float) -> list[str]:
         )
     if lacking:
         rows.append(f"| {made.name} | cannot: {', '.join(lacking)} | | | | | |")
-    return rows
+    return {name: ns / made.records for name, ns in took.items()}, rows
 
 
 def rate(made: Sample, seconds: float) -> float:
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--codec-size", type=int, default=100, help="bytes of a value under the codecs but none")
     parser.add_argument("--batch-bytes", type=int, nargs="+", default=[16384], help="of a record batch, uncompressed")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and sample")
+    parser.add_argument("--json", type=Path, help="write the ns for a record to this file as well")
     options = parser.parse_args()
 
     if "_crecords" not in DefaultRecordBatch.__module__:
@@ -106,8 +109,12 @@ def main() -> None:
     samples.append(sample(options.codec_size, "none", magic=1))
     print("| values | | ns a record | M records/s | GB/s | of the limit | times aiokafka |")
     print("|---|---|---|---|---|---|---|")
+    found = {}
     for made in samples:
-        print("\n".join(run(made, options.seconds)), flush=True)
+        found[made.name], rows = run(made, options.seconds)
+        print("\n".join(rows), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
     if CONTENDERS[REFERENCE] is not None:
         print("\n| values | one thread, M records/s | two | two processes | threads of that |\n|---|---|---|---|---|")
         for made in samples:

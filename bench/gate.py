@@ -1,0 +1,139 @@
+"""Fails where a ratio to a peer is more than 15 % below the one in `bench/gate.json`.
+
+    python -m bench.gate                    all benches in short forms, about six minutes
+    python -m bench.gate --only decode      some of them
+    python -m bench.gate --write            note today's ratios, on a quiet machine, after a change that is meant
+
+A ratio says how many times better ours is than the peer in the same run, so the speed of the machine does not count.
+Where a bench measures CPU time, that is compared, since other processes hardly change it. A bench with a loss runs
+twice more, and the best of its ratios counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+RATIOS = Path(__file__).with_name("gate.json")
+LOSS = 0.15
+ATTEMPTS = 3
+
+Ratios = dict[str, float]
+
+
+def decode(found: Any) -> Ratios:
+    ns = found["100 B, none"]
+    return {f"{mine}, CPU, aiokafka": ns["aiokafka, records"] / ns[mine] for mine in ("ours, records", "ours, columns")}
+
+
+def consume(found: Any) -> Ratios:
+    ratios = {}
+    for kind, what in (("throughput", "CPU"), ("idle", "idle CPU")):
+        for case in found[kind]:
+            cpu_s = {name: result["cpu_s"] / (result["count"] or 1) for name, result in case["results"].items()}
+            theirs = cpu_s.pop("confluent-kafka")
+            ratios.update({f"{mine}, {what}, confluent-kafka": theirs / cpu for mine, cpu in cpu_s.items()})
+    return ratios
+
+
+def rebalance(found: Any) -> Ratios:
+    (case,) = found["cases"]
+    return {
+        f"{event}, ms, confluent-kafka's cooperative-sticky": peers["confluent-coop"]["last_s"]
+        / peers["ours"]["last_s"]
+        for event, peers in case["events"].items()
+    }
+
+
+def group(found: Any) -> Ratios:
+    clients = found["clients"]
+    names = {"first_s": "first record, ms", "commit_s": "commits, ms"}
+    return {
+        f"{text}, aiokafka": median(clients["aiokafka"][name]) / median(clients["ours"][name])
+        for name, text in names.items()
+    }
+
+
+def spark(found: Any) -> Ratios:
+    cpu_us = {each["name"]: each["cpu_s"] / each["records"] for each in found}
+    return {"read, CPU, the same batches from memory": cpu_us["in memory (ceiling)"] / cpu_us["allocator"]}
+
+
+class Bench(NamedTuple):
+    arguments: str
+    ratios: Callable[[Any], Ratios]
+
+
+BENCHES: Mapping[str, Bench] = {
+    "decode": Bench("--sizes 100 --codecs none --seconds 0.5", decode),
+    "consume": Bench(
+        "--only throughput idle --contenders 'ours, records' 'ours, batches' confluent-kafka --formats v2 --sizes 100 "
+        "--codecs none --records 1000000 --seconds 15 --rest-s 2 --runs 3",
+        consume,
+    ),
+    "rebalance": Bench(
+        "--members 4 --partitions 100 --events leave join --peers ours confluent-coop --repeat 3 --quiet 1000",
+        rebalance,
+    ),
+    "group": Bench("--clients ours aiokafka --no-rebalance --runs 5 --turns 3 --commits 200", group),
+    "spark": Bench("--records 2000000 --partitions 16 --rounds 2 --no-connector", spark),
+}
+
+
+def measure(name: str) -> Ratios:
+    bench = BENCHES[name]
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "out.json"
+        subprocess.run(
+            [sys.executable, "-m", f"bench.{name}", *shlex.split(bench.arguments), "--json", str(out)],
+            check=True,
+            stdout=sys.stderr,
+        )
+        return {f"{name}: {what}": ratio for what, ratio in bench.ratios(json.loads(out.read_text())).items()}
+
+
+def lost(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """What is worse than before by more than may be, or was not measured."""
+    return [what for what, ratio in before.items() if now.get(what, 0.0) < ratio * (1 - LOSS)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=list(BENCHES), default=list(BENCHES))
+    parser.add_argument("--write", action="store_true", help="write the ratios to bench/gate.json")
+    given = parser.parse_args()
+    noted: Ratios = json.loads(RATIOS.read_text()) if RATIOS.exists() else {}
+    failed = []
+    print("| times better than the peer | noted | now | |\n|---|---|---|---|")
+    for name in given.only:
+        before = {what: ratio for what, ratio in noted.items() if what.startswith(f"{name}: ")}
+        now = measure(name)
+        for _ in range(ATTEMPTS - 1):
+            if given.write or not lost(before, now):
+                break
+            again = measure(name)
+            now = {what: max(ratio, again.get(what, 0.0)) for what, ratio in now.items()}
+        for what, ratio in now.items():
+            said = "lost" if what in lost(before, now) else "new" if what not in before else ""
+            print(f"| {what} | {before.get(what, 0.0):.2f} | {ratio:.2f} | {said} |", flush=True)
+        failed += [] if given.write else lost(before, now)
+        noted = {**{what: ratio for what, ratio in noted.items() if what not in before}, **now}
+    if given.write:
+        RATIOS.write_text(json.dumps({what: round(noted[what], 2) for what in sorted(noted)}, indent=1) + "\n")
+    for what in failed:
+        print(f"more than {LOSS:.0%} lost: {what}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

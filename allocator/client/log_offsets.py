@@ -1,6 +1,7 @@
-"""Where partitions begin and end, and where they stood at a time.
+"""Where partitions begin and end, where they stood at a time, and where an epoch of a leader ends.
 
-Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, asked of the leader of each partition.
+Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, and the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, both asked
+of the leader of each partition.
 """
 
 from __future__ import annotations
@@ -23,20 +24,11 @@ from allocator.types import OffsetAndTimestamp, TopicPartition
 __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
 
 EARLIEST = -2
-
-
 LATEST = -1
-
-
 MAX_VERSION = 9  # newer ones add questions that are not asked here
-
-
 UNKNOWN_TOPIC_OR_PARTITION = 3
-
-
 # more: a topic created a moment ago is found; less: a typo is told sooner
 MISSING_PATIENCE_S = 5.0
-
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
 
@@ -55,7 +47,8 @@ async def list_offsets(
     With "read_committed", LATEST is the last stable offset (from 0.11 on).
 
     Leaders that moved are looked up again until `timeout_s` is over. Raises `TopicNotFound`, or `BrokerError` naming
-    a partition and the cause; all partitions are answered or none.
+    a partition and the cause; all partitions are answered or none. A topic or partition that the brokers do not know is
+    looked up again for 5 s, as it may just have been created.
     """
     started = time.monotonic()
     found: Found = {}
@@ -67,8 +60,12 @@ async def list_offsets(
             leader = client.leader(tp)
             if leader is not None:
                 by_leader[leader][tp] = when
-            elif client.partitions(tp.topic) is None:
+            elif (numbers := client.partitions(tp.topic)) is None:
                 causes[tp] = for_code(UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
+            elif tp.partition not in numbers:
+                causes[tp] = BrokerError(
+                    f"{tp.topic!r} has no partition {tp.partition}; it has {len(numbers)}, from 0 on", retriable=True
+                )
             else:
                 causes[tp] = BrokerError(f"{tp.topic}:{tp.partition} has no leader", retriable=True)
         remaining = timeout_s - (time.monotonic() - started)
@@ -86,8 +83,12 @@ async def list_offsets(
                 raise causes[tp]
         elapsed = time.monotonic() - started
         unknown = sorted({tp.topic for tp in missing if client.partitions(tp.topic) is None})
-        if unknown and elapsed > min(timeout_s, MISSING_PATIENCE_S):
-            raise TopicNotFound(unknown)
+        if elapsed > min(timeout_s, MISSING_PATIENCE_S):
+            if unknown:
+                raise TopicNotFound(unknown)
+            for tp in missing:
+                if tp.partition not in (client.partitions(tp.topic) or ()):
+                    raise causes[tp]
         if elapsed >= timeout_s:
             raise causes[next(iter(missing))]
         await asyncio.sleep(client.retry_backoff_s)
@@ -154,19 +155,11 @@ async def _ask(
     return offsets, failures
 
 
-# -- offset_for_leader_epoch ----------
-# Where an epoch of a leader ends in the log (KIP-320).
-#
-# Protocol: the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, asked of the leader of each partition. Older versions
-# demand rights on the cluster, which consumers do not have.
+# -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------
 
-
+# older versions demand rights on the cluster, which consumers do not have
 FOR_CONSUMERS: Final = 3
-
-
 _Topic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-
-
 _Partition: Final = _Topic.OffsetForLeaderPartition
 
 

@@ -124,8 +124,12 @@ async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalClus
     topic = await asyncio.to_thread(topic_factory)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         await leaders(client, topic)
-        with pytest.raises(BrokerError, match=f"{topic}:5"):
+        with pytest.raises(BrokerError, match=f"'{topic}' has no partition 5; it has 1, from 0 on"):
             await list_offsets(client, {TopicPartition(topic, 5): LATEST}, timeout_s=0.5)
+        # one that appears meanwhile is found
+        asked = asyncio.create_task(list_offsets(client, {TopicPartition(topic, 1): LATEST}))
+        await asyncio.to_thread(kafka_cluster.add_partitions, topic, 2)
+        assert (await asked)[TopicPartition(topic, 1)].offset == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.deadline(240)

@@ -26,6 +26,7 @@ from allocator.record import Record
 from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.types import TopicPartition
+from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
 
@@ -119,6 +120,23 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     assert [positions.target(row[0]) for row in kept] == [row[0] for row in after]
     assert len(positions) == 2
     await asyncio.to_thread(new.delete_topic, topic)
+
+
+async def test_a_chroot_that_is_not_there_is_refused_and_not_made(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """With a mistyped chroot two processes would each be alone, and mirror every record twice."""
+    topic = await asyncio.to_thread(topic_factory, cluster=old)
+    with pytest.raises(ConfigError, match=f"/{group}.* Correct --zookeeper, or start once with --create"):
+        await Mirror(settings(old, new, group, topics=[topic], create=False)).run(until_caught_up=True)
+    root = ZooKeeper(str(old.zookeeper))
+    await root.connect()
+    assert not await root.exists(f"/{group}")
+    await root.close()
+    async with KafkaClient(new.bootstrap) as client:
+        client.follow([topic])
+        await client.refresh()
+        assert client.partitions(topic) is None
 
 
 def _transactions(bootstrap: str, topic: str) -> None:

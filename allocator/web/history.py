@@ -53,6 +53,20 @@ class Rebalance:
     """How long each member that had to release something took, by its name."""
     names: dict[str, str] = field(default_factory=dict)
     """How the members that `moves` names are called."""
+    stood: dict[TopicPartition, float] = field(default_factory=dict)
+    """Seconds from the release of each moved partition until its new owner claimed it."""
+    unnoticed: dict[TopicPartition, float] = field(default_factory=dict)
+    """Before that: up to so many seconds from the crash of the former owner until ZooKeeper noticed it."""
+
+    @property
+    def id(self) -> int:
+        """Its start in milliseconds: unique in a group, and the same after a restart of the server."""
+        return round(1000 * self.began)
+
+    @property
+    def longest_s(self) -> Optional[float]:
+        """The longest time that a moved partition had no owner, counted from the fault; None if none was seen."""
+        return max((s + self.unnoticed.get(p, 0.0) for p, s in self.stood.items()), default=None)
 
     @property
     def took_s(self) -> Optional[float]:
@@ -63,12 +77,15 @@ class Rebalance:
         between = Counter(
             (self.names.get(a or "", a) or None, self.names.get(b or "", b) or None) for a, b in self.moves.values()
         )
+        longest = self.longest_s
         return {
+            "id": self.id,
             "generation": self.generation,
             "began": round(self.began, 3),
             "ended": None if self.ended is None else round(self.ended, 3),
             "took_s": None if self.took_s is None else round(self.took_s, 3),
             "unnoticed_s": self.unnoticed_s,
+            "longest_s": None if longest is None else round(longest, 3),
             "superseded": self.superseded,
             "why": self.why,
             "strategy": self.strategy,
@@ -80,6 +97,36 @@ class Rebalance:
             ],
             "between": [{"from": a, "to": b, "partitions": n} for (a, b), n in between.most_common(2 * NAMED)],
         }
+
+    def moves_to_json(self) -> dict[str, Any]:
+        """Every move: for each topic parallel lists, with the members by their index in `members`."""
+        called = {member: self.names.get(member, member) for pair in self.moves.values() for member in pair if member}
+        index = {member: number for number, member in enumerate(sorted(called, key=lambda each: called[each]))}
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in sorted(self.moves):
+            by_topic.setdefault(partition.topic, []).append(partition)
+
+        def of(member: Optional[str]) -> int:
+            return -1 if member is None else index[member]
+
+        return {
+            "members": [{"id": member, "name": called[member]} for member in index],
+            "topics": [
+                {
+                    "topic": topic,
+                    "partitions": [p.partition for p in parts],
+                    "from": [of(self.moves[p][0]) for p in parts],
+                    "to": [of(self.moves[p][1]) for p in parts],
+                    "stood_s": [_rounded(self.stood.get(p)) for p in parts],
+                    "unnoticed_s": [_rounded(self.unnoticed.get(p)) for p in parts],
+                }
+                for topic, parts in by_topic.items()
+            ],
+        }
+
+
+def _rounded(value: Optional[float]) -> Optional[float]:
+    return None if value is None else round(value, 3)
 
 
 class History:
@@ -106,6 +153,10 @@ class History:
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
         self._crashed: set[str] = set()
+        self._last: Optional[GroupState] = None
+        """The state of the last observation."""
+        self._released: dict[TopicPartition, float] = {}
+        """When each partition that has no owner lost it."""
 
     @property
     def open(self) -> Optional[Rebalance]:
@@ -126,6 +177,7 @@ class History:
         self._crashed |= news.crashed
         self._names.update((member, state.name_of(member)) for member in state.members)
         before = self._settled
+        last, self._last = self._last, state
         if before is None:
             self._settled = state
             if not settled(state):
@@ -148,8 +200,26 @@ class History:
             current = self._open
             happened = True
         if current is not None:
+            if last is not None:
+                self._time_claims(current, last, state, now if news.at is None else news.at)
             happened |= self._follow(current, before, state, now)
         return happened
+
+    def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
+        """Notes which partitions lost their owner or got one between two observations."""
+        was, now = last.owners, state.owners
+        if was == now:
+            return
+        for partition, member in was.items():
+            if now.get(partition) != member:
+                self._released.setdefault(partition, at)
+                info = last.members.get(member)
+                if member in self._crashed and info is not None and info.session_timeout_s is not None:
+                    current.unnoticed[partition] = info.session_timeout_s
+        for partition, member in now.items():
+            if was.get(partition) != member and partition in self._released:
+                stood = max(0.0, at - self._released.pop(partition))
+                current.stood[partition] = current.stood.get(partition, 0.0) + stood
 
     def _begin(self, state: GroupState, at: float, why: list[str], old: Owners, timed: bool) -> None:
         self._open = Rebalance(state.generation, at, why, timed=timed)
@@ -192,6 +262,9 @@ class History:
 
     def _finish(self, rebalance: Rebalance) -> None:
         self._open = None
+        for times in (rebalance.stood, rebalance.unnoticed):
+            for partition in [partition for partition in times if partition not in rebalance.moves]:
+                del times[partition]
         self.moved += len(rebalance.moves)
         self.unnoticed_s += rebalance.unnoticed_s or 0.0
         if rebalance.took_s is not None:
@@ -307,6 +380,8 @@ class Point:
     """How fast committed offsets grow, which is what is seen of consuming from outside."""
     commits: Optional[float] = None
     """Partitions whose committed offset changed, a second: at least so many commits there were."""
+    lag_s: Optional[float] = None
+    """For how long the oldest record that is not committed has waited."""
 
 
 class Series:
@@ -322,12 +397,19 @@ class Series:
         if self.points and self.points[-1] != Point(self.points[-1].at, None):
             self.points.append(Point(now, None))
 
-    def add(self, logs: Logs, lag: Optional[int], now: float, read: Collection[TopicPartition] = ()) -> None:
+    def add(
+        self,
+        logs: Logs,
+        lag: Optional[int],
+        now: float,
+        read: Collection[TopicPartition] = (),
+        lag_s: Optional[float] = None,
+    ) -> None:
         """What Kafka answered at a time. `lag`: of the group, None if unknown. `read`: what the group reads."""
         if not logs.end and not logs.committed:
             self.unknown(now)
             return
-        point = Point(now, lag)
+        point = Point(now, lag, lag_s=lag_s)
         before = self._logs
         if before is not None and self.points and now > self.points[-1].at:
             s = now - self.points[-1].at
@@ -341,6 +423,7 @@ class Series:
                 produced / s if whole else None,
                 sum(max(0, b - a) for b, a in both) / s,
                 sum(b != a for b, a in both) / s,
+                lag_s,
             )
         self.points.append(point)
         self._logs = logs

@@ -46,16 +46,69 @@ FIGURES: dict[str, Schema] = {
     "partitions": COUNT,
     "unowned": COUNT,
     "lag": _maybe(COUNT),
+    "lag_s": {**_maybe(REAL), "description": "For how long the oldest record that is not committed has waited."},
+    "lag_least_s": {**_maybe(REAL), "description": "If `lag_s` is unknown: at least so long."},
+    "produced": {**_maybe(REAL), "description": "Written records per second."},
+    "consumed": {**_maybe(REAL), "description": "Committed records per second."},
+    "measured_at": {**_maybe(REAL), "description": "When Kafka last answered."},
+    "last_rebalance": _maybe(
+        _object(id=WHOLE, began=REAL, ended=_maybe(REAL), took_s=_maybe(REAL), moved=COUNT),
+    ),
     "problems": COUNT,
+}
+MOVES: dict[str, Schema] = {
+    "members": _list(_object(id=TEXT, name=TEXT)),
+    "topics": _list(
+        _object(
+            topic=TEXT,
+            partitions=_list(COUNT),
+            **{"from": {**_list(WHOLE), "description": "Index in `members`; -1: no owner."}, "to": _list(WHOLE)},
+            stood_s={**_list(_maybe(REAL)), "description": "From the release until the next claim."},
+            unnoticed_s={**_list(_maybe(REAL)), "description": "Before that: at most so long after a crash."},
+        )
+    ),
+}
+REBALANCE: dict[str, Schema] = {
+    "id": {**WHOLE, "description": "Names it in the group."},
+    "generation": COUNT,
+    "began": {**REAL, "description": "Epoch seconds, as is every time here."},
+    "ended": _maybe(REAL),
+    "took_s": {**_maybe(REAL), "description": "From the first event; null during the rebalance or if unknown."},
+    "unnoticed_s": {
+        **_maybe(REAL),
+        "description": (
+            "About the longest time that partitions of crashed members had no reader before; null if unknown."
+        ),
+    },
+    "longest_s": {
+        **_maybe(REAL),
+        "description": "The longest time that a moved partition had no owner, counted from the fault.",
+    },
+    "superseded": YES,
+    "why": _list(TEXT),
+    "strategy": TEXT,
+    "moved": COUNT,
+    "total": COUNT,
+    "waited_for": _list(_object(member=TEXT, s=REAL)),
+    "between": _list(_object(**{"from": _maybe(TEXT), "to": _maybe(TEXT), "partitions": COUNT})),
 }
 
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_object(message=TEXT, retriable=YES)),
     "Health": _object(ok=YES, problems=_list(TEXT)),
-    "Summary": _object(**FIGURES, members=COUNT),
-    "Overview": _object(ready=YES, read_only=YES, groups=_list(_ref("Summary")), problems=_list(TEXT)),
+    "Summary": _object(**FIGURES, members=COUNT, findings=_object(critical=COUNT, warning=COUNT, info=COUNT)),
+    "Cluster": _object(
+        cluster=TEXT,
+        ok=YES,
+        as_of={**_maybe(REAL), "description": "Time of its newest data; null: current, or none yet."},
+        away_since=_maybe(REAL),
+        why=_maybe(TEXT),
+    ),
+    "Overview": _object(
+        ready=YES, read_only=YES, clusters=_list(_ref("Cluster")), groups=_list(_ref("Summary")), problems=_list(TEXT)
+    ),
     "Member": _object(
-        *("rack", "weight", "topics", "pattern", "strategies", "refused", "releasing"),
+        *("joined", "session_timeout_s", "rack", "weight", "topics", "pattern", "strategies", "refused", "releasing"),
         id=TEXT,
         name={**TEXT, "description": "Client id, host, process id and a short id: how the member is shown."},
         client_id=TEXT,
@@ -63,6 +116,8 @@ SCHEMAS: dict[str, Schema] = {
         pid=_maybe(COUNT),
         rack=_maybe(TEXT),
         weight=REAL,
+        joined={**_maybe(REAL), "description": "By the clock of ZooKeeper."},
+        session_timeout_s=_maybe(REAL),
         topics=_list(TEXT),
         pattern=_maybe(TEXT),
         strategies=_list(TEXT),
@@ -92,26 +147,16 @@ SCHEMAS: dict[str, Schema] = {
         do=TEXT,
         command=_maybe(TEXT),
     ),
-    "Rebalance": _object(
-        generation=COUNT,
-        began={**REAL, "description": "Epoch seconds, as is every time here."},
-        ended=_maybe(REAL),
-        took_s={**_maybe(REAL), "description": "From the first event; null during the rebalance or if unknown."},
-        unnoticed_s={
-            **_maybe(REAL),
-            "description": (
-                "About the longest time that partitions of crashed members had no reader before; null if unknown."
-            ),
-        },
-        superseded=YES,
-        why=_list(TEXT),
-        strategy=TEXT,
-        moved=COUNT,
-        total=COUNT,
-        waited_for=_list(_object(member=TEXT, s=REAL)),
-        between=_list(_object(**{"from": _maybe(TEXT), "to": _maybe(TEXT), "partitions": COUNT})),
+    "Rebalance": _object(**REBALANCE),
+    "RebalanceMoves": _object(**REBALANCE, **MOVES),
+    "Point": _object(
+        at=REAL,
+        lag=_maybe(COUNT),
+        produced=_maybe(REAL),
+        consumed=_maybe(REAL),
+        commits=_maybe(REAL),
+        lag_s=_maybe(REAL),
     ),
-    "Point": _object(at=REAL, lag=_maybe(COUNT), produced=_maybe(REAL), consumed=_maybe(REAL), commits=_maybe(REAL)),
     "Group": _object(
         **FIGURES,
         members=_list(_ref("Member")),
@@ -139,6 +184,20 @@ SCHEMAS: dict[str, Schema] = {
             )
         )
     ),
+    "Offsets": _object(
+        as_of=_maybe(REAL),
+        topics=_map(
+            _object(
+                committed=_list(_maybe(COUNT)),
+                start=_list(_maybe(COUNT)),
+                end=_list(_maybe(COUNT)),
+                lag=_list(_maybe(COUNT)),
+                lag_s=_list(_maybe(REAL)),
+                rate=_list(_maybe(REAL)),
+                committed_at={**_list(_maybe(REAL)), "description": "When the offset was seen to change last."},
+            )
+        ),
+    ),
     "Asked": _object(group=TEXT, asked=YES),
     "Paused": _object(group=TEXT, paused=YES),
     "Reset": _object(
@@ -159,6 +218,8 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 GROUP = {"name": "group", "in": "path", "required": True, "schema": TEXT}
+
+REBALANCE_ID = {"name": "id", "in": "path", "required": True, "schema": COUNT}
 
 
 def _answer(what: str, schema: str) -> Schema:
@@ -213,6 +274,10 @@ def describe_api() -> dict[str, Any]:
             "/api/groups": _get("All groups", "Overview"),
             "/api/groups/{group}": _get("One group", "Group", GROUP),
             "/api/groups/{group}/partitions": _get("Offsets and owner of each partition", "Partitions", GROUP),
+            "/api/groups/{group}/offsets": _get("Offsets, lag and rates, as columns for each topic", "Offsets", GROUP),
+            "/api/groups/{group}/rebalances/{id}": _get(
+                "One rebalance with all its moves", "RebalanceMoves", GROUP, REBALANCE_ID
+            ),
             "/api/groups/{group}/rebalance": _post("Have the leader compute the assignment anew", "Asked"),
             "/api/groups/{group}/pause": _post("Have members that follow the group's setting leave", "Paused"),
             "/api/groups/{group}/resume": _post("Have them join again", "Paused"),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +197,25 @@ class Partitions(PageHandler):
         self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
 
 
+class Offsets(PageHandler):
+    async def get(self, name: str) -> None:
+        async with self.watching():
+            group = self.group(name)
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(snapshot.encoded(group, "offsets"))
+
+
+class OneRebalance(PageHandler):
+    async def get(self, name: str, number: str) -> None:
+        async with self.watching():
+            found = snapshot.rebalance(self.group(name), int(number))
+        if found is None:
+            raise Refused(
+                404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids"
+            )
+        self.answer(found)
+
+
 class Description(PageHandler):
     def get(self) -> None:
         self.answer(describe_api())
@@ -272,6 +292,7 @@ class Events(PageHandler):
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("X-Accel-Buffering", "no")
         self.write("retry: 2000\n\n")
+        self._event("clock", snapshot.encode({"now": round(time.time(), 3)}))
         self._news = watcher.subscribe()
         Events.viewers += 1
         try:
@@ -329,6 +350,8 @@ def application(site: Site) -> web.Application:
         ("/api/groups", Overview, {"site": site}),
         (group, Detail, {"site": site}),
         (f"{group}/partitions", Partitions, {"site": site}),
+        (f"{group}/offsets", Offsets, {"site": site}),
+        (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
         (f"{group}/(.+)", Act, {"site": site}),
         ("/api/events", Events, {"site": site}),
         ("/api/openapi.json", Description, {"site": site}),

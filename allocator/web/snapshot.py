@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -10,7 +11,21 @@ from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = ["PARTS", "detail", "encode", "encoded", "figures", "findings", "lags", "overview", "rebalances", "series"]
+__all__ = [
+    "PARTS",
+    "clusters",
+    "detail",
+    "encode",
+    "encoded",
+    "figures",
+    "findings",
+    "lags",
+    "offsets",
+    "overview",
+    "rebalance",
+    "rebalances",
+    "series",
+]
 
 FINDINGS = 100  # shown
 SUBSCRIBED = 20  # topics named of a member
@@ -21,14 +36,33 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
     return {
         "ready": watcher.ready,
         "read_only": read_only,
+        "clusters": clusters(watcher),
         "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
         "problems": [f"{what} does not answer: {why}" for what, why in sorted(watcher.problems.items())],
     }
 
 
+def clusters(watcher: Watcher) -> list[dict[str, Any]]:
+    """What the page shows comes from these: whether each answers, and of when its newest data is."""
+    return [
+        {
+            "cluster": name,
+            "ok": name not in watcher.problems and (name in watcher.answered_at),
+            "as_of": _rounded(None if name == "zookeeper" and watcher.ready else watcher.answered_at.get(name)),
+            "away_since": _rounded(watcher.away_since.get(name)),
+            "why": watcher.problems.get(name),
+        }
+        for name in sorted({*watcher.clusters, *watcher.problems})
+    ]
+
+
 def figures(group: WatchedGroup) -> dict[str, Any]:
+    """One line for a group; null is unknown. Times are epoch seconds."""
     report = group.report
     state = report.state
+    last = group.history.last
+    point = group.series.points[-1] if group.series.points else None
+    severities = Counter(str(finding.severity) for finding in group.problems)
     return {
         "group": group.name,
         "phase": report.phase,
@@ -38,8 +72,27 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
         "lag": lag_of(group),
+        "lag_s": _rounded(group.age.s, 1),
+        "lag_least_s": _rounded(group.age.least_s, 1),
+        "produced": _rounded(None if point is None else point.produced),
+        "consumed": _rounded(None if point is None else point.consumed),
+        "measured_at": _rounded(group.measured_at),
+        "last_rebalance": None
+        if last is None
+        else {
+            "id": last.id,
+            "began": round(last.began, 3),
+            "ended": _rounded(last.ended),
+            "took_s": _rounded(last.took_s),
+            "moved": len(last.moves),
+        },
         "problems": group.wrong,
+        "findings": {severity: severities[severity] for severity in ("critical", "warning", "info")},
     }
+
+
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def lag_of(group: WatchedGroup) -> int | None:
@@ -70,7 +123,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
     unowned = set(report.unowned)
     read = {partition.topic for partition in report.current}
     return {
-        **figures(group),
+        **{key: value for key, value in figures(group).items() if key != "findings"},
         "leader": state.leader,
         "strategy": document.strategy if document is not None else None,
         "revision": document.revision if document is not None else 0,
@@ -109,6 +162,8 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
         pid=info.pid,
         rack=info.rack,
         weight=info.weight,
+        joined=_rounded(group.joined.get(member)),
+        session_timeout_s=info.session_timeout_s,
         topics=sorted(info.topics)[:SUBSCRIBED],
         pattern=info.pattern,
         strategies=list(info.strategies),
@@ -125,10 +180,45 @@ def lags(group: WatchedGroup) -> dict[str, Any]:
     """Parallel to the partitions of `detail`; null where it is not known."""
     report = group.report
     by_topic: dict[str, list[int | None]] = {}
+    ages: dict[str, list[float | None]] = {}
     for partition in report.partitions:
         by_topic.setdefault(partition.topic, []).append(report.logs.lag(partition))
+        ages.setdefault(partition.topic, []).append(_rounded(group.offsets.age(partition, report.logs).s, 1))
     held = {m: report.logs.lag_of(claim.held).total for m, claim in report.state.claims.items()}
-    return {"lag": lag_of(group), "topics": by_topic, "members": held}
+    return {
+        "lag": lag_of(group),
+        "topics": by_topic,
+        "ages": ages,
+        "members": held,
+        "as_of": _rounded(group.measured_at),
+    }
+
+
+def offsets(group: WatchedGroup) -> dict[str, Any]:
+    """For each topic columns, parallel to the partitions of `detail`; null where it is not known."""
+    report, logs = group.report, group.report.logs
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for partition in report.partitions:
+        by_topic.setdefault(partition.topic, []).append(partition)
+
+    def committed(partition: TopicPartition) -> int | None:
+        return logs.committed[partition].offset if partition in logs.committed else None
+
+    return {
+        "as_of": _rounded(group.measured_at),
+        "topics": {
+            topic: {
+                "committed": [committed(p) for p in parts],
+                "start": [logs.start.get(p) for p in parts],
+                "end": [logs.end.get(p) for p in parts],
+                "lag": [logs.lag(p) for p in parts],
+                "lag_s": [_rounded(group.offsets.age(p, logs).s, 1) for p in parts],
+                "rate": [_rounded(group.offsets.rate(p), 2) for p in parts],
+                "committed_at": [_rounded(group.offsets.committed_at(p)) for p in parts],
+            }
+            for topic, parts in by_topic.items()
+        },
+    }
 
 
 def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
@@ -143,6 +233,12 @@ def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
 def rebalances(group: WatchedGroup) -> list[dict[str, Any]]:
     """The newest first."""
     return [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
+
+
+def rebalance(group: WatchedGroup, number: int) -> dict[str, Any] | None:
+    """One rebalance with all its moves, None if it is not known."""
+    found = next((each for each in group.history.rebalances if each.id == number), None)
+    return None if found is None else {**found.to_json(), **found.moves_to_json()}
 
 
 def findings(group: WatchedGroup) -> list[dict[str, Any]]:
@@ -172,11 +268,13 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "rebalances": (rebalances, ("history",)),
     "findings": (findings, ("state", "lag", "findings")),
 }
+# what is sent on request alone, with the parts that it depends on
+ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}
 
 
 def encoded(group: WatchedGroup, part: str) -> str:
-    """One of PARTS as JSON, made once for all who look."""
-    make, depends = PARTS[part]
+    """One of PARTS or ON_REQUEST as JSON, made once for all viewers."""
+    make, depends = PARTS[part] if part in PARTS else ON_REQUEST[part]
     version = tuple(group.version[what] for what in depends)
     if part not in group.cache or group.cache[part][0] != version:
         group.cache[part] = version, encode(make(group))

@@ -31,6 +31,7 @@ from allocator.names import GROUP_NAME
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.history import History, News, Series
+from allocator.web.offset_history import Age, OffsetHistory, oldest
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
 __all__ = ["ClusterAccess", "DoctorTrends", "WatchedGroup", "Watcher"]
@@ -73,6 +74,13 @@ class WatchedGroup:
         self.report = GroupReport(GroupState(name, {}, {}, None))
         self.history = History()
         self.series = Series()
+        self.offsets = OffsetHistory()
+        self.age = Age(None)
+        """The age of the lag."""
+        self.measured_at: Optional[float] = None
+        """When Kafka last answered."""
+        self.joined: dict[str, float] = {}
+        """When each member joined, by the clock of ZooKeeper."""
         self.paused = False
         """Whether its members are told to leave (`ClusterChoice.frozen`)."""
         self.seen = False
@@ -118,12 +126,16 @@ class WatchedGroup:
         if existing != self.report.subscribed:
             self.version["state"] += 1
         self.report = GroupReport(self.report.state, logs, existing)
-        self.series.add(logs, self.report.lag.total, now, self.report.current)
+        self.offsets.add(logs, now)
+        self.age = oldest(self.offsets.age(partition, logs) for partition in self.report.current)
+        self.series.add(logs, self.report.lag.total, now, self.report.current, self.age.s)
+        self.measured_at = now
         self.version["lag"] += 1
 
     def unmeasured(self, now: float) -> None:
         """Caller: the poll of Kafka, if it fails: old offsets must not look current."""
         self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
+        self.age = Age(None)
         self.series.unknown(now)
         self.version["lag"] += 1
 
@@ -198,6 +210,7 @@ class GroupWatch:
         for name in set(self._claims).difference(claiming):
             await self._notice_end(name)
         self._infos = {name: self._infos[name] for name in ours if name in self._infos}
+        self._group.joined = {name: at for name, at in self._group.joined.items() if name in self._infos}
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
         self._budget.keep(map(self._store.paths.claim, claiming))
         self._watched = {name: self._watched[name] for name in claiming if name in self._watched}
@@ -223,8 +236,10 @@ class GroupWatch:
         except InvalidZnode as error:
             problems.append(str(error))
             return
-        if info is not None:
+        stat = await self._store.zk.exists(self._store.paths.member(name))
+        if info is not None and stat is not None:
             self._infos[name] = info
+            self._group.joined[name] = stat.created_ms / 1000
 
     async def _read_claim(self, name: str, problems: list[str]) -> None:
         watched = self._watched.get(name)
@@ -280,6 +295,10 @@ class Watcher:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
         """What fails now: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
+        self.away_since: dict[str, float] = {}
+        """When each of `problems` began."""
+        self.answered_at: dict[str, float] = {}
+        """When each cluster was last known to answer."""
         self.ready = False
         """Whether the groups have been read, and ZooKeeper answers."""
         self._access = access
@@ -307,6 +326,22 @@ class Watcher:
         for event in self._waiters:
             event.set()
 
+    def _answered(self, what: str) -> None:
+        self.problems.pop(what, None)
+        self.away_since.pop(what, None)
+        self.answered_at[what] = time.time()
+
+    def _outdated(self) -> None:
+        if self.ready:
+            self.answered_at["zookeeper"] = time.time()
+        self.ready = False
+
+    def as_of(self, cluster: str, now: float) -> Optional[float]:
+        """The time of the newest state of a cluster; None before the first one. ZooKeeper's watches keep it current."""
+        if cluster == "zookeeper" and self.ready:
+            return now
+        return self.answered_at.get(cluster)
+
     def note(self, name: str, findings: list[Finding]) -> None:
         """Replaces the findings of the process itself about a group."""
         group = self.groups.get(name)
@@ -319,6 +354,8 @@ class Watcher:
         """Drops a state that is so old that later rebalances would get wrong times."""
         self.groups.clear()
         self.problems.clear()
+        self.away_since.clear()
+        self.answered_at.clear()
         self.ready = False
 
     async def until_ready(self, timeout_s: float) -> None:
@@ -340,7 +377,8 @@ class Watcher:
     def fail(self, error: BaseException) -> None:
         """Records why the watcher ended. Caller: the owner of `run`."""
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
-        self.ready = False
+        self.away_since = {"watcher": time.time()}
+        self._outdated()
         self._changed()
 
     async def run(self) -> None:
@@ -364,8 +402,9 @@ class Watcher:
                 if self.problems.get(what) != why:
                     log.warning("%s", why, exc_info=None if known else error)
                 self.problems[what] = why
+                self.away_since.setdefault(what, time.time())
                 if what == "zookeeper":
-                    self.ready = False
+                    self._outdated()
                 elif what == "kafka":
                     for group in self.groups.values():
                         group.unmeasured(time.time())
@@ -390,7 +429,7 @@ class Watcher:
         while True:
             poked.clear()
             names = [name for name in await listed.get() if self._only in (None, name)]
-            self.problems.pop("zookeeper", None)
+            self._answered("zookeeper")
             for name in names:
                 if name not in watched or watched[name].done():
                     group = self.groups.setdefault(name, WatchedGroup(name))
@@ -415,7 +454,7 @@ class Watcher:
                     for group in list(self.groups.values()):
                         if group.seen:
                             await self._measure(client, group)
-                    self.problems.pop("kafka", None)
+                    self._answered("kafka")
                     self._changed()
                     took = time.monotonic() - began
                     await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
@@ -449,7 +488,8 @@ class Watcher:
                 group.judge(trends.judge(now), version)
                 self._changed()
             self._trends = {name: trends for name, trends in self._trends.items() if name in self.groups}
-            if self.problems.pop("doctor", None) is not None:
+            if "doctor" in self.problems:
+                self._answered("doctor")
                 self._changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 

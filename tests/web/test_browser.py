@@ -1,4 +1,4 @@
-"""The page in a real browser, over a real ZooKeeper."""
+"""The page in a real browser, over a real ZooKeeper or over groups that were made in memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from made_groups import watcher_of
+from prometheus_client import CollectorRegistry
 from served import TOKEN, served
-from written_group import WrittenGroup, dealt, member_id, parts
+from written_group import WrittenGroup, member_id, parts
 
 from allocator.testing.waiting import wait_until
 from allocator.types import TopicPartition
+from allocator.web.guard import Guard
+from allocator.web.server import Site, serve
 from allocator.zookeeper.client import ConnectionLost, ZooKeeper
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -26,6 +32,17 @@ pytestmark = [
 ]
 
 PATIENCE_S = 60.0
+AXE = Path(__file__).with_name("vendor") / "axe.min.js"
+DOWN, UP, RIGHT, HOME, END, PAGE_UP, PAGE_DOWN, ENTER = [
+    "\ue015",
+    "\ue013",
+    "\ue014",
+    "\ue011",
+    "\ue010",
+    "\ue00e",
+    "\ue00f",
+    "\ue007",
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +85,24 @@ class Page:
         for key in keys:
             self.driver.switch_to.active_element.send_keys(key)
 
+    def go(self, hash_: str) -> None:
+        """Shows another view of the page that is open."""
+        self.run(f"location.hash = {hash_!r}")
+
+    def focused(self) -> str:
+        return str(self.run("return document.activeElement?.innerText ?? ''"))
+
+    def violations(self) -> list[str]:
+        """What axe-core finds against the rules for people with disabilities."""
+        if not self.run("return 'axe' in window"):
+            self.run(AXE.read_text())
+        found = self.driver.execute_async_script(
+            "const done = arguments[0]; axe.run(document).then((all) => done([all.passes.length, all.violations.map("
+            "(each) => `${each.id}: ${each.nodes.map((node) => node.target.join(' ')).join(', ')}`)]))"
+        )
+        assert found[0] > 10, "axe did not run"
+        return list(found[1])
+
     def complaints(self) -> list[str]:
         """What the browser says of scripts, of the policy, of what could not be loaded."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -89,20 +124,22 @@ async def written(zookeeper: str, name: str, *topics: str) -> AsyncIterator[Writ
 
 async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
-    async with written(zk_chroot, "orders & <co>", "t") as group, served(zk_chroot) as it:
+    name = "orders & <co>"
+    async with written(zk_chroot, name, "t") as group, served(zk_chroot) as it:
         a, b = await group.join(0, 1)
         held = {a: frozenset(parts(t=8)[:4]), b: frozenset(parts(t=8)[4:])}
         await group.assign(held)
         await group.claim(held)
-        await it.settled("orders & <co>", 1)
+        await it.settled(name, 1)
 
         def look() -> None:
             page.open(it.url)
-            page.sees("#name", "orders & <co>")
+            page.sees("#groups", name)
+            page.run("window.loadedOnce = true; document.querySelector('#groups tbody a').click()")
+            page.sees("#name", name)
             page.sees("#phase", "stable")
             page.sees("#link", "live")
             page.sees("#members", "worker-01")
-            page.run("window.loadedOnce = true")
 
         await by_person(look)
         (c,) = await group.join(2)
@@ -118,8 +155,17 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
         def look_again() -> None:
             page.sees("#phase", "stable")
             page.sees("#legend", "2 moved")
+            page.go(f"#/group/{quote(name)}/rebalances")
             page.sees("#history", "joined: worker-02@node-2#2")
             page.sees("#history", "worker-00@node-0#0 → worker-02@node-2#2 2")
+            page.run("document.querySelector('#history tbody a').click()")
+            page.sees(".flow", "worker-02@node-2#2 2")
+            page.sees("#moves", "t:1")
+            page.go(f"#/group/{quote(name)}/member/{c}")
+            page.sees("h2", "worker-02@node-2#2")
+            page.sees("#shares", "2 from worker-00@node-0#0")
+            page.sees("#partitions", "t:0")
+            page.sees(".facts", "worker-02")
             assert page.run("return window.loadedOnce === true")
             assert page.complaints() == []
 
@@ -136,23 +182,34 @@ async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser
         await it.settled("g", 1)
 
         def look() -> None:
-            page.open(it.url)
+            page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             page.sees("#link", "live")
-            page.run("document.querySelector('#groups a').focus(); window.link = document.activeElement")
+            page.sees("#as-of", "owners as of")
+            page.run("document.querySelector('#members tbody a').focus()")
 
         await by_person(look)
+        await group.join(1)
+        await by_person(page.sees, "#members", "worker-01")
         it.watcher.fail(ConnectionLost("ZooKeeper does not answer"))
 
         def look_again() -> None:
             page.sees("#link", "a cluster does not answer")
-            page.sees("#phase", "stable when ZooKeeper last answered")
-            assert "good" not in page.run("return document.querySelector('#phase').className")
-            assert page.run("return window.link !== document.querySelector('#groups a')"), "the list was not drawn anew"
-            assert page.run("return document.activeElement === document.querySelector('#groups a')")
+            page.sees("#phase", "when ZooKeeper last answered")
+            page.sees("#wrong", "does not answer since")
+            assert "good" not in page.run("return document.querySelector('#phase .badge').className")
+            assert page.run("return document.body.classList.contains('old-zookeeper')"), "old data is grey"
+            assert "worker-00" in page.focused()
+            assert page.violations() == []
             assert page.complaints() == []
 
         await by_person(look_again)
+
+    def without_a_server() -> None:
+        page.sees("#link", "no connection")
+        page.sees("#wrong", "Everything below is as of")
+
+    await by_person(without_a_server)
 
 
 async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_chroot: str) -> None:
@@ -164,54 +221,154 @@ async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_
         await group.claim(held)
 
         def walk() -> None:
-            page.open(it.url)
+            page.open(f"{it.url}/#g")  # as older versions wrote it
             page.sees("#members", "worker-00")
             page.run("document.getElementById('grids').focus()")
-            page.press("\ue014")  # right
+            page.press(RIGHT)
             page.sees("#cell", "t 0 · owned by A worker-00@node-0#0")
-            page.press("\ue014", "\ue014", "\ue014")
+            page.press(RIGHT, RIGHT, RIGHT)
             page.sees("#cell", "u 0")
-            page.press("\ue010")  # end
+            page.press(END)
             page.sees("#cell", "u 1 · goes to A worker-00")
-            page.press("\ue00e", "\ue011")  # page up, home
+            page.press(PAGE_UP, HOME)
             page.sees("#cell", "t 0")
-            page.run("document.querySelector('#members button').focus()")
-            page.press(" ")
-            wait_until(lambda: page.run("return document.querySelector('#members button').ariaPressed") == "true", 30)
+            page.run("document.querySelector('#members tbody a').focus()")
+            page.press(ENTER)
+            page.sees("h2", "worker-00@node-0#0")
+            assert "worker-00" in page.focused(), "the focus follows to the new view"
+            page.run("document.querySelector('#partitions').parentElement.focus()")
+            page.press(DOWN)
+            assert page.focused() == "t:0"
+            page.press(DOWN, DOWN, UP)
+            assert page.focused() == "t:1"
+            page.press(END)
+            assert page.focused() == "u:1"
             assert page.complaints() == []
 
         await by_person(walk)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
-async def test_ten_thousand_partitions_of_a_hundred_members_fit_the_page(
-    browser: Any, zk_chroot: str, width: int, dark: bool
-) -> None:
-    page = Page(browser)
-    async with written(zk_chroot, "large", "t", "u") as group, served(zk_chroot) as it:
-        members = await group.join(*range(100))
-        held = dealt(parts(t=6000, u=4000), members)
-        await group.assign(held)
-        await group.claim(held)
-        await it.settled("large", 1)
+@contextlib.asynccontextmanager
+async def made(groups: int = 50) -> AsyncIterator[str]:
+    """The URL of a page over groups that were made in memory."""
+    site = Site(
+        Guard.make(token=TOKEN), CollectorRegistry(), watcher=watcher_of(groups), actions={"rebalance": _nothing}
+    )
+    async with serve(site) as port:
+        yield f"http://127.0.0.1:{port}"
 
-        def look() -> None:
-            page.open(f"{it.url}/#large", width, dark=dark)
-            page.sees("#figures", "10\u202f000")
-            page.sees("#members", "worker-99")
+
+async def _nothing(group: str, given: Any) -> dict[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (800, True), (390, True)])
+async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any, width: int, dark: bool) -> None:
+    """50 groups, one of 100 members and 10,000 partitions."""
+    page = Page(browser)
+    async with made() as url:
+
+        def fits() -> None:
             assert page.run("return document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
+            assert page.violations() == []
+
+        def walk() -> None:
+            page.open(f"{url}/#/?sort=-lag", width, dark=dark)
+            page.sees("h2 + p", "50 groups")
+            wait_until(lambda: page.text("#groups tbody a") == "billing", 30)
+            assert page.run("return document.querySelector('th[aria-sort] button')?.innerText") == "lag" or width < 500
+            fits()
+            page.run("document.querySelector('input[name=q]').focus()")
+            page.press("team 3")
+            page.sees("h2 + p", "of 50 groups")
+            assert "q=team+3" in page.run("return location.hash")
+            page.go("#/group/billing?colour=age")
+            page.sees("#figures", "10\u202f000")
+            page.sees("#members", "worker-02")
+            page.sees("#legend", "up to 1 min")
             high = page.run("return document.getElementById('grids').getBoundingClientRect().height")
             assert high < 1600, "all of it at a glance"
             # the last cell of the last row is where it is to be
             page.run("document.getElementById('grids').focus()")
-            page.press("\ue00f", "\ue010")
-            page.sees("#cell", "u 3999 · owned by")
-            # nobody shares colour, texture and shade with another
-            looks = page.run(
-                "return [...document.querySelectorAll('#members .swatch')].map((each) => each.toDataURL())"
-            )
-            assert len(set(looks)) == 100
+            page.press(PAGE_DOWN, END)
+            page.sees("#cell", "payments 3999 · owned by")
+            fits()
+            page.go("#/group/billing/partitions?sort=-lag")
+            page.sees("#partitions", "orders:")
+            page.sees(".filters", "10\u202f000 partitions")
+            assert page.run("return document.querySelectorAll('#partitions tbody tr').length") < 200
+            page.run("document.querySelector('#partitions tbody a').focus()")
+            page.press(END)
+            last = page.focused()
+            page.press(HOME, END)
+            assert page.focused() == last != ""
+            fits()
+            rebalances = page.run("return fetch('api/groups/billing').then((answer) => answer.json())")["rebalances"]
+            page.go(f"#/group/billing/rebalance/{rebalances[1]['id']}")
+            page.sees("#moves", "up to 1")
+            page.sees(".figures", "117 of 10\u202f000")
+            fits()
+            page.go("#/group/billing/member/m-0000000000000005-0000000005")
+            page.sees(".facts", "4005")
+            page.sees("#partitions", "orders:")
+            fits()
+            page.go("#/group/billing/topic/payments")
+            page.sees("#readers", "worker-")
+            fits()
             assert page.complaints() == []
+
+        await by_person(walk)
+
+
+async def test_a_hundred_members_look_different_and_scrolling_draws_only_what_is_in_sight(browser: Any) -> None:
+    page = Page(browser)
+    async with made(groups=1) as url:
+
+        def look() -> None:
+            page.open(f"{url}/#/group/billing")
+            page.sees("#members", "worker-02")
+            looks = set()
+            for _ in range(40):
+                looks |= set(
+                    page.run(
+                        "return [...document.querySelectorAll('#members .swatch')].map((each) => each.toDataURL())"
+                    )
+                )
+                page.run("const box = document.querySelector('#members').parentElement; box.scrollTop += 300")
+                page.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            assert len(looks) == 100, "nobody shares colour, texture and shade with another"
+            page.go("#/group/billing/partitions")
+            page.sees("#partitions", "orders:0")
+            page.run("document.querySelector('#partitions').parentElement.scrollTop = 170_000")
+            page.sees("#partitions", "orders:5001")
+            assert page.run("return document.querySelectorAll('#partitions tbody tr').length") < 100
+            assert page.complaints() == []
+
+        await by_person(look)
+
+
+async def test_findings_name_the_remedy_and_notes_can_be_put_away(browser: Any) -> None:
+    page = Page(browser)
+    async with made(groups=4) as url:
+
+        def press(words: str) -> None:
+            page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
+
+        def look() -> None:
+            page.open(f"{url}/#/group/billing")
+            page.sees("#findings", "Start more members")
+            assert page.run("return document.querySelector('#findings li b, #findings .badge').innerText") == "critical"
+            page.sees("#findings summary", "2 notes")
+            assert page.run("return document.querySelector('#findings details').open") is False
+            press("Dismiss")
+            page.sees("#findings", "Show 1 dismissed")
+            assert "session timeout" not in page.text("#findings > ul")
+            assert page.run("return document.activeElement !== document.body"), "the focus is not lost"
+            page.run("location.reload()")
+            page.sees("#findings", "Show 1 dismissed")
+            press("Show 1 dismissed")
+            page.sees("#findings > ul", "session timeout")
+            assert page.run("return JSON.stringify(localStorage)") == "{}"
 
         await by_person(look)
 
@@ -228,7 +385,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
 
         def ask() -> None:
-            page.open(it.url)
+            page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             page.run("document.getElementById('act').click()")
             press("Rebalance")
@@ -260,7 +417,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
         await it.settled("g", 1)
 
         def look() -> None:
-            page.open(it.url)
+            page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             assert page.run("return document.getElementById('act').checkVisibility()") is False
 
@@ -283,9 +440,13 @@ async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chro
         await group.assign({member_id(0): held})
 
         def look() -> None:
-            page.open(it.url)
+            page.open(f"{it.url}/#/group/{quote('<b>g')}")
             page.sees("#members", evil)
             page.sees("#grids", evil)
+            for view in ("partitions", "rebalances", f"topic/{quote(evil, safe='')}", f"member/{member_id(0)}"):
+                page.go(f"#/group/{quote('<b>g')}/{view}")
+                page.sees("#name", "<b>g")
+            page.sees("#partitions", evil)
             assert page.run("return window.harm") is None
             assert page.complaints() == []
 

@@ -1,6 +1,6 @@
 // Changes to a group; the page shows each one before it makes it. The token stays in the memory of this page.
 
-import { element } from "./charts.js";
+import { element } from "./dom.js";
 
 let token = "";
 const dialog = document.getElementById("dialog");

@@ -1,27 +1,7 @@
-// Lines over time and the strip of rebalances, as SVG made here.
+// Lines over time and the strip of rebalances and events, as SVG.
 
-const NS = "http://www.w3.org/2000/svg";
-export const svg = (name, attributes = {}, ...children) => {
-  const node = document.createElementNS(NS, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-};
-export const element = (name, attributes = {}, ...children) => {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) if (value !== undefined) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-};
-
-export const number = (value) => {
-  if (value === null || value === undefined) return "–";
-  if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(value) >= size) return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0).replace(/\.0$/, "")}${unit}`;
-  return String(value);
-};
-export const clock = (at, seconds = true) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined, hour12: false });
-export const span = (s) => (s === null || s === undefined ? "–" : s < 1 ? `${Math.round(s * 1000)} ms` : s < 90 ? `${s.toFixed(s < 10 ? 2 : 0)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+import { element, svg } from "./dom.js";
+import { clock, moment, number, span } from "./format.js";
 
 const nice = (top) => {
   if (top <= 0) return 1;
@@ -31,8 +11,9 @@ const nice = (top) => {
 
 // One chart; `lines` is [{key, label, kind}], kind being "a" or "b"
 export class Chart {
-  constructor(title, lines, unit = "") {
-    this.title = title; this.lines = lines; this.unit = unit; this.points = []; this.events = [];
+  constructor(title, lines, unit = "", words = null) {
+    this.title = title; this.lines = lines; this.points = []; this.events = [];
+    this.words = words ?? ((value) => (value === null || value === undefined ? number(value) : `${number(value)}${unit}`));
     this.caption = element("figcaption", {}, element("b", {}, title));
     this.values = lines.map((line) => {
       const value = element("span", { class: `key ${line.kind}` });
@@ -40,7 +21,15 @@ export class Chart {
       return value;
     });
     this.picture = svg("svg", { role: "img" });
-    this.figure = element("figure", {}, this.caption, this.picture);
+    this.figure = element("figure", { tabindex: "0", "aria-label": `${title}, arrow keys move along the time` }, this.caption, this.picture);
+    this.figure.addEventListener("keydown", (event) => {
+      const last = this.points.length - 1, at = this.chosen ?? last;
+      const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 20, PageDown: at + 20, Home: 0, End: last }[event.key];
+      if (to === undefined && event.key !== "Escape") return;
+      event.preventDefault();
+      this.chosen = to === undefined ? null : Math.max(0, Math.min(last, to)); this.draw();
+    });
+    this.figure.addEventListener("blur", () => { this.chosen = null; this.draw(); });
     this.picture.addEventListener("pointermove", (event) => { this.pointed = event.clientX - this.picture.getBoundingClientRect().left; this.draw(); });
     this.picture.addEventListener("pointerleave", () => { this.pointed = null; this.draw(); });
   }
@@ -61,9 +50,9 @@ export class Chart {
     const y = (value) => height - bottom - (value / high) * (height - top - bottom);
     for (const part of [0, 0.5, 1]) {
       picture.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y(high * part), y2: y(high * part) }));
-      picture.append(svg("text", { x: left - 5, y: y(high * part) + 4, "text-anchor": "end" }, number(high * part)));
+      picture.append(svg("text", { x: left - 5, y: y(high * part) + 4, "text-anchor": "end" }, high < 1 ? high * part : number(high * part)));
     }
-    picture.append(svg("text", { x: left, y: height - 4 }, clock(from)), svg("text", { x: width - right, y: height - 4, "text-anchor": "end" }, clock(to)));
+    picture.append(svg("text", { x: left, y: height - 4 }, moment(from)), svg("text", { x: width - right, y: height - 4, "text-anchor": "end" }, moment(to)));
     for (const at of this.events) if (at >= from && at <= to) picture.append(svg("line", { class: "event", x1: x(at), x2: x(at), y1: top, y2: height - bottom }));
     for (const line of this.lines) {
       let path = "", pen = "M", runs = [], run = [];
@@ -78,7 +67,10 @@ export class Chart {
       picture.append(svg("path", { class: line.kind, d: path || "M0 0" }));
     }
     let chosen = points.at(-1);
-    if (this.pointed !== null && this.pointed !== undefined) {
+    if (this.chosen !== null && this.chosen !== undefined && points[this.chosen]) {
+      chosen = points[this.chosen];
+      picture.append(svg("line", { class: "cursor", x1: x(chosen.at), x2: x(chosen.at), y1: top, y2: height - bottom }));
+    } else if (this.pointed !== null && this.pointed !== undefined) {
       const at = from + ((this.pointed * width / picture.getBoundingClientRect().width - left) / (width - left - right)) * (to - from);
       chosen = points.reduce((best, point) => (Math.abs(point.at - at) < Math.abs(best.at - at) ? point : best));
       picture.append(svg("line", { class: "cursor", x1: x(chosen.at), x2: x(chosen.at), y1: top, y2: height - bottom }));
@@ -86,25 +78,30 @@ export class Chart {
     this.say(chosen);
   }
   say(point) {
-    const when = point && this.pointed ? ` at ${clock(point.at)}` : "";
-    this.lines.forEach((line, at) => { this.values[at].textContent = `${line.label} ${number(point?.[line.key])}${this.unit}${at === this.lines.length - 1 ? when : ""}`; });
+    const when = point && (this.pointed || (this.chosen !== null && this.chosen !== undefined)) ? ` at ${clock(point.at)}` : "";
+    this.lines.forEach((line, at) => { this.values[at].textContent = `${line.label} ${this.words(point?.[line.key])}${at === this.lines.length - 1 ? when : ""}`; });
     this.picture.setAttribute("aria-label", `${this.title}: ${this.values.map((value) => value.textContent).join(", ")}`);
   }
 }
 
-// Rebalances along time: as wide as each took, as high as the root of the share that it moved, so that small moves show
-export const timeline = (box, rebalances, since, now) => {
-  const width = Math.max(240, box.clientWidth), height = 64, bottom = 16;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${rebalances.length} rebalances; the table below has them` });
-  const from = Math.min(since, ...rebalances.map((each) => each.began)), to = Math.max(now, from + 1);
+// Rebalances along time: as wide as each took, as high as the root of the share that it moved, so that small moves show.
+// `events` are marks above them: {at, kind, text}.
+export const timeline = (box, rebalances, since, now, href, events = []) => {
+  const width = Math.max(240, box.clientWidth), height = 78, bottom = 16, top = 14;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  const from = Math.min(since, ...rebalances.map((each) => each.began), ...events.map((each) => each.at)), to = Math.max(now, from + 1);
   const x = (at) => 2 + ((at - from) / (to - from)) * (width - 4);
   picture.append(svg("line", { class: "axis", x1: 0, x2: width, y1: height - bottom, y2: height - bottom }));
   for (const each of rebalances) {
     const wide = Math.max(4, x(each.ended ?? now) - x(each.began));
-    const high = Math.max(5, Math.sqrt(each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - 4));
-    picture.append(svg("rect", { class: each.ended === null ? "bar open" : "bar", x: Math.min(x(each.began), width - wide), width: wide, y: height - bottom - high, height: high, rx: 1 },
-      svg("title", {}, `generation ${each.generation}, ${clock(each.began)}: ${each.moved} of ${each.total} moved, ${each.took_s === null ? "" : `${span(each.took_s)}; `}${each.why.join("; ")}`)));
+    const high = Math.max(5, Math.sqrt(each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - top - 4));
+    const bar = svg("rect", { class: each.ended === null ? "bar open" : "bar", x: Math.min(x(each.began), width - wide), width: wide, y: height - bottom - high, height: high, rx: 1 },
+      svg("title", {}, `generation ${each.generation}, ${moment(each.began)}: ${each.moved} of ${each.total} moved, ${each.took_s === null ? "" : `${span(each.took_s)}; `}${each.why.join("; ")}`));
+    bar.addEventListener("click", () => { location.hash = href(each); });
+    picture.append(bar);
   }
-  picture.append(svg("text", { x: 0, y: height - 2 }, clock(from)), svg("text", { x: width, y: height - 2, "text-anchor": "end" }, "now"));
+  for (const each of events) picture.append(svg("text", { class: `mark ${each.kind}`, x: Math.min(width - 6, Math.max(6, x(each.at))), y: top - 3, "text-anchor": "middle" }, MARKS[each.kind] ?? "•", svg("title", {}, `${moment(each.at)}: ${each.text}`)));
+  picture.append(svg("text", { x: 0, y: height - 2 }, moment(from)), svg("text", { x: width, y: height - 2, "text-anchor": "end" }, "now"));
   box.replaceChildren(picture);
 };
+export const MARKS = { fault: "✕", order: "▲", deployment: "◆", outage: "▬" };

@@ -1,4 +1,4 @@
-// Partitions as cells of a canvas, coloured by owner. Colour is never alone: each member also has a texture, and where
+// Partitions as cells of a canvas, coloured by owner, lag or age. Colour is never alone: each member also has a texture, and where
 // there is room a tag; the text under the grids says of the chosen cell what the picture says.
 
 // Okabe and Ito's colours, which colour-blind people tell apart
@@ -71,7 +71,12 @@ export const sizeFor = (cells, width) => {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colours = () => ({ ink: css("--ink"), bad: css("--bad"), hatch: css("--hatch"), card: css("--card"), focus: css("--focus") });
-const alike = (a, b) => a.owner === b.owner && a.to === b.to && a.moved === b.moved && a.unowned === b.unowned;
+const alike = (a, b) => a.owner === b.owner && a.to === b.to && a.moved === b.moved && a.unowned === b.unowned && a.heat === b.heat;
+
+// Steps of a scale of lag or age, light to dark for every kind of colour blindness; unknown is hatched
+const HEAT = ["#d7e8f5", "#9ecae1", "#4f9bca", "#e6a157", "#c8571b", "#7d1f0b"];
+export const heatLook = (step, tag = "") => (step === null ? { fill: "#b9c0c8", texture: 1, ink: "#000", tag } : { fill: HEAT[step], texture: 0, ink: step === 2 || step === 3 || step < 2 ? "#000" : "#fff", tag });
+const lookOf = (cell, looks) => (cell.owner === null ? null : cell.heat === undefined ? looks.of(cell.owner) : heatLook(cell.heat, cell.tag));
 
 // One topic: `cells` is [{number, owner, to, from, moved, unowned}], owner and to being member ids or null
 export class Grid {
@@ -112,7 +117,7 @@ export class Grid {
 
 // One cell, or several alike side by side
 export const piece = (c, x, y, width, height, cell, looks, ink, label = "") => {
-  const look = cell.owner === null ? null : looks.of(cell.owner);
+  const look = lookOf(cell, looks);
   if (look) {
     paint(c, x, y, width, look, height);
   } else if (cell.to !== null) { // between two owners

@@ -1,0 +1,145 @@
+"""Offsets of one group at earlier moments: how old its lag is, how fast it commits, when it committed last. No I/O."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
+
+from allocator.groups.describe import Logs
+from allocator.types import TopicPartition
+
+__all__ = ["Age", "OffsetHistory", "oldest"]
+
+SPACING = 12  # a sample of age A stays if its neighbour is A / SPACING away. More: finer ages; less: less memory
+RATE_S = 60.0  # a rate is the average over about this time. More: steadier; less: newer
+UNKNOWN = -1
+
+
+class Age(NamedTuple):
+    """For how long the next record to read has waited, in seconds."""
+
+    s: Optional[float]
+    """None if it is unknown."""
+    least_s: Optional[float] = None
+    """If `s` is unknown: at least so long, None if nothing is known at all."""
+
+
+class Sample(NamedTuple):
+    at: float
+    ends: array[int]
+    committed: array[int]
+
+
+class OffsetHistory:
+    """Samples of log ends and committed offsets, thinner the older they are: about 120 for a day.
+
+    The age of a lag is the time since the log end passed the committed offset, interpolated between two samples. No
+    request for timestamps is needed, and it works for records without timestamps.
+    """
+
+    def __init__(self) -> None:
+        self._index: dict[TopicPartition, int] = {}
+        self._samples: list[Sample] = []
+        self._times: list[float] = []
+        self._since = array("d")
+        """The first sample that is valid, by partition: the log has been the same one since then."""
+        self._commits = array("d")
+        """When the committed offset was seen to change last; 0 if it was not."""
+
+    def add(self, logs: Logs, now: float) -> None:
+        """Caller: the poll of Kafka. Times must grow."""
+        if self._times and now <= self._times[-1]:
+            return
+        for partition in logs.end.keys() | logs.committed.keys():
+            if partition not in self._index:
+                self._index[partition] = len(self._index)
+                self._since.append(now)
+                self._commits.append(0.0)
+        before = self._samples[-1] if self._samples else None
+        ends, committed = (array("q", [UNKNOWN]) * len(self._index) for _ in range(2))
+        if before is not None:
+            # an offset that is unknown now was at least what it was before
+            ends[: len(before.ends)] = before.ends
+            committed[: len(before.committed)] = before.committed
+        for partition, end in logs.end.items():
+            at = self._index[partition]
+            if end < ends[at] or ends[at] == UNKNOWN:
+                self._since[at] = now  # a new log: offsets of the former one say nothing
+            ends[at] = end
+        for partition, offset in logs.committed.items():
+            at = self._index[partition]
+            if committed[at] not in (UNKNOWN, offset.offset):
+                self._commits[at] = now
+            committed[at] = offset.offset
+        self._samples.append(Sample(now, ends, committed))
+        self._thin(now)
+        self._times = [sample.at for sample in self._samples]
+
+    def _thin(self, now: float) -> None:
+        kept = [self._samples[-1]]
+        for number in range(len(self._samples) - 2, -1, -1):
+            sample = self._samples[number]
+            # a sample also stays if the gap around it would become too wide without it
+            older = self._samples[number - 1] if number else None
+            wide = older is None or kept[-1].at - older.at > (now - older.at) / SPACING
+            if wide or kept[-1].at - sample.at >= (now - sample.at) / SPACING:
+                kept.append(sample)
+        kept.reverse()
+        self._samples = kept
+
+    def age(self, partition: TopicPartition, logs: Logs) -> Age:
+        """The age of the lag of a partition; 0 without lag."""
+        lag = logs.lag(partition)
+        if lag is None:
+            return Age(None)
+        if lag == 0:
+            return Age(0.0)
+        index = self._index.get(partition)
+        if index is None or partition not in logs.committed:
+            return Age(None)
+        committed, now = logs.committed[partition].offset, self._times[-1]
+        low = first = bisect_right(self._times, self._since[index]) - 1
+        if first < 0 or self._samples[first].ends[index] > committed:
+            return Age(None, max(0.0, now - self._since[index]))
+        high = len(self._samples)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._samples[middle].ends[index] <= committed:
+                low = middle
+            else:
+                high = middle
+        if high == len(self._samples):
+            return Age(0.0)
+        a, b = self._samples[low], self._samples[high]
+        share = (committed - a.ends[index]) / (b.ends[index] - a.ends[index])
+        return Age(now - (a.at + share * (b.at - a.at)))
+
+    def rate(self, partition: TopicPartition) -> Optional[float]:
+        """Committed records per second over about the last minute; None if unknown."""
+        index = self._index.get(partition)
+        if index is None or len(self._samples) < 2:
+            return None
+        newest = self._samples[-1]
+        before = self._samples[max(0, bisect_right(self._times, newest.at - RATE_S) - 1)]
+        if before is newest:
+            before = self._samples[-2]
+        if index >= len(before.committed) or UNKNOWN in (before.committed[index], newest.committed[index]):
+            return None
+        return max(0, newest.committed[index] - before.committed[index]) / (newest.at - before.at)
+
+    def committed_at(self, partition: TopicPartition) -> Optional[float]:
+        """When the committed offset was seen to change last, None if it was not seen to change."""
+        index = self._index.get(partition)
+        return None if index is None else self._commits[index] or None
+
+
+def oldest(ages: Iterable[Age]) -> Age:
+    """The age of several partitions together: that of the oldest; unknown if that of any is unknown."""
+    longest, least, known = 0.0, 0.0, True
+    for age in ages:
+        known = known and age.s is not None
+        longest = max(longest, age.s or 0.0)
+        least = max(least, age.s or 0.0, age.least_s or 0.0)
+    return Age(longest) if known else Age(None, least or None)

@@ -1,0 +1,50 @@
+// Tables of partitions with their offsets: of a group, a topic or a member.
+
+import { element, link } from "./dom.js";
+import { ago, number, rate, span, whole } from "./format.js";
+import { choice, field, owner, search, to } from "./parts.js";
+import { matches } from "./rows.js";
+import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
+import { Table } from "./table.js";
+
+const COLUMNS = [
+  { key: "partition", head: "partition", width: 170, value: (r) => `${r.topic}:${r.number}`, text: (r) => `${r.topic}:${r.number}`, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), `${r.topic}:${r.number}`) },
+  { key: "owner", head: "owner", width: 190, rank: 9, value: (r) => (r.owner === null ? null : nameOf(r.owner)), text: (r) => `${r.owner === null ? "no owner" : called(r.owner)}${r.cell.to === null ? "" : ` → ${called(r.cell.to)}`}`, cell: (r) => [owner(r.owner), ...(r.cell.to === null ? [] : [element("small", {}, ` → ${called(r.cell.to)}`)])] },
+  { key: "lag", head: "lag", width: 80, rank: 10, numeric: true, value: (r) => r.lag, text: (r) => number(r.lag), hint: "records between the committed offset and the log end" },
+  { key: "age", head: "behind", width: 80, rank: 8, numeric: true, value: (r) => r.lag_s, text: (r) => span(r.lag_s), hint: "for how long the next record has waited" },
+  { key: "rate", head: "rate", width: 85, rank: 6, numeric: true, value: (r) => r.rate, text: (r) => rate(r.rate), hint: "committed records per second over the last minute" },
+  { key: "committed", head: "committed", width: 110, rank: 5, numeric: true, value: (r) => r.committed, text: (r) => whole(r.committed) },
+  { key: "end", head: "log end", width: 110, rank: 4, numeric: true, value: (r) => r.end, text: (r) => whole(r.end) },
+  { key: "start", head: "log start", width: 105, rank: 1, numeric: true, value: (r) => r.start, text: (r) => whole(r.start) },
+  { key: "commit", head: "last commit", width: 105, rank: 7, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
+];
+const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"]];
+const KEPT = {
+  lagging: (r) => r.lag > 0, unowned: (r) => r.cell.unowned, moving: (r) => r.cell.to !== null, moved: (r) => r.cell.moved,
+  unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired,
+};
+
+// `chosen(cell)` says which partitions belong here
+export const partitionTable = (route, query, chosen, label, id = "partitions") => {
+  const table = new Table({ id, label, columns: COLUMNS, key: (r) => `${r.topic}:${r.number}`, sort: route.query.sort ?? "", empty: "No partition matches.", onsort: (sort) => query({ sort }) });
+  const count = element("p", { class: "muted", role: "status" });
+  const change = (part) => { Object.assign(route.query, part); query(part); update(); };
+  const filters = element("div", { class: "filters" },
+    field("Search", search("q", route.query.q ?? "", (q) => change({ q }), "topic:number or owner")),
+    field("Show", choice("show", SHOW, route.query.show ?? "", (value) => change({ show: value }))), count);
+  const update = () => {
+    if (!state.group) return;
+    const rows = partitionRows(cells().filter(chosen)), { q = "", show = "" } = route.query;
+    table.show(rows.filter((r) => (!show || KEPT[show]?.(r)) && (!q || matches(`${r.topic}:${r.number} ${r.owner === null ? "" : nameOf(r.owner)}`, q))));
+    table.count(count, rows.length, "partitions");
+  };
+  return { node: element("div", { "data-from": "kafka" }, filters, table.node), update, close: () => table.close() };
+};
+
+export const partitions = (route, query) => {
+  const table = partitionTable(route, query, () => true, "Partitions");
+  return {
+    node: element("section", { class: "view", "aria-label": "Partitions" }, table.node), needs: "offsets",
+    update: (kind) => { if (kind !== "findings" && kind !== "series" && kind !== "overview") table.update(); }, close: table.close, title: () => `Partitions of ${route.group}`,
+  };
+};

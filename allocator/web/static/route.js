@@ -1,0 +1,24 @@
+// Addresses inside the page: "#/group/billing/partitions?q=orders&sort=-lag". Pure.
+
+export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "records"];
+
+const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+
+// {view, group, item, query}; view "overview" has no group, and `item` is a member, a topic or the id of a rebalance
+export const parse = (hash) => {
+  const text = hash.replace(/^#/, "");
+  if (text && !text.startsWith("/")) return { view: "summary", group: decoded(text), item: null, query: {} }; // as older versions wrote it
+  const [path, search = ""] = text.split("?", 2);
+  const query = Object.fromEntries(new URLSearchParams(search));
+  const [kind, group, view = "summary", item = null] = path.split("/").slice(1).map(decoded);
+  if (kind !== "group" || !group) return { view: "overview", group: null, item: null, query };
+  return VIEWS.includes(view) ? { view, group, item, query } : { view: "summary", group, item: null, query };
+};
+
+export const build = ({ view = "overview", group = null, item = null, query = {} }) => {
+  const parts = group === null ? [""] : ["group", group, ...(view === "summary" ? [] : [view]), ...(item === null ? [] : [item])];
+  const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false)).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
+};
+
+export const sameView = (a, b) => a && b && a.view === b.view && a.group === b.group && a.item === b.item;

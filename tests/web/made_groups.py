@@ -1,0 +1,154 @@
+"""Groups that exist nowhere: what a watcher would know of fifty groups, made in memory and always the same."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Optional
+
+from written_group import dealt, member_id, parts
+
+from allocator.cli.read import Access
+from allocator.doctor.finding import Finding, Severity
+from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.web.history import News
+from allocator.web.watch import WatchedGroup, Watcher
+
+SESSION_S = 10.0
+NAMES = (
+    ("billing", "orders", "shipping", "search-index", "fraud-scores", "payments-settlement", "email-digest")
+    + ("clickstream", "inventory", "returns", "recommendations", "audit-log", "loyalty-points", "geo-enrichment")
+    + ("image-thumbnails", "price-feed", "risk-limits", "ledger-export")
+)
+
+FINDINGS = [
+    Finding(
+        "lag-grows",
+        Severity.CRITICAL,
+        "3 partitions of orders are read more slowly than they are written",
+        ("orders:17", "orders:18", "orders:40"),
+        "At this rate the log deletes records unread in 6 hours.",
+        "Start more members, or find out why handlers of these partitions are slow.",
+        "allocator group offsets billing",
+    ),
+    Finding(
+        "versions-differ",
+        Severity.WARNING,
+        "2 members run another session timeout than the others",
+        ("worker-03@node-3#3", "worker-04@node-4#4"),
+        "A crash of these members is noticed 20 s later.",
+        "Use one session timeout for all members of the group.",
+    ),
+    Finding("retention", Severity.INFO, "offsets are kept for 7 days", ("billing",), "", "Nothing needs to be done."),
+    Finding("old-broker", Severity.INFO, "one broker is a version behind", ("broker 3",), "", "Upgrade it some time."),
+]
+
+
+def state_of(
+    name: str,
+    generation: int,
+    held: Mapping[str, Partitions],
+    *,
+    promised: Optional[Mapping[str, Partitions]] = None,
+    claimed: Optional[Mapping[str, Partitions]] = None,
+    topics: frozenset[str],
+) -> GroupState:
+    document = AssignmentDocument(
+        generation=generation, revision=generation, strategy="sticky", owners=held, promised=promised or {}
+    )
+    infos = {
+        member: MemberInfo(
+            f"worker-{int(member[-10:]):02d}",
+            f"node-{int(member[-10:]) % 7}",
+            topics,
+            rack=f"r{int(member[-10:]) % 3}",
+            strategies=("sticky",),
+            pid=4000 + int(member[-10:]),
+            session_timeout_s=SESSION_S,
+        )
+        for member in held
+    }
+    now_claimed = claimed or held
+    claims = {member: Claim(generation, now_claimed.get(member, frozenset()), generation) for member in held}
+    return GroupState(name, infos, claims, document)
+
+
+def without(held: Mapping[str, Partitions], crashed: str) -> dict[str, Partitions]:
+    """The partitions of one member shared among the others, which keep their own."""
+    others = [member for member in held if member != crashed]
+    shares: dict[str, set[TopicPartition]] = {member: set(held[member]) for member in others}
+    for number, partition in enumerate(sorted(held[crashed])):
+        shares[others[number % len(others)]].add(partition)
+    return {member: frozenset(share) for member, share in shares.items()}
+
+
+def group_of(
+    name: str, members: int, topics: Mapping[str, int], now: float, *, seed: int = 0, polls: int = 60
+) -> WatchedGroup:
+    """A group after a crash of one member and the arrival of another, polled every 5 s until `now`."""
+    chance = random.Random(seed)
+    group = WatchedGroup(name)
+    partitions, ids = parts(**dict(topics)), [member_id(number) for number in range(members + 1)]
+    names = frozenset(topics)
+    before = dealt(partitions, ids[:members], seed)
+    group.learn(state_of(name, 1, before, topics=names), now - 900)
+    if members > 2:
+        after = without(before, ids[1])
+        began = now - 200.0
+        gone = {member: held for member, held in before.items() if member != ids[1]}
+        news = News(began, frozenset({ids[1]}))
+        group.learn(state_of(name, 1, gone, topics=names), began + 0.02, news)
+        group.learn(state_of(name, 2, after, claimed=gone, topics=names), began + 0.15)
+        # the members take over one after the other
+        claimed = dict(gone)
+        for number, member in enumerate(after):
+            claimed[member] = after[member]
+            group.learn(state_of(name, 2, after, claimed=claimed, topics=names), began + 0.2 + 0.01 * number)
+        joined = {**after, ids[members]: frozenset(sorted(after[ids[0]])[: len(after[ids[0]]) // 2])}
+        joined[ids[0]] = after[ids[0]] - joined[ids[members]]
+        released = {**after, ids[0]: joined[ids[0]], ids[members]: frozenset()}
+        began = now - 60.0
+        group.learn(state_of(name, 3, joined, claimed={**after, ids[members]: frozenset()}, topics=names), began)
+        group.learn(state_of(name, 3, joined, claimed=released, topics=names), began + 0.4)
+        group.learn(state_of(name, 3, joined, topics=names), began + 0.6)
+        group.joined = {member: now - 86_400.0 + 60 * number for number, member in enumerate(joined)}
+        group.joined[ids[members]] = began
+    speeds = [chance.choice((0, 3, 20, 50)) for _ in partitions]
+    slow = {number for number in range(len(partitions)) if chance.random() < 0.03}
+    existing = frozenset(partitions)
+    start = dict.fromkeys(partitions, 0)
+    for poll in range(polls):
+        s = 5.0 * poll
+        ends = {p: 100_000 + int(speed * s) for p, speed in zip(partitions, speeds)}
+        committed = {
+            p: OffsetAndMetadata(100_000 + int(speed * s * (0.4 if number in slow else 1.0)), "", -1)
+            for number, (p, speed) in enumerate(zip(partitions, speeds))
+        }
+        group.measure(Logs(committed, start, ends), existing, now - 5.0 * (polls - 1 - poll))
+    group.judge([], group.version["state"])
+    return group
+
+
+def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -> Watcher:
+    """The first group has that many members and partitions. Nothing needs to run."""
+    now = time.time()
+    watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
+    first = group_of(NAMES[0], members, {"orders": partitions * 3 // 5, "payments": partitions * 2 // 5}, now, polls=20)
+    first.judge(FINDINGS, first.version["state"])
+    watcher.groups[NAMES[0]] = first
+    for number in range(1, groups):
+        name = NAMES[number] if number < len(NAMES) else f"team-{number:02d}.consumer"
+        watcher.groups[name] = group_of(
+            name, 1 + number % 9, {f"topic-{number:02d}": 8 + 4 * (number % 11)}, now, seed=number
+        )
+    if groups > 4:
+        watcher.groups[NAMES[2]].paused = True
+        quiet = watcher.groups[NAMES[3]]
+        quiet.judge([FINDINGS[1]], quiet.version["state"])
+        watcher.groups[NAMES[4]].unmeasured(now)
+    watcher.ready = True
+    watcher.answered_at = {"kafka": now, "zookeeper": now}
+    return watcher

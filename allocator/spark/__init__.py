@@ -1,9 +1,8 @@
 """A PySpark data source over the same groups and offsets, and the pipelines on it.
 
-In come options (this library's names, or those of Spark's own Kafka connector) and DataFrames; out go DataFrames of
-records, records in topics, and, where asked for, offsets committed to a group. It may touch brokers and ZooKeeper
-through the rooms above it, on the driver and in Python workers. It needs `zk-partition-allocator[spark]` and a Java,
-and no jar.
+In: options (this library's names, or those of Spark's own Kafka connector), DataFrames. Out: DataFrames of records,
+records in topics, and committed offsets if an option asks for them. May touch: brokers and ZooKeeper, on the driver and
+in Python workers. It needs `zk-partition-allocator[spark]` and Java, but no jar.
 
     from allocator.spark import register
 

@@ -1,4 +1,4 @@
-"""The names that Spark's own Kafka connector, and the Java client behind it, have for the same options. Pure."""
+"""The same options under the names of Spark's own Kafka connector and of the Java client. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 __all__ = ["INSTEAD", "JAVA", "NAMES", "WITHOUT_EFFECT"]
 
-# where a name differs from ours by more than case, dots and underscores
+# names that differ from this library's by more than case, dots and underscores
 NAMES: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers",
     "subscribe": "topics",
@@ -35,7 +35,7 @@ NAMES: Mapping[str, str] = {
     "kafka.ssl.endpoint.identification.algorithm": "java.hostname",
 }
 
-# tuning of a client that is not there: a job that has them runs without them, and a line in the log says so
+# tuning options of the Java client: this source ignores them, and logs a warning
 WITHOUT_EFFECT = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
@@ -84,9 +84,9 @@ WITHOUT_EFFECT = (
     "kafka.ssl.truststore.password",
 )
 
-# what the connector refuses too: it, not the Java client, decides that
+# the connector refuses these too
 INSTEAD: Mapping[str, str] = {
-    "kafka.auto.offset.reset": "starting_offsets says where reading begins",
+    "kafka.auto.offset.reset": "starting_offsets sets the start",
     "kafka.enable.auto.commit": "commit = after_batch commits",
     **dict.fromkeys(
         ("kafka.key.deserializer", "kafka.value.deserializer", "kafka.key.serializer", "kafka.value.serializer"),
@@ -96,12 +96,12 @@ INSTEAD: Mapping[str, str] = {
 
 
 def _jaas(text: str) -> dict[str, str]:
-    # quoted as Java's StreamTokenizer has it: a backslash before a quote, or another backslash, keeps it
+    # quoted as in Java's StreamTokenizer: a backslash escapes a quote or a backslash
     quoted = re.findall(r"""(\w+)\s*=\s*(["'])((?:\\.|(?!\2).)*)\2""", text, re.DOTALL)
     found = {name: re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL) for name, _, value in quoted}
     if not re.search(r"\.(Plain|Scram)LoginModule\b", text) or not {"username", "password"} <= found.keys():
         raise ValueError(
-            "only PlainLoginModule and ScramLoginModule with username and password are understood; give "
+            "only PlainLoginModule and ScramLoginModule with username and password are supported; give "
             "security.sasl_plain_username and security.sasl_plain_password instead"
         )
     return {"sasl_plain_username": found["username"], "sasl_plain_password": found["password"]}
@@ -129,7 +129,7 @@ def _hostname(text: str) -> dict[str, str]:
     return {"ssl_check_hostname": "true" if text else "false"}
 
 
-# Java's settings that have no counterpart of one name: text -> kafka-python's. They raise ValueError
+# functions that translate a Java setting into kafka-python's; they raise ValueError
 JAVA: Mapping[str, Callable[[str], dict[str, str]]] = {
     "java.jaas": _jaas,
     "java.truststore": _pem("security.ssl_cafile", "ssl_cafile"),

@@ -1,6 +1,6 @@
-"""The errors of `allocator.spark`, and how they come back from Spark without the stacks of two languages.
+"""The errors of `allocator.spark`, and their recovery from Spark's exceptions, without stack traces.
 
-Importing this needs no pyspark.
+This module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DataLoss(AllocatorError):
 
 
 class NothingRead(AllocatorError):
-    """A task got no record within `timeout_s`; Spark tries it again."""
+    """A task got no record within `timeout_s`; Spark retries it."""
 
     retriable = True
 
@@ -70,22 +70,22 @@ class ArchiveFull(AllocatorError):
 
 
 class JavaMissing(AllocatorError):
-    """Spark needs a Java that is not there."""
+    """Spark found no suitable Java."""
 
 
 class SparkFailed(AllocatorError):
-    """A job failed for a reason that is not this library's."""
+    """A job failed outside of this library."""
 
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Spark shows an error of this library that leaves the block without the Python stack."""
+    """Hides the Python stack when an error of this library leaves the block."""
     try:
         yield
     except AllocatorError as error:
         if HIDE not in os.environ:
             os.environ[HIDE] = "1"
-            # outside of pyspark's workers the process goes on, and other errors must keep their stacks
+            # outside of pyspark's workers the process continues, and other errors must keep their stacks
             weakref.finalize(error, os.environ.pop, HIDE, None)
         raise
 
@@ -100,7 +100,7 @@ def plain(error: BaseException) -> Optional[AllocatorError]:
     text = _STATE.sub("", str(error))
     ours = [(kind, said) for where, name, said in _OURS.findall(text) if (kind := _kind(where, name)) is not None]
     if ours:
-        kind, said = ours[-1]  # its cause stands before it
+        kind, said = ours[-1]  # its cause comes before it
         found = kind.__new__(kind)
         Exception.__init__(found, _STATE.sub("", said).strip())
         return found
@@ -109,7 +109,7 @@ def plain(error: BaseException) -> Optional[AllocatorError]:
 
 def _why(text: str) -> str:
     if "stopped SparkContext" in text:
-        return "its master does not answer, or ended this application; look at the master"
+        return "its master does not respond, or ended this application; read the log of the master"
     theirs = _THEIRS.findall(text) if "Traceback" in text else []
     lines = [line.strip(" :\t") for line in text.strip().splitlines()]
     # py4j's first line names only the Java method that failed

@@ -1,4 +1,4 @@
-"""One cluster, for code that is called and not awaited: Spark's driver calls and Python workers."""
+"""Synchronous access to one cluster, for Spark's driver and Python workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class ClusterLink:
-    """A loop that turns only while something is asked of it, and a client in it. Close it, or use `with`.
+    """A client on an event loop that runs only inside `run`. Close it, or use `with`.
 
-    Guarantee: no thread, and nothing of the loop is left after `close`.
+    Guarantee: it starts no thread, and `close` closes the loop.
     """
 
     def __init__(self, options: Options) -> None:
@@ -26,13 +26,13 @@ class ClusterLink:
         self._client: KafkaClient | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which may use the client that `client` gives."""
+        """Runs `work` and returns its result; `work` may await `client`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(work)
 
     async def client(self) -> KafkaClient:
-        """The client, connected. Raises BrokersUnavailable."""
+        """The connected client. Raises BrokersUnavailable."""
         if self._client is None:
             options = self._options
             client = KafkaClient(options.brokers, client_id="allocator-spark", security=options.security)

@@ -1,7 +1,7 @@
 """The options of `format("allocator")`: one table of names, one of Spark's own connector's names for them.
 
 Case, dots and underscores do not matter: `starting_offsets`, `startingOffsets` and `startingoffsets` are one option.
-Every fault is reported at once, before any broker is asked anything.
+All faults are reported together, before any request to a broker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["Options", "own_name", "read_options"]
 
 log = logging.getLogger(__name__)
 
-# objects, which no option can carry
+# objects, which cannot be options
 _NO_TEXT = {"ssl_context", "sasl_oauth_token_provider"}
 SECURITY = {f"security.{key}": key for key in KEYS if key not in _NO_TEXT}
 SECRETS = {"sasl_plain_password", "ssl_password"}
@@ -59,7 +59,7 @@ READ, STREAM, WRITE = "read", "readStream", "write"
 
 
 class _Parsed:
-    """A kind whose text is read by a function, which raises ValueError saying what is wrong."""
+    """A kind that is parsed by a function, which raises ValueError with the reason."""
 
     def __init__(self, allowed: str, function: Any) -> None:
         self.allowed = allowed
@@ -76,7 +76,7 @@ def _start(text: str) -> StartOrEnd:
 def _end(text: str) -> StartOrEnd:
     place = read_place(text, (LATEST,))
     if EARLIEST in place.each.values():
-        raise ValueError("-2 (earliest) is no end to read to")
+        raise ValueError("-2 (earliest) cannot be the end")
     return place
 
 
@@ -209,7 +209,7 @@ class Options:
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """TLS, SASL and proxy settings, given as `security.<name of kafka-python>`."""
     cores: Optional[int] = None
-    """Of the session, if known; no option."""
+    """Cores of the session, if known. Not an option of the user."""
 
     @property
     def start(self) -> StartOrEnd | None:
@@ -220,7 +220,7 @@ class Options:
         return self.ending_offsets or self.ending_timestamps
 
 
-# what has no meaning elsewhere; not named: everywhere
+# options that apply only to these uses; others apply everywhere
 ONLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("topics", "topics_pattern", "assign", "starting_offsets", "starting_timestamps"), (READ, STREAM)),
     **dict.fromkeys(("ending_offsets", "ending_timestamps"), (READ,)),
@@ -238,7 +238,7 @@ _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "kind" in f.metadat
 def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
     """The options of a reader or writer. Raises ConfigError with every fault.
 
-    `use`: what they are for (READ, STREAM, WRITE), once that is known; what that cannot do is a fault too.
+    `use`: READ, STREAM or WRITE, if known; options that do not apply to it are faults too.
     """
     faults = Faults('format("allocator")')
     found: dict[str, str] = {}
@@ -248,7 +248,7 @@ def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
         if option is None:
             continue
         if option in found and found[option] != text:
-            faults.add(option, f"{names[option]} and {name} are the same option and differ; give one of them")
+            faults.add(option, f"{names[option]} and {name} are the same option and differ; set one of them")
             continue
         found[option], names[option] = text, name
     found.update(_java_security(found, names, faults))
@@ -280,7 +280,7 @@ _SHOWN = [*_FIELDS, *SECURITY, *connector.NAMES, *connector.WITHOUT_EFFECT]
 
 
 def own_name(name: str) -> str:
-    """The name here of an option, whichever of its names is given; one that is unknown is returned as it is."""
+    """This library's name of an option, from any of its names. Returns an unknown name unchanged."""
     return _BY_NAME.get(_normal(name), name)
 
 
@@ -289,7 +289,7 @@ def _option(name: str, faults: Faults) -> str | None:
     if normal in _BY_NAME:
         return _BY_NAME[normal]
     if normal == "checkpointlocation":
-        return None  # Spark's own, which it hands to sinks as well
+        return None  # an option of Spark, which it passes to sinks as well
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)
         return None
@@ -311,7 +311,7 @@ def _value(name: str, text: str, kind: SettingKind, faults: Faults, option: str)
 
 
 def _java_security(found: Mapping[str, str], names: dict[str, str], faults: Faults) -> dict[str, str]:
-    """The settings that only Java's clients have, in kafka-python's terms."""
+    """Translates settings of Java's clients into kafka-python's."""
     translated = {}
     for option, text in found.items():
         if option in connector.JAVA:
@@ -347,19 +347,19 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
     if options.membership == "none":
         for option in ("weight", "assignor", "session_timeout_s", "client_id"):
             if option in names:
-                fault(option, f"{names[option]} is for a member: give membership = zookeeper, or leave it out")
+                fault(option, f"{names[option]} applies only to members: set membership = zookeeper, or omit it")
         return
     if options.assign is not None:
-        fault("assign", "assign chooses partitions by hand, and membership = zookeeper has the group do it")
+        fault("assign", "assign selects partitions, but with membership = zookeeper the group assigns them")
     if options.commit == "never" and "commit" in names:
-        fault("commit", "commit = never: a member commits always, as the next owner of a partition begins there")
+        fault("commit", "commit = never: a member always commits, because the next owner of a partition starts there")
     keywords = member_keywords(options)
     values = {**vars(options), "pattern": options.topics_pattern}
     for found in MembershipConfig.of(**keywords).faults():
         fault(_OPTION.get(found.settings[0], found.settings[0]), found.text(values))
 
 
-# flat keywords of `Consumer` that are options by another name
+# keywords of `Consumer` whose option has another name
 _OPTION = {"pattern": "topics_pattern", "root": "zookeeper_root"}
 
 
@@ -389,30 +389,30 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
     _check_member(options, names, fault)
     for one, other in (("starting_offsets", "starting_timestamps"), ("ending_offsets", "ending_timestamps")):
         if one in names and other in names:
-            fault(other, f"{names[one]} and {names[other]} exclude each other; give one of them")
+            fault(other, f"{names[one]} and {names[other]} exclude each other; set one of them")
     for option in names:
         only = ONLY.get(option)
         if use is not None and only is not None and use not in only:
-            fault(option, f"{names[option]} has no meaning for {use}; leave it out (it is for {' and '.join(only)})")
+            fault(option, f"{names[option]} does not apply to {use}; omit it (it is for {' and '.join(only)})")
     if options.group is None and "group" not in faults.keys:
         if options.commit == "after_batch":
-            fault("commit", "commit = after_batch needs the group to commit for: give group")
+            fault("commit", "commit = after_batch needs a group: set group")
         if options.start is not None and options.start.everywhere == COMMITTED:
-            fault("starting_offsets", f"{names['starting_offsets']} = committed needs the group that did: give group")
+            fault("starting_offsets", f"{names['starting_offsets']} = committed needs a group: set group")
     if use == READ and options.commit == "after_batch":
-        fault("commit", "commit = after_batch is for readStream: a batch does not know when its records are done")
+        fault("commit", "commit = after_batch is for readStream: a batch cannot know when its records are done")
     if use not in (READ, STREAM):
         return
     chosen = [name for name in ("topics", "topics_pattern", "assign") if name in names]
     if not chosen:
-        fault("topics", "what is to be read? Give topics, topics_pattern or assign")
+        fault("topics", "nothing to read: set topics, topics_pattern or assign")
     elif len(chosen) > 1:
-        fault("topics", f"{' and '.join(names[name] for name in chosen)} exclude each other; give one of them")
+        fault("topics", f"{' and '.join(names[name] for name in chosen)} exclude each other; set one of them")
     if options.max_partitions is not None:
         if options.max_records_per_partition is not None:
             fault(
                 "max_partitions",
-                f"{names['max_partitions']} and {names['max_records_per_partition']} exclude each other; give one of "
+                f"{names['max_partitions']} and {names['max_records_per_partition']} exclude each other; set one of "
                 "them",
             )
         if options.max_partitions < (options.min_partitions or 1):
@@ -442,4 +442,4 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         )
         if strangers:
             some = ", ".join(f"{tp.topic}:{tp.partition}" for tp in strangers[:5])
-            fault(option, f"{names[option]} speaks of {some}, which is not read")
+            fault(option, f"{names[option]} names {some}, which is not read")

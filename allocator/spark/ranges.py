@@ -28,12 +28,12 @@ __all__ = [
     "Range",
     "StartOrEnd",
     "StreamOffsets",
+    "limit_ends",
     "pack",
     "partitions_of",
     "read_duration",
     "read_place",
     "read_times",
-    "share_out",
     "split",
 ]
 
@@ -74,7 +74,7 @@ class Range(NamedTuple):
 
 
 def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each: Optional[int] = None) -> list[Range]:
-    """The same offsets in `at_least` ranges or a few more, none longer than `at_most_each`; empty ones are left out.
+    """The same offsets in `at_least` ranges or a few more, none longer than `at_most_each`, without empty ones.
 
     No more ranges than offsets. With fewer ranges than `at_least`, those with the largest parts are cut further. Parts
     of one range are consecutive and differ by one offset at most.
@@ -97,9 +97,9 @@ def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each:
 
 
 def pack(ranges: Sequence[Range], at_most: int) -> list[list[Range]]:
-    """The same ranges in `at_most` packs or fewer, of sizes as even as the largest first into the emptiest makes them.
+    """Packs the ranges into at most `at_most` lists of similar size: the largest first, into the smallest list.
 
-    The ranges of a pack are in the order of `ranges`.
+    Each list keeps the order of `ranges`.
     """
     if len(ranges) <= at_most:
         return [[found] for found in ranges]
@@ -112,10 +112,10 @@ def pack(ranges: Sequence[Range], at_most: int) -> list[list[Range]]:
     return [[ranges[index] for index in sorted(each)] for each in packs]
 
 
-def share_out(
+def limit_ends(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], most: int
 ) -> dict[TopicPartition, int]:
-    """`end`, lowered so that at most `most` offsets in all lie between `start` and it.
+    """`end`, lowered so that at most `most` offsets in all are between `start` and it.
 
     Each partition gets a share in proportion to its offsets; if shares are below 1, the partitions with the most come
     first. At least one offset moves if any can, so a stream never stands still under a small `most`.
@@ -126,7 +126,7 @@ def share_out(
         return dict(end)
     shares = {tp: most * size // total for tp, size in sizes.items()}
     left = most - sum(shares.values())
-    # the remainder of rounding goes where rounding took the most
+    # the rest goes to the partitions that lost the most by rounding
     by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
     for tp in by_rest[:left]:
         shares[tp] += 1
@@ -203,7 +203,7 @@ def read_times(text: str) -> StartOrEnd:
 
 
 def read_duration(text: str) -> float:
-    """Seconds, of "90s", "15m" or milliseconds without a unit. Raises ValueError."""
+    """Parses "90s", "15m", or milliseconds without a unit, into seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,15})\s*(ms|s|min|m|h|d)?", text.strip().lower())
     if found is None:
         raise ValueError("it is not a whole number and a unit")
@@ -248,7 +248,7 @@ def _object(text: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"not JSON: {error}") from None
     if not isinstance(value, Mapping):
         raise ValueError("the JSON must be an object of topics")
     return value
@@ -257,7 +257,7 @@ def _object(text: str) -> Mapping[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("the JSON has a name twice")
+        raise ValueError("the JSON has a duplicate name")
     return found
 
 
@@ -295,8 +295,8 @@ class StreamOffsets(NamedTuple):
             return cls(_partitions(topics), _partitions(begin), {topic: str(known) for topic, known in ids.items()})
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointMismatch(
-                f"the checkpoint does not hold offsets of topics ({error}): it is another source's; give the query a "
-                "checkpointLocation of its own"
+                f"the checkpoint has no offsets of topics ({error}): another source wrote it; give the query its own "
+                "checkpointLocation"
             ) from error
 
 

@@ -1,7 +1,6 @@
-"""Batches as Spark wants them: the columns of its own Kafka connector, in plain Arrow types.
+"""Converts batches for Spark: the columns of its own Kafka connector, in plain Arrow types.
 
-Only the columns asked for are made, so a schema with fewer of them is a projection. No Python object is made per
-record.
+It creates only the columns of the schema, and no Python object for each record.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ COLUMNS = {
 }
 HEADERS = {"headers": "array<struct<key:string,value:binary>>"}
 
-# of the rows whose format has no timestamp (before 0.10), as Java's NO_TIMESTAMP_TYPE
+# for records without a timestamp (before 0.10), as Java's NO_TIMESTAMP_TYPE
 NO_TIMESTAMP_TYPE = -1
-# the last time, in the year 294247, that Spark's microseconds can hold; what is later is told as this one
+# the largest timestamp that Spark's microseconds can hold (year 294247); later ones become this one
 LAST_MS = (2**63 - 1) // 1000
 
 
 def columns(include_headers: bool) -> dict[str, str]:
-    """Name -> type, as Spark's `simpleString` has it."""
+    """Name -> type, as in Spark's `simpleString`."""
     return {**COLUMNS, **HEADERS} if include_headers else COLUMNS
 
 
@@ -46,7 +45,7 @@ def schema_text(include_headers: bool) -> str:
 
 
 def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
-    """Raises SchemaMismatch for a column (name -> type) that there is not, or that has another type."""
+    """Raises SchemaMismatch for an unknown column (name -> type), or one of another type."""
     known = columns(True)
     for name, kind in wanted.items():
         if name not in known:
@@ -58,7 +57,7 @@ def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
 
 
 def arrow_schema(fields: list[tuple[str, bool]]) -> pa.Schema:
-    """Of columns by name and whether they may be null, as Spark expects it."""
+    """The Arrow schema of these columns (name, nullable)."""
     pa = pyarrow()
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     kinds = {
@@ -94,7 +93,7 @@ def _timestamp(found: Any, batch: Batch, kind: Any) -> Any:
     try:
         return times.cast(kind)
     except pa.ArrowInvalid:
-        # some producer gave nanoseconds for milliseconds: one such record must not make a topic unreadable
+        # a producer may write nanoseconds instead of milliseconds; one such record must not block the topic
         from pyarrow import compute
 
         cut = compute.min_element_wise(times.cast(pa.int64()), LAST_MS, skip_nulls=False)

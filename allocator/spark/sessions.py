@@ -1,4 +1,4 @@
-"""A Spark session, with the Java that it needs, or an error that says how to get one."""
+"""Creates a Spark session, and finds the Java that it needs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ VECTOR = "jdk.incubator.vector"
 
 
 def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session in which `format("allocator")` is registered, or the one that there is already.
+    """The active or a new session, with `format("allocator")` registered.
 
-    `master` None: what spark-submit or the configuration says, else this machine's processors. Raises `MissingExtra`
-    without pyspark, `JavaMissing` without a Java that Spark runs on.
+    `master` None: the one of spark-submit or the configuration, else this machine's processors. Raises `MissingExtra`
+    without pyspark, `JavaMissing` without a suitable Java.
     """
     try:
         from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         raise MissingExtra("Spark pipelines need pyspark: pip install 'zk-partition-allocator[spark]'") from error
     from allocator.spark.source.source import register
 
-    # with a JVM that runs already (spark-submit), its Java is nobody's choice any more
+    # with spark-submit the JVM already runs
     if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -51,10 +51,10 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
 
 
 def java_home() -> str:
-    """The home of a Java 17 or newer that can run Spark: JAVA_HOME's, or that of `java` on the PATH.
+    """The home of a Java 17 or newer that can run Spark: JAVA_HOME, or the home of `java` on the PATH.
 
-    Spark's launcher asks Java for a module (jdk.incubator.vector) that small distributions leave out: there a home is
-    made, in the user's cache, whose `java` drops that argument. Raises `JavaMissing` with what was looked at.
+    Spark's launcher passes a module (jdk.incubator.vector) that small Java distributions lack. For these, this creates
+    a home in the user's cache whose `java` drops that argument. Raises `JavaMissing` with all candidates.
     """
     given = os.environ.get("JAVA_HOME")
     candidates = [
@@ -103,16 +103,16 @@ def _has_vector(java: str) -> bool:
 
 def _without_vector(java: str, home: str) -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allocator" / "spark-java"
-    made = cache / re.sub(r"\W+", "-", home).strip("-")
-    launcher = made / "bin" / "java"
+    wrapper = cache / re.sub(r"\W+", "-", home).strip("-")
+    launcher = wrapper / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     text = (
         "#!/bin/sh\n"
-        "# drops what this Java does not have; see allocator.spark.session\n"
+        "# drops a module that this Java does not have; see allocator.spark.session\n"
         'n=$#; while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n - 1))\n'
         f'  [ "$a" = "--add-modules={VECTOR}" ] || set -- "$@" "$a"; done\n'
         f'exec "{java}" "$@"\n'
     )
     if not launcher.exists() or launcher.read_text() != text:
         write_file(launcher, text, mode=0o755)
-    return str(made)
+    return str(wrapper)

@@ -1,4 +1,4 @@
-"""One topic of one cluster, as the pipelines take it: asked once how far it reaches, then read exactly so far."""
+"""One topic for the pipelines: they read its ends once, and then read exactly up to these."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Extent", "Range", "Topic"]
 
-# what the ranges that are read stand for
+# options that the ranges replace
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
-# what is said anew for the frame, by whatever name it was given
+# options that `frame` sets itself
 CHOSEN = ("brokers", "topics", "include_headers")
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What a topic has at one moment."""
+    """The state of a topic at one moment."""
 
     cluster: Optional[str]
     """The cluster's id; None before Kafka 0.10.1."""
     topic_id: Optional[str]
     """The id changes when a topic is deleted and created again. None before Kafka 2.8."""
     log: Mapping[int, tuple[int, int]]
-    """Partition -> its first offset, and the one after its last."""
+    """Partition -> (first offset, end offset)."""
     chosen: Mapping[int, tuple[int, int]]
-    """The same, of what the topic's options choose."""
+    """The same, limited by the options of the topic."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Topic:
     """A topic to read.
 
     `options` are those of `format("allocator")`: `starting_offsets`, `ending_offsets` ("committed" with a `group`, in
-    both), `isolation_level`, `security.*`, and so on. Constructing asks nobody anything, but raises ConfigError for
-    options that are wrong.
+    both), `isolation_level`, `security.*`, and so on. The constructor does no I/O; it raises ConfigError for wrong
+    options.
     """
 
     brokers: str
@@ -57,10 +57,10 @@ class Topic:
         return f"kafka://{self.brokers}/{self.name}"
 
     def extent(self) -> Extent:
-        """Asks the cluster. Raises BrokersUnavailable, TopicNotFound, DataLoss, and what `plan.resolve` raises."""
+        """Reads the extent. Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`."""
         options, to_committed = self._read()
 
-        async def ask() -> Extent:
+        async def read() -> Extent:
             client = await link.client()
             partitions = await find_partitions(client, options)
             known = await bounds(client, options, partitions)
@@ -82,23 +82,23 @@ class Topic:
             )
 
         with ClusterLink(options) as link:
-            return link.run(ask())
+            return link.run(read())
 
     def topic_id(self) -> str | None:
-        """As `Extent.topic_id`, asked now."""
+        """The current `Extent.topic_id`."""
 
-        async def ask() -> str | None:
+        async def read() -> str | None:
             client = await link.client()
             await client.refresh([self.name])
             found = client.topic_id(self.name)
             return None if found is None else str(found)
 
         with ClusterLink(self._read()[0]) as link:
-            found: str | None = link.run(ask())
+            found: str | None = link.run(read())
             return found
 
     def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
-        """The records of `ranges`, with headers; one run of offsets for each partition, split as the options say."""
+        """The records of `ranges`, with headers; one range for each partition, split by the options."""
         from allocator.spark.source.source import NAME, register
 
         register(spark)
@@ -118,7 +118,7 @@ class Topic:
         return spark.read.format(NAME).options(**given).load()
 
     def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
-        """`reach` (partition -> first offset and the one after the last) as ranges, empty ones left out."""
+        """`reach` (partition -> first offset, end offset) as ranges, without empty ones."""
         return [Range(self.name, number, low, high) for number, (low, high) in sorted(reach.items()) if high > low]
 
     def _json(self, offsets: Mapping[int, int]) -> str:
@@ -126,7 +126,7 @@ class Topic:
 
     def _read(self) -> tuple[Options, bool]:
         given = {"brokers": self.brokers, "topics": self.name, **self.options}
-        # where a group stands is an end only here: a plain batch would miss nothing by asking for the latest
+        # only pipelines read up to a group's offsets; a batch reads up to the latest
         ends = [name for name, text in given.items() if own_name(name) == "ending_offsets" and text == COMMITTED]
         to_committed = bool(ends) and "group" in map(own_name, given)
         if to_committed:

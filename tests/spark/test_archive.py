@@ -181,7 +181,7 @@ def test_a_field_of_the_name_of_a_column_is_not_taken_for_it(spark: SparkSession
     ("topic", "error", "words"),
     [
         (Made([20, 20], cluster="there", topic_id="one"), ArchiveMismatch, "of cluster here; this one is there"),
-        (Made([20, 20], topic_id="two"), ArchiveMismatch, "made anew since"),
+        (Made([20, 20], topic_id="two"), ArchiveMismatch, "created again since"),
         (Made([10, 5], topic_id="one"), ArchiveMismatch, r"made:1 is archived up to offset 9 and ends at 4"),
         (Made([20, 20], log={0: (0, 20), 1: (14, 20)}, chosen={0: (0, 20), 1: (14, 20)}), DataLoss, "4 offsets were"),
     ],

@@ -197,8 +197,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda d: (d / "_commits/00000003.json").write_bytes(b"[1]"), "backup"),
     "not there": (lambda d: (d / "_commits/00000002.json").unlink(), r"lacks 00000002\.json"),
     "copied": (lambda d: shutil.copy(d / "_commits/00000003.json", d / "_commits/00000004.json"), "commit 3"),
-    "a file gone": (lambda d: (d / "commit=00000002/partition=0/data.parquet").unlink(), "gone or was changed"),
-    "a file cut": (lambda d: (d / "commit=00000002/partition=0/data.parquet").write_bytes(b"x"), "gone or was changed"),
+    "a file gone": (lambda d: (d / "commit=00000002/partition=0/data.parquet").unlink(), "missing or was changed"),
+    "a file cut": (
+        lambda d: (d / "commit=00000002/partition=0/data.parquet").write_bytes(b"x"),
+        "missing or was changed",
+    ),
     "of another archive": (
         lambda d: (d / "_commits/00000002.json").write_bytes(
             Manifest(2, "append", "t", None, None, {0: (50, 60)}, (), "_new", "now").to_bytes()

@@ -77,7 +77,7 @@ def test_what_fails_within_spark_is_told_without_its_stack(
     for words, code, expected in (
         (("--transform", "broken:no_column"), 1, "error: Spark failed: [UNRESOLVED_COLUMN"),
         (("--transform", "broken:no_number"), 1, "error: Spark failed: ZeroDivisionError: integer division"),
-        (("--value", "json:n nonsense"), 2, "error: value: 'n nonsense' is no schema"),
+        (("--value", "json:n nonsense"), 2, "error: value: 'n nonsense' is not valid DDL"),
     ):
         found = run(*archive, *words)
         assert (found[0], expected in found[1]) == (code, True), found
@@ -92,7 +92,7 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (("archive", tmp_path, "--topic", "t"), "--brokers"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "gruop=x"), "did you mean group"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "x"), "NAME=VALUE"),
-        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "no schema"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "is not a schema"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "does not import"),
         (("skew", "--brokers", "b:1"), "--topic"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),

@@ -68,7 +68,7 @@ ONE_LINE = """[PYTHON_DATA_SOURCE_ERROR] Failed to create it: allocator.errors.C
         (
             JAVA.replace("[CANNOT", "Cannot call methods on a stopped SparkContext. ["),
             SparkFailed,
-            "Spark failed: its master does not answer, or ended this application; look at the master",
+            "Spark failed: its master does not respond, or ended this application; read the log of the master",
         ),
         ("", SparkFailed, "Spark failed: Theirs"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, pack, share_out, split
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, limit_ends, pack, split
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -106,8 +106,8 @@ def test_every_fault_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("options", "use", "said"),
     [
-        ({"brokers": "a:1"}, READ, "what is to be read?"),
-        ({**OURS, "kafka.auto.offset.reset": "latest"}, READ, "is not an option; starting_offsets says where"),
+        ({"brokers": "a:1"}, READ, "nothing to read"),
+        ({**OURS, "kafka.auto.offset.reset": "latest"}, READ, "is not an option; starting_offsets sets the start"),
         ({**OURS, "kafka.value.deserializer": "x"}, READ, "cast the columns"),
         ({**OURS, "kafka.transactional.id": "x"}, WRITE, "is not an option; options are brokers, topics"),
         ({**OURS, "topics_pattern": "o.*"}, READ, "exclude each other"),
@@ -127,31 +127,31 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "topics": "a", "subscribe": "b"}, READ, "are the same option and differ"),
         ({**OURS, "topics_pattern": "("}, READ, "missing )"),
         ({"brokers": "a:1", "topics_pattern": "("}, READ, "missing )"),
-        ({**OURS, "starting_offsets": "committed"}, READ, "give group"),
-        ({**OURS, "commit": "after_batch"}, STREAM, "give group"),
+        ({**OURS, "starting_offsets": "committed"}, READ, "needs a group"),
+        ({**OURS, "commit": "after_batch"}, STREAM, "needs a group"),
         ({**OURS, "commit": "after_batch", "group": "g"}, READ, "is for readStream"),
-        ({**OURS, "ending_offsets": "latest"}, STREAM, "has no meaning for readStream"),
-        ({**OURS, "max_offsets_per_trigger": "1"}, READ, "has no meaning for read"),
-        ({**OURS, "topic": "t"}, READ, "has no meaning for read"),
-        ({**OURS}, WRITE, "has no meaning for write"),
-        ({**OURS, "starting_offsets": '{"orders": {"0": 1}'}, READ, "no JSON"),
+        ({**OURS, "ending_offsets": "latest"}, STREAM, "does not apply to readStream"),
+        ({**OURS, "max_offsets_per_trigger": "1"}, READ, "does not apply to read"),
+        ({**OURS, "topic": "t"}, READ, "does not apply to read"),
+        ({**OURS}, WRITE, "does not apply to write"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 1}'}, READ, "not JSON"),
         ({**OURS, "starting_offsets": '{"orders": {"0": "1"}}'}, READ, "needs a whole number"),
         ({**OURS, "starting_offsets": '{"orders": {"0": -3}}'}, READ, "below -2"),
         ({**OURS, "starting_offsets": '{"orders": {"x": 3}}'}, READ, "has no partition"),
-        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "0": 4}}'}, READ, "twice"),
+        ({**OURS, "starting_offsets": '{"orders": {"0": 3, "0": 4}}'}, READ, "duplicate name"),
         ({**OURS, "starting_offsets": '{"orders": {"0": 3, "00": 4}}'}, READ, "orders:0 is listed twice"),
         ({**OURS, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
-        ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "is no end"),
+        ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "cannot be the end"),
         ({**OURS, "ending_offsets": "committed"}, READ, "must be latest"),
         ({**OURS, "starting_offsets": "timestamp:2026-01-01T00:00:00"}, READ, "does not say its zone"),
         ({**OURS, "starting_offsets": "earliest", "startingTimestamp": "5"}, READ, "exclude each other"),
-        ({"brokers": "a:1", "assign": '{"orders": [0, 0]}'}, READ, "twice"),
+        ({"brokers": "a:1", "assign": '{"orders": [0, 0]}'}, READ, "listed twice"),
         ({"brokers": "a:1", "assign": '{"orders": []}'}, READ, "needs a list"),
         ({**OURS, "brokers": "a:b"}, READ, "is not an address"),
         ({**OURS, "security.protocol": "TLS"}, READ, "security_protocol is 'TLS'"),
         ({**OURS, "kafka.ssl.truststore.location": "/x.jks"}, READ, "Java key store"),
         ({**OURS, "membership": "zookeeper", "group": "g"}, STREAM, "zookeeper not set with membership"),
-        ({**OURS, "weight": "2"}, STREAM, "is for a member"),
+        ({**OURS, "weight": "2"}, STREAM, "applies only to members"),
         ({**OURS, "membership": "zookeeper", "group": "g", "zookeeper": "z:1", "commit": "never"}, STREAM, "always"),
         (
             {**OURS, "zookeeper": "z:1", "assignor": "wieghted", "group": "g", "membership": "zookeeper"},
@@ -253,7 +253,7 @@ def test_packs_hold_each_range_once_and_are_as_even_as_they_can_be(ranges: list[
 def test_a_share_is_no_more_than_the_cap_and_moves_if_anything_can(ranges: list[Range], most: int) -> None:
     start = {each.tp: each.start for each in ranges}
     end = {each.tp: each.end for each in ranges}
-    upto = share_out(start, end, most)
+    upto = limit_ends(start, end, most)
     moved = {tp: upto[tp] - start[tp] for tp in end}
     assert all(0 <= step <= end[tp] - start[tp] for tp, step in moved.items())
     assert sum(moved.values()) == min(most, sum(each.size for each in ranges))

@@ -72,10 +72,10 @@ def test_the_loads_are_what_lag_aware_takes(report: SkewReport, tmp_path: Path) 
     alone = next(share for share in shares.values() if ("t", 0) in share)
     assert len(list(alone)) == 1
     assert report.busiest_member() is not None
-    with pytest.raises(ConfigError, match="no report"):
+    with pytest.raises(ConfigError, match="not a report"):
         read_loads(tmp_path / "nothing.json")
     path.write_text("[]")
-    with pytest.raises(ConfigError, match="no report"):
+    with pytest.raises(ConfigError, match="not a report"):
         read_loads(path)
 
 

@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     with pytest.raises(CheckpointMismatch, match=f"read {one}, which this one does not"):
         query.batch()
     query.at = json.dumps({"path": "/files"})
-    with pytest.raises(CheckpointMismatch, match="another source's"):
+    with pytest.raises(CheckpointMismatch, match="another source wrote it"):
         query.batch()
 
 

@@ -1,6 +1,6 @@
 """Topics to Parquet files, each record exactly once, and back.
 
-In: a topic, a directory. Out: Parquet files with a list of commits, and a report. May touch: that directory.
+In: a topic, a directory. Out: Parquet files, a list of commits, a report. May touch: that directory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The commits of an archive of one topic: a crash leaves a whole commit or none.
+"""The commits of an archive of one topic. Each commit is atomic.
 
-Guarantee: a commit exists once its manifest has its final name. A link gives it that name, atomically, and fails if
-another run took the number before. A file that no manifest names is not part of the archive.
+Guarantee: a commit exists once its manifest has its final name. A hard link sets that name atomically, and fails if
+another run has used the number. A file that no manifest names is not part of the archive.
 
     topic=orders/
       _commits/00000001.json    ranges of offsets, files, topic and cluster, and a checksum
-      _new-<random>/            files of a run at work; removed by the next run if this one dies before its manifest
-      commit=00000001/          the same, renamed after its manifest was written, by the next run if need be
+      _new-<random>/            files of a current run; the next run removes them after a crash
+      commit=00000001/          the same, renamed after its manifest was written; by the next run after a crash
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One commit. `ranges`: partition -> the first offset that it covers, and the one after the last."""
+    """One commit. `ranges`: partition -> (first offset, end offset)."""
 
     number: int
     kind: str  # "append" or "compact"
@@ -91,7 +91,7 @@ class Manifest:
     """Offsets deleted from the topic before they were archived, skipped with `allow_gaps`."""
     replaces: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Of its files: name -> type, as Spark writes it in JSON."""
+    """The columns of its files: name -> type, as Spark writes it in JSON."""
 
     @property
     def directory(self) -> str:
@@ -106,7 +106,7 @@ class Manifest:
         return sum(found.size for found in self.files)
 
     def to_bytes(self) -> bytes:
-        # as it is read back: partitions are texts there, which sort differently from numbers
+        # convert first: in JSON, partitions are texts, which sort differently from numbers
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 
@@ -117,7 +117,7 @@ class Manifest:
             body = json.loads(data)
             stated = body.pop("checksum")
             if stated != _checksum(body):
-                raise ValueError("its checksum does not fit its content")
+                raise ValueError("its checksum does not match its content")
             if body.pop("format") != FORMAT:
                 raise ValueError("it was written by a newer version of allocator; use that")
             for name in ("ranges", "gaps"):
@@ -127,8 +127,8 @@ class Manifest:
             return cls(**body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArchiveCorrupt(
-                f"{path} cannot be read ({error}); bring it back from a backup, or move the directory away and archive "
-                "anew"
+                f"{path} cannot be read ({error}); restore it from a backup, or move the directory away and archive "
+                "again"
             ) from error
 
 
@@ -150,10 +150,10 @@ class CommitLog:
         missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
         if missing:
             raise ArchiveCorrupt(
-                f"{self.manifests} lacks {min(missing):08d}.json, and has later ones; bring it back from a backup"
+                f"{self.manifests} lacks {min(missing):08d}.json, but has later ones; restore it from a backup"
             )
         alive = [manifest for number, manifest in found.items() if number not in replaced]
-        # one that replaces others takes their position
+        # a compacted commit takes the position of those that it replaces
         alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
         _check_ranges(alive, self.manifests)
         return alive
@@ -165,11 +165,11 @@ class CommitLog:
             if re.fullmatch(r"\d{8,}\.json", path.name):
                 manifest = Manifest.from_bytes(path.read_bytes(), path)
                 if f"{manifest.number:08d}.json" != path.name:
-                    raise ArchiveCorrupt(f"{path} says that it is commit {manifest.number}; was it copied?")
+                    raise ArchiveCorrupt(f"{path} contains commit {manifest.number}; restore the right file")
                 yield manifest
 
     def paths(self, manifest: Manifest) -> list[Path]:
-        """Its files, where they stand now. Raises ArchiveCorrupt when one is gone."""
+        """The current paths of its files. Raises ArchiveCorrupt if one is missing or changed."""
         home = self.directory / manifest.directory
         if not home.is_dir():
             home = self.directory / manifest.staged
@@ -177,13 +177,13 @@ class CommitLog:
         for path, found in zip(paths, manifest.files):
             if not path.is_file() or path.stat().st_size != found.size:
                 raise ArchiveCorrupt(
-                    f"{path} is gone or was changed, and commit {manifest.number} needs it; bring it back from a backup"
+                    f"{path} is missing or was changed, and commit {manifest.number} needs it; restore it from a backup"
                 )
         return paths
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time. Completes the commits of a run that died, and removes its other files.
+        """Locks the archive for one run. Completes commits of a crashed run, and removes its other files.
 
         Raises ArchiveBusy, and ConfigError if the directory cannot be written.
         """
@@ -194,7 +194,7 @@ class CommitLog:
             if is_full(error):
                 raise disk_full(self.directory) from error
             raise ConfigError(
-                f"{self.directory} cannot be written: {error.strerror}; name a directory that can be"
+                f"{self.directory} cannot be written: {error.strerror}; name a writable directory"
             ) from error
         with lock:
             try:
@@ -205,13 +205,13 @@ class CommitLog:
             yield
 
     def stage(self) -> Path:
-        """The name of a directory for the files of the next commit."""
+        """A new name for the directory of the next commit's files."""
         return self.directory / f"_new-{uuid.uuid4().hex}"
 
     def commit(self, manifest: Manifest) -> None:
-        """Sync the files, then write the manifest, then rename the directory for readers without manifests.
+        """Syncs the files, then writes the manifest, then renames the directory for readers without manifests.
 
-        Raises ArchiveBusy, ArchiveFull; then nothing of the commit is kept.
+        After ArchiveBusy and ArchiveFull, nothing of the commit is kept.
         """
         staged = self.directory / manifest.staged
         final = self.manifests / f"{manifest.number:08d}.json"
@@ -226,7 +226,7 @@ class CommitLog:
             raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
         except OSError as error:
             if final.exists():
-                raise  # the commit stands, so its files must
+                raise  # the commit exists, so keep its files
             shutil.rmtree(staged, ignore_errors=True)
             if is_full(error):
                 raise disk_full(self.directory) from error
@@ -234,7 +234,7 @@ class CommitLog:
         self._settle(manifest)
 
     def _settle(self, manifest: Manifest) -> None:
-        """Rename and delete as the manifest says; may be repeated."""
+        """Renames and deletes directories by the manifest; may be repeated."""
         staged, home = self.directory / manifest.staged, self.directory / manifest.directory
         if staged.is_dir() and not home.exists():
             os.rename(staged, home)
@@ -260,7 +260,7 @@ class CommitLog:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk, or the user's share of one, has no space left; `error` may be one of Spark's."""
+    """Whether a disk or quota is full; `error` may be an error of Spark."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
@@ -272,7 +272,7 @@ def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
     if scratch is not None:
         places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
     return ArchiveFull(
-        f"no space left on device: {', '.join(places)}. Nothing of this commit is kept, and earlier commits are whole. "
+        f"no space left on device: {', '.join(places)}. Nothing of this commit is kept; earlier commits are complete. "
         "Free space, or reduce --offsets-per-commit, and run again"
     )
 
@@ -299,7 +299,7 @@ def check_writable(directory: Path) -> None:
 
 
 def _check_ranges(alive: list[Manifest], where: Path) -> None:
-    """Ranges and gaps of a partition must be contiguous, without holes or overlaps."""
+    """Raises ArchiveCorrupt unless the ranges and gaps of each partition are contiguous."""
     runs: dict[int, list[tuple[int, int]]] = {}
     for manifest in alive:
         for reaches in (manifest.ranges, manifest.gaps):
@@ -310,8 +310,8 @@ def _check_ranges(alive: list[Manifest], where: Path) -> None:
         for (_, end), (start, _) in zip(found, found[1:]):
             if end != start:
                 raise ArchiveCorrupt(
-                    f"{where}: of partition {partition}, offsets up to {end - 1} are archived, and then from {start} "
-                    "on; manifests of two archives stand in one directory, or were changed"
+                    f"{where}: partition {partition} is archived up to offset {end - 1}, and then from {start} on; the "
+                    "directory has manifests of two archives, or changed ones"
                 )
 
 

@@ -1,4 +1,4 @@
-"""`Archive`: what `archive` wrote, exactly, whatever a run that was killed left behind."""
+"""`Archive` reads exactly the committed records, also after a crash of a run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["Archive", "reach_of"]
 
 Reach = dict[int, tuple[int, int]]
-LOW, HIGH = "_allocator_low", "_allocator_high"  # no user's columns
+LOW, HIGH = "_allocator_low", "_allocator_high"  # names that users do not have
 
 
 class Archive:
-    """The archive of one topic under `directory`, to be read. Raises ConfigError if there is none."""
+    """The archive of one topic under `directory`. Raises ConfigError if there is none."""
 
     def __init__(self, directory: str | Path, topic: str | None = None) -> None:
         root = Path(directory)
         found = sorted(path.name[len("topic=") :] for path in root.glob("topic=*") if (path / "_commits").is_dir())
         if topic is None:
             if len(found) != 1:
-                what = f"archives of {', '.join(found)}: say which" if found else "no archive"
+                what = f"archives of {', '.join(found)}: name one" if found else "no archive"
                 raise ConfigError(f"{root} holds {what}")
             topic = found[0]
         elif topic not in found:
@@ -44,11 +44,11 @@ class Archive:
         return sum(manifest.records for manifest in self.manifests)
 
     def reach(self) -> Reach:
-        """Partition -> the first offset that is archived, and the one after the last."""
+        """Partition -> (first archived offset, end offset)."""
         return reach_of(self.manifests)
 
     def frame(self, spark: SparkSession, reach: Mapping[int, tuple[int, int]] | None = None) -> DataFrame:
-        """The records, with the columns of Spark's Kafka connector and what the archive's transform added.
+        """The records, with the columns of Spark's Kafka connector and of the archive's transform.
 
         `reach`: only those offsets. Raises ArchiveCorrupt.
         """
@@ -68,7 +68,7 @@ class Archive:
         rows = reader.parquet(*map(str, paths))
         rows = rows.withColumn("topic", F.lit(self.topic)).withColumn("partition", F.col("partition").cast("int"))
         if partly:
-            # a filter for each partition would be a plan that Spark takes minutes over
+            # Spark takes minutes to plan one filter for each partition
             bounds = [(partition, low, high) for partition, (low, high) in wanted.items()]
             cut = spark.createDataFrame(bounds, f"partition int, {LOW} bigint, {HIGH} bigint")
             inside = (F.col("offset") >= F.col(LOW)) & (F.col("offset") < F.col(HIGH))

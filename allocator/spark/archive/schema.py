@@ -1,8 +1,8 @@
-"""The columns of an archive: transforms that add some, and the check that all commits can be read together.
+"""The columns of an archive: transforms add columns; a check keeps the schemas of all commits compatible.
 
-`decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. The bytes stay as they are, so
-that an archive can be audited and sent back; the decoded columns are `key_decoded` and `value_decoded`, null if the
-bytes do not fit the schema. A wrong schema loses nothing.
+`decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. It keeps the
+bytes, so that an archive can be audited and sent back, and adds `key_decoded` and `value_decoded`, null if the bytes do
+not match the schema. So a wrong schema loses nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Transform", "columns_of", "decoder", "load_transform", "transformed"
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")
-# schema registries put a zero and four bytes of the schema's id before the data
+# bytes before the data: a zero, and the id of the schema in the registry
 CONFLUENT_HEADER = 5
 
 
@@ -34,9 +34,8 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
     """A transform that adds `key_decoded` and `value_decoded`.
 
     Each of: "string" (UTF-8); "json:" and a schema in Spark's DDL, "json:id long, tags array<string>"; "avro:" and a
-    file with an Avro schema, with which the bytes were written; "confluent-avro:", the same with a registry's five
-    bytes before it, whatever id they hold. Raises ConfigError for a schema that is none, MissingExtra for Avro without
-    fastavro.
+    file with the Avro schema of the writer; "confluent-avro:", the same after the five bytes of a schema registry,
+    whose id is ignored. Raises ConfigError for an invalid schema, MissingExtra for Avro without fastavro.
     """
     makers = {column: _maker(column, spec) for column, spec in (("key", key), ("value", value)) if spec is not None}
 
@@ -47,9 +46,9 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
 
 
 def load_transform(target: str) -> Transform:
-    """The user's function `package.module:function`, DataFrame -> DataFrame; of a class one made without arguments.
+    """The user's function `package.module:function`, DataFrame -> DataFrame; a class is instantiated.
 
-    Modules in the current directory are found. Raises ConfigError.
+    Also finds modules in the current directory. Raises ConfigError.
     """
     what = f"transform {target!r}"
     transform: Transform = to_call(find(target, what, here=True), what)
@@ -57,11 +56,11 @@ def load_transform(target: str) -> Transform:
 
 
 def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:
-    """The rows to write. Raises SchemaMismatch if they could not be read together with the files of `manifests`."""
+    """The rows to write. Raises SchemaMismatch if their schema conflicts with the files of `manifests`."""
     if transform is not None:
         rows = transform(rows)
         if not hasattr(rows, "columns"):
-            raise SchemaMismatch(f"the transform returned {type(rows).__name__}, no DataFrame")
+            raise SchemaMismatch(f"the transform returned {type(rows).__name__}, not a DataFrame")
         gone = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
         if gone:
             raise SchemaMismatch(f"the transform removes {', '.join(gone)}; these columns must stay")
@@ -71,8 +70,8 @@ def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterabl
             now = kinds.get(name.lower(), kind)
             if not _merge(kind, now):
                 raise SchemaMismatch(
-                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: they cannot "
-                    "be read together; give it another name, or archive to another directory"
+                    f"column {name!r} is {_shown(kind)} in commit {manifest.number} and {_shown(now)} now: the schemas "
+                    "conflict; give it another name, or archive to another directory"
                 )
     return rows
 
@@ -83,7 +82,7 @@ def columns_of(rows: DataFrame) -> dict[str, Any]:
 
 
 def _merge(one: Any, other: Any) -> bool:
-    """Whether Spark reads columns of both types as one: fields of structs may come and go, all else is equal."""
+    """Whether Spark can merge both types: structs may differ in fields, everything else is equal."""
     if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
         if one["type"] == "struct":
             known = {field["name"].lower(): field["type"] for field in one["fields"]}
@@ -115,7 +114,7 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
         return parsed
     if kind in ("avro", "confluent-avro") and schema:
         return _avro(column, Path(schema), CONFLUENT_HEADER if kind == "confluent-avro" else 0)
-    raise ConfigError(f"{column}: {spec!r} is no schema; one of {', '.join(KINDS)}")
+    raise ConfigError(f"{column}: {spec!r} is not a schema; use one of {', '.join(KINDS)}")
 
 
 def _functions() -> Any:
@@ -130,12 +129,12 @@ def _check_ddl(column: str, schema: str) -> None:
     from pyspark.sql.types import StructType
 
     if SparkSession.getActiveSession() is None:
-        return  # the parser is Spark's; it is asked again before anything is written
+        return  # only Spark can parse it; checked again before the first write
     try:
         StructType.fromDDL(schema)
     except ParseException as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{column}: {schema!r} is no schema in Spark's DDL: {reason}") from error
+        raise ConfigError(f"{column}: {schema!r} is not valid DDL of Spark: {reason}") from error
 
 
 def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
@@ -147,7 +146,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         parsed = fastavro.parse_schema(json.loads(path.read_text()))
         ddl = _ddl(parsed, {})
     except (OSError, ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
-        raise ConfigError(f"{column}: {path} is no Avro schema that Spark has types for: {error}") from error
+        raise ConfigError(f"{column}: {path} is not an Avro schema with types that Spark has: {error}") from error
 
     def decode(data: Optional[bytearray]) -> Any:
         if data is None or len(data) < skip or (skip and data[0] != 0):
@@ -155,7 +154,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         stream = io.BytesIO(bytes(data[skip:]))
         try:
             found = fastavro.schemaless_reader(stream, parsed, parsed)
-        except Exception:  # noqa: BLE001 - what bytes of another schema make a decoder raise is not documented
+        except Exception:  # noqa: BLE001 - the decoder may raise anything for bytes of another schema
             return None
         return None if stream.read(1) else found
 
@@ -177,7 +176,7 @@ _LOGICAL = {"date": "date", "timestamp-millis": "timestamp", "timestamp-micros":
 
 
 def _ddl(schema: Any, named: Mapping[str, str]) -> str:
-    """Spark's type of an Avro schema. Raises ValueError for what has none (recursion, unions of several types)."""
+    """The Spark type of an Avro schema. Raises ValueError for recursion and unions of several types."""
     if isinstance(schema, list):
         some = [branch for branch in schema if branch != "null"]
         if len(some) != 1:
@@ -210,7 +209,7 @@ def _ddl(schema: Any, named: Mapping[str, str]) -> str:
 
 
 def _note(schema: Any, found: str, named: dict[str, str]) -> None:
-    """A named type may be used again by later fields."""
+    """Stores named types, which later fields may use."""
     for part in schema if isinstance(schema, list) else [schema]:
         if isinstance(part, dict) and "name" in part:
             named[part["name"]] = found

@@ -1,10 +1,10 @@
-"""Topics to Parquet, each record exactly once: `archive`, `compact`, and `Archive`, which reads what they wrote.
+"""Writes topics to Parquet, each record exactly once: `archive`, `compact`.
 
-A run continues where the archive ends, by its manifests (`commits`), however the run before it ended.
-The directory must be one that the driver and all executors see under the same path: a disk, or a mounted file system.
-Readers without this module (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in
-the names of directories, and exact data as long as no run is at work or was killed; `Archive` is always exact. A reader
-at work while `compact` runs may miss replaced files, and must begin again.
+A run continues at the end of the archive, by its manifests (`commits`), also after a crash of the last run. The driver
+and all executors must see the directory under the same path: a disk, or a mounted file system. Other readers
+(`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in directory names; they read
+exact data unless a run is active or was killed. `Archive` is always exact. A reader may miss files that `compact`
+replaces meanwhile, and must then read again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from allocator.spark.archive.commits import (
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.errors import DataLoss
-from allocator.spark.ranges import share_out
+from allocator.spark.ranges import limit_ends
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
 
@@ -53,7 +53,7 @@ class ArchiveReport:
     topic: str
     directory: str
     ranges: Reach = field(default_factory=dict)
-    """Added offsets: partition -> the first, and the one after the last."""
+    """Added offsets: partition -> (first offset, end offset)."""
     gaps: Reach = field(default_factory=dict)
     commits: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ArchiveReport:
 
     @property
     def offsets(self) -> int:
-        """At least as many as records: compaction and transactions leave offsets without a record."""
+        """Number of offsets, which is at least that of records: compaction and transactions leave gaps."""
         return sum(high - low for low, high in self.ranges.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -86,9 +86,7 @@ class ArchiveReport:
 
     def to_text(self) -> str:
         if self.dry_run:
-            return (
-                f"{self.topic}: {self.offsets} offsets of {len(self.ranges)} partitions would be archived; nothing was"
-            )
+            return f"{self.topic}: would archive {self.offsets} offsets of {len(self.ranges)} partitions (dry run)"
         if not self.commits:
             return f"{self.topic}: nothing to do"
         return (
@@ -108,18 +106,17 @@ def archive(
     progress: Progress | None = None,
     spark: SparkSession | None = None,
 ) -> ArchiveReport:
-    """Add the missing records of `topic` to its archive under `directory`.
+    """Adds the missing records of `topic` to its archive under `directory`.
 
-    Guarantee: after any number of runs, however they ended, the archive has each record once. The first run begins
-    where the topic's options say, and records that also for empty partitions; every later run begins where the archive
-    ends, and new partitions begin with their first record.
-    transform: DataFrame -> DataFrame, adds columns (see `schema.decoder`) or leaves records out; topic, partition and
-    offset must stay. offsets_per_commit: more: fewer, larger files; less: less to do again after a crash.
-    allow_gaps: continue after records that retention deleted unarchived, and list them in the manifest.
-    progress: called with offsets done and offsets in all.
-    Raises ArchiveMismatch for an archive of another cluster or of a topic that was created again, SchemaMismatch for
-    columns that cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss,
-    ConfigError, and what reading the topic raises.
+    Guarantee: after any number of runs, also crashed ones, the archive has each record once. The first run begins at
+    the start in the topic's options, and stores it also for empty partitions. Later runs begin at the end of the
+    archive, and at the first record of new partitions. transform: DataFrame -> DataFrame, adds columns (see
+    `schema.decoder`) or omits records; topic, partition and offset must stay. offsets_per_commit: more: fewer, larger
+    files; less: less work to repeat after a crash. allow_gaps: continue after records that retention deleted
+    unarchived, and list them in the manifest. progress: called with offsets done and offsets in all. Raises
+    ArchiveMismatch for an archive of another cluster or of a topic that was created again, SchemaMismatch for columns
+    that cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss,
+    ConfigError, and the errors of reading the topic.
     """
     began = time.monotonic()
     root = _root(directory)
@@ -137,7 +134,7 @@ def archive(
     if report.ranges:
         spark = spark or _session("allocator archive")  # before the lock: it takes seconds
     with commits.locked():
-        # again, under the lock: another run may have ended meanwhile
+        # again under the lock: another run may have added commits
         extent, alive = topic.extent(), commits.live()
         start, gaps = _start(alive, topic.name, extent, allow_gaps)
         new, todo = _unknown(alive, start), _todo(start, extent)
@@ -194,14 +191,14 @@ def _root(directory: str | Path) -> Path:
     text = str(directory)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
         raise ConfigError(
-            f"{text} is a URL: an archive stands in a directory that the driver and the executors see as a file "
-            "system; mount it and give the path"
+            f"{text} is a URL, but an archive needs a directory in a file system of the driver and the executors; "
+            "mount it and give the path"
         )
     return Path(text).absolute()
 
 
 def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
-    """The start in each partition, and the deleted offsets before it. Raises ArchiveMismatch, DataLoss."""
+    """(start of each partition, deleted offsets before it). Raises ArchiveMismatch, DataLoss."""
     for manifest in alive[-1:]:
         if manifest.topic != topic:
             raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
@@ -211,12 +208,12 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
                 "it to another directory"
             )
         if manifest.topic_id and extent.topic_id and manifest.topic_id != extent.topic_id:
-            raise ArchiveMismatch(f"{topic!r} was deleted and made anew since: archive it to another directory")
+            raise ArchiveMismatch(f"{topic!r} was deleted and created again since: archive it to another directory")
     archived = reach_of(alive)
     start, gaps = {}, {}
     for partition, (first, end) in extent.log.items():
         if partition not in archived:
-            # a later "committed" of the options would leave records out
+            # not the options of this run: "committed" would omit records
             start[partition] = first if alive else extent.chosen[partition][0]
             continue
         low, at = archived[partition]
@@ -225,13 +222,14 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
         )
         if at > end:
             raise ArchiveMismatch(
-                f"{so_far} and ends at {end - 1}: it was made anew, or lost its tail; archive it to another directory"
+                f"{so_far} and ends at {end - 1}: it was created again, or lost its tail; archive it to another "
+                "directory"
             )
         if at < first:
             if not allow_gaps:
                 raise DataLoss(
                     f"{so_far} and begins at {first} now: {first - at} offsets were deleted unarchived; allow gaps to "
-                    "go on without them"
+                    "continue without them"
                 )
             gaps[partition] = (at, first)
         start[partition] = max(at, first)
@@ -250,7 +248,7 @@ def _todo(start: Mapping[int, int], extent: Extent) -> Reach:
 
 def _piece(topic: str, todo: Reach, most: int) -> Reach:
     low = {TopicPartition(topic, p): reach[0] for p, reach in todo.items()}
-    high = share_out(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
+    high = limit_ends(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
     return {tp.partition: (low[tp], high[tp]) for tp in low if high[tp] > low[tp]}
 
 
@@ -263,10 +261,9 @@ def compact(
     progress: Progress | None = None,
     spark: SparkSession | None = None,
 ) -> ArchiveReport:
-    """Merge neighbouring commits whose files have less than half of `file_size` bytes on average.
+    """Merges neighbouring commits whose files have less than half of `file_size` bytes on average.
 
-    As safe against a crash as `archive`: the old files are deleted after the new manifest is written. No record
-    changes.
+    It is as safe against a crash as `archive`: it deletes the old files after it has written the new manifest.
     Raises ArchiveCorrupt, ArchiveBusy, ConfigError.
     """
     began = time.monotonic()
@@ -319,14 +316,14 @@ def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: l
     part.manifests = group
     rows = part.frame(spark).repartition(F.col("partition"))
     staged = commits.stage()
-    ranges = reach_of(group)  # with gaps, which are offsets without a record like others
+    ranges = reach_of(group)  # including gaps
     files = _write(rows, staged, ranges)
     records = sum(written.records for written in files)
     expected = sum(manifest.records for manifest in group)
     if records != expected:
         raise ArchiveCorrupt(
-            f"{commits.directory}: commits {group[0].number} to {group[-1].number} say that they have {expected} "
-            f"records, their files have {records}; nothing was replaced"
+            f"{commits.directory}: commits {group[0].number} to {group[-1].number} should have {expected} records, but "
+            f"their files have {records}; nothing was replaced"
         )
     replaces = tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)}))
     last = group[-1]
@@ -347,7 +344,7 @@ def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: l
 
 def _write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
     """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
-    # the order in the files: without it Spark sorts by partition alone, and mixes offsets
+    # otherwise Spark sorts only by partition, and mixes offsets
     rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
     writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
@@ -369,7 +366,7 @@ def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataF
     counts: dict[int, int] = {}
     for path in sorted(staged.glob("partition=*/*.parquet")):
         metadata = parquet.read_metadata(path)
-        # the column, and not a field of that name within another
+        # the column itself, not a nested field of that name
         at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
         columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
         if not metadata.num_rows:
@@ -380,8 +377,8 @@ def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataF
         counts[partition] = counts.get(partition, 0) + metadata.num_rows
         if first < low or last >= high or counts[partition] > high - low:
             raise ArchiveCorrupt(
-                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records; {low} to {high - 1} were "
-                "asked for: nothing was committed"
+                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records, but {low} to {high - 1} were "
+                "requested; nothing was committed"
             )
         name = str(path.relative_to(staged))
         found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))

@@ -1,7 +1,7 @@
-"""Two sides of records, compared by Spark alone: hashes, shuffles and sorts, which spill; no Python per record.
+"""Compares two sides of records in Spark, by hashes, shuffles and sorts, which spill to disk; no Python per record.
 
-What counts as which difference is defined in `allocator.spark.audit`. A record is known by the XXH64 of its key,
-value, headers and timestamp, 64 bits each: that two differing fields look alike has a chance of 1 in 2^64 for each.
+`allocator.spark.audit` defines the kinds of differences. A record is identified by the XXH64 of its key, value, headers
+and timestamp, 64 bits each: two different fields have the same hash with a chance of 1 in 2^64.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HASHES = list(FIELDS.values())
 
 
 def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> DataFrame:
-    """The columns of one side: side, t(opic), unit (within which order counts), p(artition), o(ffset), the hashes."""
+    """The columns of one side: side, t(opic), unit (the scope of the order), p(artition), o(ffset), the hashes."""
     known = dict.fromkeys(frame.columns)
     millis = F.expr("unix_millis(timestamp)")
     values: dict[str, Column] = {
         "key": F.col("key"),
         "value": F.col("value"),
-        # none and an empty list are one
+        # null and an empty list are equal
         "headers": F.expr("if(size(headers) > 0, transform(headers, h -> (h.key, h.value is null, h.value)), null)")
         if "headers" in known
         else F.lit(None),
-        # -1 is how a broker says that there is none
+        # -1 means no timestamp
         "timestamp": F.when(millis >= 0, millis),
     }
     hashes = [
@@ -54,7 +54,7 @@ def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> D
 
 
 def _hash(value: Column) -> Column:
-    # whether it is null is hashed too: xxhash64 passes over nulls
+    # hash the null flag too: xxhash64 ignores nulls
     return F.xxhash64(value.isNull(), value)
 
 
@@ -63,14 +63,14 @@ def _is_null(short: str) -> Column:
 
 
 class Comparison:
-    """The rows of both sides, paired; a context, for what is kept on disk meanwhile."""
+    """The paired rows of both sides. A context manager: it keeps frames on disk until the end of the block."""
 
     def __init__(self, left: DataFrame, right: DataFrame, by: str) -> None:
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
         self.pairs = self._keep(_pair(left.unionByName(right), by))
-        """One row for each pair, and for each row that found none: its other side is null."""
+        """One row for each pair, and for each row without a partner, with nulls for the other side."""
 
     def __enter__(self) -> Comparison:
         return self
@@ -84,7 +84,7 @@ class Comparison:
         return frame
 
     def partitions(self) -> list[Any]:
-        """side, t, p, and of these: records, first and last offset, a checksum that ignores order, how many differ."""
+        """For each side, t, p: records, first and last offset, an order-independent checksum, number of differences."""
         sides = [
             F.struct(
                 F.lit(left).alias("side"),
@@ -101,7 +101,7 @@ class Comparison:
             F.count("*").alias("records"),
             F.min("x.o").alias("first"),
             F.max("x.o").alias("last"),
-            # a sum and an exclusive or; 31 bits of each hash, so that no sum overflows
+            # the checksum: a sum and an exclusive or; 31 bits of each hash, so that the sum does not overflow
             F.sum(F.shiftrightunsigned("x.f", 33)).alias("total"),
             F.bit_xor("x.f").alias("parity"),
             F.count_if("x.alone").alias("alone"),
@@ -112,11 +112,11 @@ class Comparison:
         return found
 
     def differences(self) -> DataFrame | None:
-        """kind, t, lp, lo, rp, ro, fields (what is altered), passed (the offset that came too early).
+        """Rows of kind, t, lp, lo, rp, ro, fields (the altered ones), passed (the offset that came too early).
 
-        After `partitions`, which tells whether there can be any; None: there is none.
+        Call it after `partitions`, which finds out whether there are any; None: there are none.
         """
-        found = [self._reordered()] if self._by != "offset" else []  # there a record is known by its place
+        found = [self._reordered()] if self._by != "offset" else []  # the offset identifies a record
         if self._altered:
             found.append(self._altered_in_place())
         if self._alone:
@@ -130,10 +130,10 @@ class Comparison:
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
     def _reordered(self) -> DataFrame:
-        """Pairs overtaken: on the right, a record stands before them that stands after them on the left."""
+        """Overtaken pairs: a record that is after them on the left is before them on the right."""
         both = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull() & F.col("unit").isNotNull())
-        # the largest left offset first, so that what follows a record is what was seen before it. A key's records
-        # in two partitions have no order between these
+        # in descending order of left offsets, the rows before a record are those that follow it on the left. Records
+        # of a key in two partitions have no order
         later = (
             Window.partitionBy("t", "unit", "lp", "rp")
             .orderBy(F.col("lo").desc())
@@ -143,7 +143,7 @@ class Comparison:
         return _shaped(overtaken.withColumn("kind", F.lit("reordered")))
 
     def _classified(self, alone: DataFrame) -> DataFrame:
-        """What has no partner, by what it resembles: the closest resemblance first."""
+        """Classifies rows without a partner by the closest similar row."""
         left = F.col("lo").isNotNull()
         rows = alone.select(
             left.alias("side"),
@@ -162,14 +162,14 @@ class Comparison:
         rows = self._duplicates(rows)
         if self._by != "offset":
             timed, keyed, valued = (~_is_null(name) for name in ("ht", "hk", "hv"))
-            # records without key and time would all look alike: those that are lost and those that are new
+            # without key and time, all records would be similar
             rows = _resemble(rows, ["t", "unit", "hk", "hv"], keyed | valued, "altered")
             rows = _resemble(rows, ["t", "unit", "hk", "ht"], keyed | timed, "altered")
-            place = ["t", "unit"] if self._by == "partition" else ["t"]
-            rows = _resemble(rows, [*place, "hv", "ht"], valued | timed, "altered")
+            scope = ["t", "unit"] if self._by == "partition" else ["t"]
+            rows = _resemble(rows, [*scope, "hv", "ht"], valued | timed, "altered")
         rows = self._ends(self._keep(rows))
         paired = F.col("mo").isNotNull()
-        rows = rows.where(F.col("side") | ~paired)  # a pair is told once
+        rows = rows.where(F.col("side") | ~paired)  # report a pair once
         here = F.col("side")
         return _shaped(
             rows.select(
@@ -192,7 +192,7 @@ class Comparison:
         return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
 
     def _ends(self, rows: DataFrame) -> DataFrame:
-        """What is left: missing, truncated if nothing of its partition is found after it, or extra."""
+        """Classifies the rest: missing, truncated (no later record of the partition is found), or extra."""
         paired = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull()).select("t", "lp", "lo")
         later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
         ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
@@ -203,9 +203,9 @@ class Comparison:
 
 
 def _pair(rows: DataFrame, by: str) -> DataFrame:
-    """Rows that are alike in one unit, the first with the first, the second with the second."""
+    """Pairs equal rows of a unit: the first with the first, the second with the second."""
     alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
-    # one shuffle serves the window and the grouping
+    # one shuffle for the window and the grouping
     rows = rows.withColumn("f", F.xxhash64(*HASHES)).repartition(*(alike if by == "offset" else ["t", *HASHES]))
     order = Window.partitionBy("side", *alike).orderBy("p", "o")
     rows = rows.withColumn("n", F.row_number().over(order))
@@ -223,7 +223,7 @@ def _pair(rows: DataFrame, by: str) -> DataFrame:
 
 
 def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str) -> DataFrame:
-    """Pairs rows of the two sides that nothing was found of yet and that agree in `alike`, in order."""
+    """Pairs unclassified rows of both sides that are equal in the columns `alike`, in order."""
     rows = rows.withColumn("open", F.col("kind").isNull() & allowed)
     rows = rows.withColumn("n", F.row_number().over(Window.partitionBy("open", "side", *alike).orderBy("p", "o")))
     them = Window.partitionBy("open", "n", *alike)

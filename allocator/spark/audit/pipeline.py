@@ -39,7 +39,7 @@ __all__ = ["BY", "Report", "Source", "audit"]
 BY = ("partition", "key", "offset")
 FIELDS = ("key", "value", "headers", "timestamp")
 NEEDED = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
-LOOKED_UP = 200  # samples of which key and value are shown; more: a longer report
+LOOKED_UP = 200  # samples whose key and value are shown; more: a longer report
 
 Reach = Mapping[int, tuple[int, int]]
 
@@ -80,14 +80,14 @@ def audit(
     """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector; see the module.
 
     by: None takes "offset" when one side is an archive, else "partition" when both have the same partitions, else
-    "key". ignore: fields ("timestamp", "headers", ...) that may differ, as between a broker that has none and one that
-    has. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics are compared
+    "key". ignore: fields ("timestamp", "headers", ...) that may differ, for example if one broker does not have
+    them. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics are compared
     whatever their names. samples: differences of each kind and topic that the report lists; all are counted.
     spark: by default the active session, or a new one.
 
     Records that arrive after the audit began are not compared. Of a topic and an archive, only offsets that the archive
     covers and the topic still has are compared; a note counts the others.
-    Raises ConfigError, SchemaMismatch, and what reading a topic raises.
+    Raises ConfigError, SchemaMismatch, and the errors of reading a topic.
     """
     _check(by, ignore, samples)
     if spark is None:
@@ -131,7 +131,7 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
         raise ConfigError(f"by = {by!r} must be one of {', '.join(BY)}")
     unknown = sorted(set(ignore) - set(FIELDS))
     if unknown:
-        raise ConfigError(f"ignore: {unknown[0]!r} is no field of a record; fields are {', '.join(FIELDS)}")
+        raise ConfigError(f"ignore: {unknown[0]!r} is not a field of a record; fields are {', '.join(FIELDS)}")
     if set(ignore) >= set(FIELDS):
         raise ConfigError("ignore names every field: nothing would be compared")
     if samples < 0:
@@ -170,7 +170,7 @@ def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
 
 
 def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tuple[int, int]]:
-    """The part of an archive that the topic has not deleted by retention. Offsets missing at its end stay: a fault."""
+    """The part of an archive that retention has not deleted. Offsets beyond the end of the topic stay: an error."""
     found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
     gone = sum(found[p][0] - low for p, (low, _) in covered.items())
     newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())
@@ -214,7 +214,7 @@ def _renamed(frame: DataFrame, one: _Pinned, other: _Pinned, rename: Mapping[str
 
 
 def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[str, str, int, str], int], list[Any]]:
-    """(kind, topic, partition, fields) -> how many; and the first few of each kind and topic."""
+    """(counts by kind, topic, partition and fields; the first samples of each kind and topic)."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
@@ -256,7 +256,7 @@ def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple
         return {}
     from pyspark.sql import functions as F
 
-    # a range of offsets, which the source need not read beyond, and a list
+    # the source can use the range, but not the list
     low, high = min(o for *_, o in wanted), max(o for *_, o in wanted)
     chosen = frame.where(
         F.col("partition").isin(sorted({p for _, p, _ in wanted}))

@@ -1,4 +1,4 @@
-"""What an audit found, as an object, text, JSON and a page. Pure."""
+"""The report of an audit, as an object, text, JSON and HTML. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tornado.template import Template
 
 __all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
 
-# in the order in which they are told
+# in the order of the report
 KINDS: Mapping[str, str] = {
     "missing": "on the left only",
-    "truncated": "on the left only, after all that the right has of the partition",
+    "truncated": "on the left only, after the last record of the partition on the right",
     "duplicated": "once more on the right than on the left",
     "extra": "on the right only",
-    "altered": "on both sides, with other contents",
-    "moved": "on both sides, in another place",
+    "altered": "on both sides, with different content",
+    "moved": "on both sides, at different places",
     "reordered": "on both sides; a later one comes before it on the right",
 }
 
 
 @dataclass(frozen=True)
 class PartitionDifference:
-    """What one side has of one partition. `checksum` is of all its records, in whatever order."""
+    """One partition of one side. `checksum` is of all its records, independent of the order."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ _UNSIGNED = (1 << 64) - 1
 
 
 class Side:
-    """One side: its name, and its partitions as they were found."""
+    """The name and the partitions of one side."""
 
     def __init__(self, name: str, rows: list[Any]) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `partition` and `offset` are the left's, `other_...` the right's; None where it is not there."""
+    """One difference. `partition` and `offset` are the left's, `other_...` the right's; None if it is missing there."""
 
     kind: str
     topic: str
@@ -74,9 +74,9 @@ class Difference:
     other_partition: Optional[int]
     other_offset: Optional[int]
     fields: tuple[str, ...] = ()
-    """What is altered."""
+    """The altered fields."""
     passed: Optional[int] = None
-    """Of one that is reordered: the first offset on the right of a record that should come after it."""
+    """For "reordered": the first offset on the right of a record that should come after it."""
     left: Optional[Mapping[str, Any]] = None
     right: Optional[Mapping[str, Any]] = None
 
@@ -108,7 +108,7 @@ class Report:
     by: str
     ignored: tuple[str, ...]
     counts: Mapping[tuple[str, str, int, str], int]
-    """(kind, topic, partition, altered fields with commas) -> how many."""
+    """(kind, topic, partition, altered fields with commas) -> number of differences."""
     samples: tuple[Difference, ...]
     notes: tuple[str, ...]
     started: datetime
@@ -128,7 +128,7 @@ class Report:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Kind -> how many, of all kinds."""
+        """Kind -> number of differences, for all kinds."""
         return {kind: self.count(kind) for kind in KINDS}
 
     def verdict(self) -> str:
@@ -169,7 +169,7 @@ class Report:
         return "\n".join(lines)
 
     def to_html(self) -> str:
-        """One page that needs nothing else: the verdict, both sides with their checksums, counts and samples."""
+        """A self-contained page: the verdict, both sides with their checksums, counts and samples."""
         rows: dict[tuple[str, int], list[Optional[PartitionDifference]]] = {}
         for place, side in enumerate((self.left, self.right)):
             for found in side.partitions:
@@ -200,7 +200,7 @@ th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-
 {% if report.samples %}<h2>Samples</h2><ul>
 {% for sample in report.samples %}<li><code>{{ str(sample) }}</code></li>{% end %}</ul>{% end %}
 <h2>Partitions</h2>
-<p>A checksum is of all records of a partition, in whatever order.</p>
+<p>A checksum is of all records of a partition, independent of their order.</p>
 <table><tr><th>topic</th><th>partition</th><th>left records</th><th>offsets</th><th>checksum</th>
 <th>right records</th><th>offsets</th><th>checksum</th></tr>
 {% for (topic, partition), sides in rows %}

@@ -1,7 +1,7 @@
-"""Records written to topics, at least once: a task that is repeated writes its records again.
+"""Writes records to topics, at least once: a repeated task writes its records again.
 
-A column `key` or `value` is binary or string; `topic`, `partition` and `headers` are optional. A topic can only grow:
-what an aborted job wrote stays.
+The columns `key` and `value` are binary or string; `topic`, `partition` and `headers` are optional. Records of an
+aborted job stay in the topic.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ KINDS = {
     "partition": ("int",),
     "headers": (HEADERS["headers"],),
 }
-NO_TOPIC: Final = "record {} of a task has no topic: its column is null and no option is given"
+NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
-NO_HEADER_KEY: Final = "a header without a key cannot be written; leave it out: filter(headers, h -> h.key is not null)"
-CHUNK: Final = 1000  # rows that are taken at once where Spark gives single rows
-# adds rows (the last argument: how many were added before) and returns how many
+NO_HEADER_KEY: Final = "a header without a key cannot be written; remove it: filter(headers, h -> h.key is not null)"
+CHUNK: Final = 1000  # rows in one step if Spark gives single rows
+# adds rows and returns their number; the last argument is the number of rows before
 Add = Callable[["Producer", Options, Any, int], Awaitable[int]]
-# before pyspark 4.1 a stream is written row by row
+# before pyspark 4.1, Spark passes single rows
 StreamWriterBase: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
 class Out(NamedTuple):
-    """A record to be written; bytes and text are both taken."""
+    """A record to write, as bytes or text."""
 
     topic: Optional[str]
     partition: Optional[int]
@@ -66,7 +66,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
 
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigError('mode("overwrite") cannot be had: a topic only grows; use mode("append")')
+            raise ConfigError('mode("overwrite") is not possible with a topic; use mode("append")')
         self.options = options
         check_written(schema, options)
 
@@ -74,14 +74,14 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
         return _write(self.options, iterator, _add_batch)
 
     def commit(self, messages: list[Any]) -> None:
-        """Nothing is left to do: each task returned when all it wrote was acknowledged."""
+        """Does nothing: each task has waited for its acknowledgements."""
 
     def abort(self, messages: list[Any]) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: records cannot be removed from a topic."""
 
 
 class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not followed
-    """`df.writeStream.format("allocator")`; a micro-batch that is repeated is written again."""
+    """`df.writeStream.format("allocator")`; a repeated micro-batch is written again."""
 
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
         self.options = options
@@ -93,19 +93,19 @@ class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not fo
         return _write(self.options, iterator, _add_batch)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """Nothing is left to do: each task returned when all it wrote was acknowledged."""
+        """Does nothing: each task has waited for its acknowledgements."""
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: records cannot be removed from a topic."""
 
 
 def check_written(schema: Any, options: Options) -> list[str]:
-    """The names of the columns. Raises SchemaMismatch, or ConfigError where nothing says the topic."""
+    """The names of the columns. Raises SchemaMismatch, or ConfigError if the topic is unknown."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     faults = []
     for name, kind in kinds.items():
         if name not in KINDS:
-            faults.append(f"column {name!r} is none of {', '.join(KINDS)}: drop it, or put it into the value")
+            faults.append(f"column {name!r} is not one of {', '.join(KINDS)}: drop it, or put it into the value")
         elif kind not in KINDS[name]:
             faults.append(f"column {name!r} is {kind}, not {' or '.join(KINDS[name])}: cast it")
     if "value" not in kinds:
@@ -113,7 +113,7 @@ def check_written(schema: Any, options: Options) -> list[str]:
     if faults:
         raise SchemaMismatch("; ".join(faults))
     if "topic" not in kinds and options.topic is None:
-        raise ConfigError("which topic? Give .option('topic', ...), or a column 'topic'")
+        raise ConfigError("the topic is missing: set .option('topic', ...), or add a column 'topic'")
     return list(kinds)
 
 
@@ -123,7 +123,7 @@ def _write(options: Options, chunks: Iterator[Any], add: Add) -> Written:
 
 
 async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], add: Add) -> Written:
-    """Writes all chunks of rows; returns when all replicas in sync have acknowledged every record."""
+    """Writes all chunks of rows, and waits until all in-sync replicas have acknowledged every record."""
     client = await link.client()
     count = 0
     try:
@@ -133,7 +133,7 @@ async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], a
             timeout_s=options.timeout_s,
             request_timeout_s=options.timeout_s / 2,
         ) as producer:
-            # in a thread, so that requests go on while Spark computes the next rows
+            # in a thread, so that requests continue while Spark computes the next rows
             read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, chunks, None)
             while (chunk := await read()) is not None:
                 count += await add(producer, options, chunk, count)
@@ -141,8 +141,8 @@ async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], a
             await producer.flush()
     except (DeliveryFailed, TopicNotFound) as error:
         raise WriteFailed(
-            f"{error}; look at the topic's existence, its max.message.bytes and this client's rights; what was "
-            "acknowledged stays written"
+            f"{error}; check that the topic exists, its max.message.bytes, and the rights of this client. Acknowledged "
+            "records stay in the topic"
         ) from error
     return Written(count)
 
@@ -170,7 +170,7 @@ async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch
 def _by_topic(
     options: Options, columns: dict[str, pa.Array], rows: int, before: int
 ) -> Iterator[tuple[str, dict[str, pa.Array]]]:
-    # as in Spark's connector: what was read has a column `topic`, and would go back to where it came from
+    # the option comes first, as in Spark's connector: records that were read have the column `topic` of their source
     if options.topic is not None or not rows:
         yield options.topic or "", columns
         return
@@ -228,7 +228,7 @@ def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:
 
 
 def _encoded_headers(column: pa.Array) -> pa.Array:
-    """The headers of each row as the record has them; null for none."""
+    """The encoded headers of each row; null for none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""How evenly records lie on partitions and keys, and in what order their times come.
+"""Measures how evenly records are spread over partitions and keys, and how far timestamps are out of order.
 
 In: a topic. Out: a report, and weights for `lag_aware`. May touch: nothing; it reads.
 """

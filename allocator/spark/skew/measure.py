@@ -1,4 +1,4 @@
-"""`skew(topic)`: how evenly the work lies on partitions and keys, and in what order times come."""
+"""`skew(topic)` measures the spread of work over partitions and keys, and the order of timestamps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def skew(
 
     Counts, bytes, times and the hot keys are exact; only the number of distinct keys of a partition is an estimate
     (HyperLogLog, within 5 % two times of three). Memory is bounded by Spark's: it counts all keys, and sorts each
-    partition by offset, on disk where that does not fit.
-    hot: how many of the busiest keys of each topic are told. members: also tell how even the work of so many members
-    would be, by number of partitions and by measured load.
-    Raises ConfigError, and what reading the topic raises.
+    partition by offset, on disk if memory does not suffice.
+    hot: number of the busiest keys of each topic in the report. members: also report the balance of that many members,
+    by number of partitions and by measured load.
+    Raises ConfigError, and the errors of reading the topic.
     """
     if hot < 0:
         raise ConfigError(f"hot = {hot} must be 0 or more")
@@ -56,7 +56,7 @@ def skew(
 
 
 def _slim(frame: DataFrame) -> DataFrame:
-    """topic, partition, offset, ms, key, size in bytes, and whether the value is null."""
+    """The columns topic, partition, offset, ms, key, size in bytes, and empty (the value is null)."""
     from pyspark.sql import functions as F
 
     headers = "0"
@@ -102,7 +102,7 @@ def _by_partition(rows: DataFrame) -> DataFrame:
 
 
 def _by_key(rows: DataFrame, hot: int) -> tuple[list[HotKey], dict[str, int]]:
-    """The busiest keys of each topic, and topic -> how many keys stand in more than one partition."""
+    """(the busiest keys of each topic; topic -> number of keys in more than one partition)."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 

@@ -1,4 +1,4 @@
-"""What `skew` found, as an object, text, JSON and a page; and what of it an allocator function can use. No pyspark."""
+"""The report of `skew`, as an object, text, JSON and HTML, and loads for allocator functions. No pyspark."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ __all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
 
 
 class PartitionSkew(NamedTuple):
-    """One partition. Times are in milliseconds since the epoch, None where no record has one."""
+    """One partition. Times are in milliseconds since the epoch; None if no record has one."""
 
     topic: str
     partition: int
     records: int
     bytes: int
-    """Of keys, values and headers."""
+    """Bytes of keys, values and headers."""
     largest: int
     tombstones: int
     """Records without a value."""
     keyless: int
     keys: int
-    """Distinct ones, estimated."""
+    """Estimated number of distinct keys."""
     first_offset: int
     last_offset: int
     first_ms: Optional[int]
     last_ms: Optional[int]
     late: int
-    """Records that are older than one before them."""
+    """Records that are older than an earlier record."""
     latest_ms: int
-    """By how much, at most."""
+    """Largest such difference, in milliseconds."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class PartitionSkew(NamedTuple):
 
     @property
     def records_per_s(self) -> Optional[float]:
-        """Over the time from the oldest to the youngest; None when that is no time."""
+        """Rate between the oldest and the newest record; None if they have the same time."""
         return self.records / self.seconds if self.seconds else None
 
     @property
@@ -61,12 +61,12 @@ class PartitionSkew(NamedTuple):
 
     @property
     def holes(self) -> int:
-        """Offsets without a record: compaction, transactions."""
+        """Number of offsets without a record (compaction, transactions)."""
         return self.last_offset - self.first_offset + 1 - self.records
 
 
 class HotKey(NamedTuple):
-    """A busy key. `partition` None: it stands in several."""
+    """A busy key. `partition` None: it is in several."""
 
     topic: str
     key: bytes
@@ -87,10 +87,10 @@ class SkewReport:
     partitions: tuple[PartitionSkew, ...]
     hot: tuple[HotKey, ...]
     spread: Mapping[str, int]
-    """Topic -> keys that stand in more than one partition: their order is lost. Partitions were added, or producers
-    partition differently."""
+    """Topic -> number of keys in more than one partition: their records have no order. Partitions were added, or
+    producers partition differently."""
     counts: Mapping[str, int]
-    """Topic -> partitions that exist, where known; those without a record are not in `partitions`."""
+    """Topic -> number of existing partitions, if known; `partitions` lacks those without a record."""
     members: Optional[int]
     seconds: float
 
@@ -102,7 +102,7 @@ class SkewReport:
         return [found for found in self.partitions if found.topic == topic]
 
     def count(self, topic: str) -> int:
-        """Partitions, also those that are empty."""
+        """Number of partitions, including empty ones."""
         return self.counts.get(topic, max((found.partition + 1 for found in self.of(topic)), default=0))
 
     def empty(self, topic: str) -> list[int]:
@@ -110,21 +110,21 @@ class SkewReport:
         return sorted(set(range(self.count(topic))) - {found.partition for found in self.of(topic)})
 
     def imbalance(self, topic: str, what: str = "bytes") -> Optional[float]:
-        """The busiest partition ("records" or "bytes"), over the mean of all; 1.0 is even. None without records."""
+        """The busiest partition by "records" or "bytes", relative to the mean (1.0: even). None without records."""
         sizes = [getattr(found, what) for found in self.of(topic)]
         return max(sizes) * self.count(topic) / sum(sizes) if sum(sizes) else None
 
     def loads(self) -> dict[TopicPartition, float]:
-        """Bytes of each partition over the mean of its topics, as `GroupView.load` takes them: for `lag-aware`."""
+        """The load of each partition for `GroupView.load` and `lag-aware`: its bytes relative to the mean."""
         total, count = sum(found.bytes for found in self.partitions), sum(map(self.count, self.topics))
         found = {TopicPartition(t, p): 0.0 for t in self.topics for p in range(self.count(t))}
         found.update({TopicPartition(f.topic, f.partition): f.bytes * count / (total or 1) for f in self.partitions})
         return {tp: round(load, 4) for tp, load in found.items()}
 
     def busiest_member(self) -> Optional[dict[str, float]]:
-        """Of `members` with equal weight: the work of the busiest over the mean, by allocator function; 1.0 is even.
+        """The work of the busiest of `members` equal members relative to the mean (1.0: even), by allocator function.
 
-        None where there is no work: no record has a byte.
+        None if no record has a byte.
         """
         if self.members is None or not any(found.bytes for found in self.partitions):
             return None
@@ -193,7 +193,7 @@ class SkewReport:
             if empty:
                 lines.append(f"  {len(empty)} partitions are empty: {to_ranges(empty)[topic]}")
             if self.spread.get(topic):
-                lines.append(f"  {self.spread[topic]} keys stand in more than one partition: their order is lost")
+                lines.append(f"  {self.spread[topic]} keys are in more than one partition: their records have no order")
             for key in [key for key in self.hot if key.topic == topic][:5]:
                 where = "several partitions" if key.partition is None else f"partition {key.partition}"
                 lines.append(f"  key {key.text!r}: {key.records} records ({key.records / records:.1%}), {where}")
@@ -202,13 +202,13 @@ class SkewReport:
         return "\n".join(lines)
 
     def to_html(self) -> str:
-        """One page that needs nothing else, with plots. Raises MissingExtra without matplotlib."""
+        """A self-contained page with plots. Raises MissingExtra without matplotlib."""
         page: bytes = Template(PAGE).generate(report=self, plots={topic: _plots(self, topic) for topic in self.topics})
         return page.decode()
 
 
 def read_loads(path: str | Path) -> dict[TopicPartition, float]:
-    """The loads in a report that `allocator skew --json` wrote, for an allocator function of one's own.
+    """The loads in a report of `allocator skew --json`, for your own allocator function.
 
     Raises ConfigError.
     """
@@ -216,7 +216,7 @@ def read_loads(path: str | Path) -> dict[TopicPartition, float]:
         loads = json.loads(Path(path).read_text())["loads"]
         return {TopicPartition(t, int(p)): float(load) for t, found in loads.items() for p, load in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is no report of `allocator skew --json`: {error!r}") from error
+        raise ConfigError(f"{path} is not a report of `allocator skew --json`: {error!r}") from error
 
 
 def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]]:
@@ -227,7 +227,7 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
 
 
 def _plots(report: SkewReport, topic: str) -> list[str]:
-    """SVG texts: bytes and records by partition; the busiest keys."""
+    """SVG images: bytes and records by partition; the busiest keys."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -261,7 +261,7 @@ def _plots(report: SkewReport, topic: str) -> list[str]:
     for figure in figures:
         out = io.StringIO()
         with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-            # text stays text: the browser has glyphs that matplotlib's own font, by which it measures, lacks
+            # text stays text in the SVG, so missing glyphs of matplotlib's font do not matter
             warnings.filterwarnings("ignore", "Glyph", UserWarning)
             figure.savefig(out, format="svg", metadata={"Date": None})
         texts.append(out.getvalue()[out.getvalue().index("<svg") :])

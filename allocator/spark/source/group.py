@@ -1,4 +1,4 @@
-"""The group that a stream commits to: whether it may, and doing it."""
+"""Commits of a stream to its group, and the check that the group has no other members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 IDLE = ("Empty", "Dead", "")
 BY_EPOCH = 5  # the version of ListGroups that names the groups of the next-generation protocol (KIP-848)
-REMEDY = "give the stream a group of its own, or stop those members first"
+REMEDY = "give the stream its own group, or stop those members first"
 
 
 async def refuse_members(client: KafkaClient, options: Options) -> None:
@@ -56,7 +56,7 @@ async def refuse_members(client: KafkaClient, options: Options) -> None:
 
 
 async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> str:
-    """What the coordinator says of the group while it has members; empty when it has none."""
+    """The state and members of a group with live members, for messages; "" without members."""
     if client.api_version(DescribeGroupsRequest) is None:
         return ""
     coordinator = Coordinator(client, group, client.retry_backoff_s)
@@ -64,11 +64,11 @@ async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> 
     while True:
         answer = await coordinator.ask(DescribeGroupsRequest(groups=[group], max_version=4), deadline)
         (found,) = answer.groups
-        if found.error_code not in (14, 15, 16):  # loading, or elsewhere
+        if found.error_code not in (14, 15, 16):  # loading, or on another broker
             break
         coordinator.forget()
         if monotonic() >= deadline:
-            raise BrokerError(f"group {group!r}: its coordinator does not say whether it has members", retriable=True)
+            raise BrokerError(f"group {group!r}: its coordinator did not report whether it has members", retriable=True)
     if found.error_code == 0 and found.group_state not in IDLE:
         names = [member_name(m.member_id, MemberInfo(m.client_id, m.client_host.lstrip("/"))) for m in found.members]
         return f"{found.group_state}: {', '.join(names[:5])}" if names else str(found.group_state)
@@ -86,11 +86,11 @@ async def _native_members(client: KafkaClient, group: str, timeout_s: float) -> 
 async def commit(
     client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
 ) -> bool:
-    """Commits the next offset to read of each; False if that may succeed later, with a line in the log.
+    """Commits the next offset to read of each partition. Returns False, with a warning, if a retry may succeed.
 
-    `ids`: of the topics that these are offsets of.
+    `ids`: topic -> id, for these offsets.
 
-    Raises GroupInUse when the group got members meanwhile, CommitFailed for what retrying does not mend.
+    Raises GroupInUse if the group has members now, CommitFailed if a retry cannot succeed.
     """
     assert options.group is not None
     group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))
@@ -100,7 +100,7 @@ async def commit(
     except CommitFailed as error:
         members = await _native_members(client, options.group, options.timeout_s)
         if members:
-            raise GroupInUse(f"{error}; it has live members by now ({members}): {REMEDY}") from error
+            raise GroupInUse(f"{error}; it has live members now ({members}): {REMEDY}") from error
         if not error.retriable:
             raise
         log.warning("%s; the next micro-batch commits them", error)

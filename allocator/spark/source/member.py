@@ -1,15 +1,14 @@
 """A streaming query as a weighted member of a ZooKeeper group, beside plain consumers.
 
-A session must be proved alive every few seconds, and Spark calls the source now and then and may be busy with a batch
-for minutes: so the membership has a loop, and a thread, of its own (docs/architecture.md). What Spark's thread and
-this one share goes through `_ask` alone.
+A session needs heartbeats every few seconds, but Spark calls the source rarely and may process a batch for minutes. So
+the membership has its own thread and event loop (docs/architecture.md). Both threads communicate only through `_call`.
 
-Guarantee: a partition is planned for a batch only while it is ours, and released only at a border between two
-batches, after what they read was committed. Where a partition begins that comes to the query, the group's commit says,
-not the checkpoint: another member may have gone on with it since.
+Guarantee: a batch has a partition only while this query owns it, and releases it only between two batches, after it has
+committed the offsets. A new partition starts at the group's committed offset, not at the checkpoint: another member may
+have read on since.
 
-What runs when a session is lost cannot be taken back: the tasks of that batch end, as a handler's call does, and
-nothing of the lost partitions is committed.
+When the session is lost, the tasks of the current batch cannot be stopped. They end, and nothing of the lost partitions
+is committed.
 """
 
 from __future__ import annotations
@@ -41,56 +40,55 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Begin = dict[TopicPartition, Optional[int]]
 
-# how often the lease is looked at while it is not valid; `resumed` and `lost` are heard at once
-LOOK_S = 1.0
+LEASE_POLL_S = 1.0  # interval of checks while the lease is not valid
 
 
 class StreamMember:
-    """The query's place in its group. Call it from Spark's thread; `close` it there."""
+    """The membership of a query in its group. Call all methods from Spark's thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._inside = _Inside(options)
+        self._runner = _MemberRunner(options)
 
     def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
-        """Between two batches: every record before `done` was worked on. `ids`: of the topics of these offsets.
+        """Call it between two batches: all records before `done` are processed. `ids`: topic -> id, for these offsets.
 
-        Commits that, releases what is to go, and returns what is ours for the next batch: where it begins, None where
-        the group committed nothing. Raises what ended the membership, BrokersUnavailable, ZooKeeperUnavailable.
+        Commits, releases revoked partitions, and returns the partitions of the next batch -> start; None without a
+        committed offset. Raises the error that ended the membership, BrokersUnavailable, ZooKeeperUnavailable.
         """
-        return self._ask(self._inside.border(done, ids))
+        return self._call(self._runner.border(done, ids))
 
     def claim(self, wanted: Partitions) -> Begin:
-        """Of `wanted`, those that are ours, with what is committed: for a batch that is repeated after a crash.
+        """The partitions of `wanted` that this query owns -> committed offset, to repeat a batch after a crash.
 
-        Waits for the session of the process that crashed to end. What is not ours by then is another member's, who
-        begins at the commit, which no batch that did not finish has moved.
+        Waits until the session of the crashed process has ended. Another member owns the other partitions then, and
+        starts at the commit, which an unfinished batch has not moved.
         """
-        return self._ask(self._inside.claim(wanted))
+        return self._call(self._runner.claim(wanted))
 
     def close(self) -> None:
-        """Leaves the group. What was not committed is read again by whoever comes next. Safe to call twice."""
+        """Leaves the group. The next owner reads uncommitted records again. May be called twice."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return
         try:
-            asyncio.run_coroutine_threadsafe(self._inside.leave(), loop).result(self._options.timeout_s)
+            asyncio.run_coroutine_threadsafe(self._runner.leave(), loop).result(self._options.timeout_s)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(self._options.timeout_s)
 
-    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            # it must not keep a process alive whose query is gone: then the session ends, and with it the ownership
-            self._thread = threading.Thread(target=_turn, args=(self._loop,), name="allocator-member", daemon=True)
+            # daemon: it must not keep the process alive after the query; the session and the ownership end with it
+            self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="allocator-member", daemon=True)
             self._thread.start()
-        return asyncio.run_coroutine_threadsafe(question, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -99,8 +97,8 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _Inside:
-    """What lives in the member's loop; also the `AssignmentListener` of its membership."""
+class _MemberRunner:
+    """The part of the member on its own loop, and the `AssignmentListener` of its membership."""
 
     def __init__(self, options: Options) -> None:
         assert options.group is not None
@@ -108,17 +106,18 @@ class _Inside:
         self._group = options.group
         self._client: KafkaClient | None = None
         self._membership: Membership | None = None
-        self._news: asyncio.Event
+        self._changed: asyncio.Event
         self._held: set[TopicPartition] = set()
-        # to be released at the next border
+        # revoked; released at the next border
         self._leaving: set[TopicPartition] = set()
-        # ours without a break since a batch of ours read it: what that batch did, we know better than the group
+        # owned without interruption since a batch read it, so the checkpoint knows its position better than the group
         self._running: set[TopicPartition] = set()
         self._committed: dict[TopicPartition, int] = {}
         self._closing = False
         self._error: BaseException | None = None
 
-    # -- called by Member -----------------------------------------------------------------------------------------
+    # -- called by StreamMember
+    # -----------------------------------------------------------------------------------------
 
     async def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
         membership = await self._joined()
@@ -127,13 +126,13 @@ class _Inside:
         self._held -= self._leaving
         self._running -= self._leaving
         self._leaving.clear()
-        self._news.set()
+        self._changed.set()
         new = frozenset(self._held - self._running)
         begin: Begin = {tp: done[tp] for tp in self._held & self._running if tp in done}
         begin.update(await self._found(new))
         if new:
-            log.info("%s: the next batch reads %d partitions more", self._group, len(new))
-        # what left while we asked for its offset must not come back
+            log.info("%s: the next batch reads %d additional partitions", self._group, len(new))
+        # without partitions that were lost during the request
         begin = {tp: at for tp, at in begin.items() if tp in self._held}
         self._running |= begin.keys()
         return begin
@@ -144,14 +143,14 @@ class _Inside:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + 2 * self._options.session_timeout_s
             while not wanted <= self._held and loop.time() < deadline:
-                self._news.clear()
-                await wait_for_event(self._news, deadline - loop.time())
+                self._changed.clear()
+                await wait_for_event(self._changed, deadline - loop.time())
                 self._raise_if_ended(membership)
         await self._may_act(membership)
-        ours = wanted & self._held
-        repeated = ours - self._running
+        owned = wanted & self._held
+        repeated = owned - self._running
         self._running |= repeated
-        return {**dict.fromkeys(ours - repeated), **await self._found(repeated)}
+        return {**dict.fromkeys(owned - repeated), **await self._found(repeated)}
 
     async def leave(self) -> None:
         self._closing = True
@@ -159,7 +158,7 @@ class _Inside:
         client, self._client = self._client, None
         try:
             if membership is not None:
-                self._news.set()
+                self._changed.set()
                 await membership.leave()
         finally:
             if client is not None:
@@ -169,33 +168,31 @@ class _Inside:
 
     async def assigned(self, partitions: Partitions) -> None:
         self._held |= partitions
-        self._news.set()
+        self._changed.set()
 
     async def revoked(self, partitions: Partitions) -> None:
         self._leaving |= partitions & self._held
         while not self._closing and not self._held.isdisjoint(partitions & self._leaving):
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         self._forget(partitions)
 
     async def lost(self, partitions: Partitions) -> None:
-        log.warning(
-            "%s: %d partitions are lost; a batch that reads them is not committed", self._group, len(partitions)
-        )
+        log.warning("%s: lost %d partitions; a batch that reads them is not committed", self._group, len(partitions))
         self._forget(partitions)
-        self._news.set()
+        self._changed.set()
 
     def suspended(self, why: str) -> None:
-        log.warning("%s: no batch begins: %s", self._group, why)
+        log.warning("%s: no new batch: %s", self._group, why)
 
     def resumed(self) -> None:
-        self._news.set()
+        self._changed.set()
 
     def failed(self, error: BaseException) -> None:
         self._error = error
-        self._news.set()
+        self._changed.set()
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------------------------
 
     def _forget(self, partitions: Partitions) -> None:
         for each in (self._held, self._leaving, self._running):
@@ -206,7 +203,7 @@ class _Inside:
     async def _joined(self) -> Membership:
         if self._membership is None:
             options = self._options
-            self._news = asyncio.Event()
+            self._changed = asyncio.Event()
             client = KafkaClient(options.brokers, client_id="allocator-spark-member", security=options.security)
             await client.connect(options.timeout_s)
             self._client = client
@@ -237,17 +234,17 @@ class _Inside:
                 raise found
 
     async def _may_act(self, membership: Membership) -> None:
-        """Until the lease is valid; what was lost meanwhile is gone from `held`."""
+        """Waits until the lease is valid."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.timeout_s
         while not membership.may_act():
             if loop.time() >= deadline:
                 raise ZooKeeperUnavailable(
-                    f"group {self._group!r}: for {self._options.timeout_s:g} s it was not certain which partitions are "
-                    "this query's; look at ZooKeeper, and start the query again"
+                    f"group {self._group!r}: no valid lease for {self._options.timeout_s:g} s; check ZooKeeper, and "
+                    "start the query again"
                 )
-            self._news.clear()
-            await wait_for_event(self._news, LOOK_S)
+            self._changed.clear()
+            await wait_for_event(self._changed, LEASE_POLL_S)
             self._raise_if_ended(membership)
 
     def _offsets(self) -> GroupOffsets:
@@ -265,20 +262,20 @@ class _Inside:
         return {tp: found[tp].offset if tp in found and tp not in again else None for tp in tps}
 
     async def _commit(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
-        news = {tp: at for tp, at in done.items() if self._committed.get(tp) != at}
-        if not news:
+        changed = {tp: at for tp, at in done.items() if self._committed.get(tp) != at}
+        if not changed:
             return
         assert self._membership is not None
         stamp = f"generation {self._membership.generation} member {self._membership.member_id}"
         offsets = self._offsets()
         try:
             await offsets.commit(
-                {tp: OffsetAndMetadata(at, stamped(stamp, ids.get(tp.topic)), -1) for tp, at in news.items()}
+                {tp: OffsetAndMetadata(at, stamped(stamp, ids.get(tp.topic)), -1) for tp, at in changed.items()}
             )
         except CommitFailed as error:
-            # records are read again by whoever comes next, none is skipped
+            # the next owner reads the records again; none is skipped
             log.warning("%s", error)
         else:
-            self._committed.update((tp, at) for tp, at in news.items() if tp in self._held)
+            self._committed.update((tp, at) for tp, at in changed.items() if tp in self._held)
         finally:
             await offsets.close()

@@ -1,4 +1,4 @@
-"""Plan a read: from options, filters, the cluster and the group to ranges of offsets.
+"""Plans a read: from options, filters, the cluster and the group to ranges of offsets.
 
 Some filters need not be evaluated for each record. Filters on topic, partition and offset select ranges exactly, and
 Spark does not evaluate them again. A lower bound on the timestamp moves the start to the first record that is young
@@ -46,20 +46,20 @@ log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
 Bounds = dict[TopicPartition, tuple[int, int]]
-"""Partition -> its first offset, and the one after its last"""
+"""Partition -> (first offset, end offset)."""
 END_NAME = "ending_offsets"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
 class PushedFilters:
-    """The conditions that select offsets, all of which must hold. None: any."""
+    """Conditions that select offsets; all must hold. None: no condition."""
 
     topics: Optional[frozenset[str]] = None
     partitions: Optional[frozenset[int]] = None
     low: int = 0
     high: int = 2**63
-    """Offsets from `low` up to, not including, `high`."""
+    """Offsets from `low` to before `high`."""
     since_ms: Optional[int] = None
 
     def wants(self, tp: TopicPartition) -> bool:
@@ -79,8 +79,8 @@ class PushedFilters:
         for r in cut:
             there = found[r.tp]
             if there is None:
-                continue  # no record is so young
-            # brokers before 0.10.1 answer by the time of a segment's file, which bounds no record's time
+                continue  # no record is that new
+            # brokers before 0.10.1 use the time of the segment file, which does not bound the times of its records
             start = r.start if there.timestamp < 0 else max(r.start, there.offset)
             left.append(r._replace(start=start))
         return [r for r in left if r.size > 0]
@@ -102,12 +102,12 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
     await client.refresh(wanted, max_age_s=max_age_s)
     missing = [topic for topic in wanted if client.partitions(topic) is None]
     if missing:
-        # a broker that has just started knows no topic yet
+        # a starting broker does not know its topics yet
         await client.refresh(wanted)
         missing = [topic for topic in wanted if client.partitions(topic) is None]
     if missing:
         if not client.brokers:
-            raise BrokersUnavailable("the cluster announces no broker yet; try again when it has its first topic")
+            raise BrokersUnavailable("the cluster reports no broker yet; try again when it has its first topic")
         raise TopicNotFound(missing)
     if options.assign is None:
         return [TopicPartition(topic, number) for topic in wanted for number in client.partitions(topic) or ()]
@@ -121,7 +121,7 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
 
 
 async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Bounds:
-    """Where each partition begins and ends (read_committed: up to the last stable offset). Raises BrokerError."""
+    """The start and end of each partition (read_committed: the last stable offset). Raises BrokerError."""
     if not tps:
         return {}
     first = await list_offsets(client, dict.fromkeys(tps, log_offsets.EARLIEST), timeout_s=options.timeout_s)
@@ -130,7 +130,7 @@ async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPar
 
 
 async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
-    """Where each partition ends now. Raises BrokerError."""
+    """The current end of each partition. Raises BrokerError."""
     found = await list_offsets(
         client,
         dict.fromkeys(tps, log_offsets.LATEST),
@@ -170,7 +170,9 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
         offsets = await GroupOffsets(client, options.group, timeout_s=options.timeout_s).fetch(committed)
         new = committed - offsets.keys()
         if new:
-            log.warning("group %s committed nothing of %s: begins at the earliest record", options.group, some(new))
+            log.warning(
+                "group %s has no committed offset of %s; starting at the earliest record", options.group, some(new)
+            )
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
         found.update((tp, known[tp][0]) for tp in begin_again(client, options, offsets))
     grown = [tp for tp in (*committed, *times) if found[tp] > known[tp][1]]
@@ -191,10 +193,10 @@ def begin_again(
     if former and options.fail_on_data_loss:
         raise DataLoss(
             f"group {options.group!r} committed offsets of {some(former)} before the topic was deleted and created "
-            "again; say where to begin, or set fail_on_data_loss to false to begin at the earliest record"
+            "again; set starting_offsets, or set fail_on_data_loss to false to begin at the earliest record"
         )
     if former:
-        log.warning("%s: the topic was created again; begins at its earliest record", some(former))
+        log.warning("%s: the topic was created again; starting at its earliest record", some(former))
     return former
 
 
@@ -205,8 +207,8 @@ async def _at_times(
     late = sorted(tp for tp, at in there.items() if at is None)
     if late and options.timestamp_strategy == "error" and name != END_NAME:
         raise ConfigError(
-            f"{name}: no record of {some(late)} is as young as {times[late[0]]} ms; set timestamp_strategy to latest "
-            "to take the end there"
+            f"{name}: no record of {some(late)} is as new as {times[late[0]]} ms; set timestamp_strategy to latest to "
+            "take the end there"
         )
     return {tp: known[tp][1] if at is None else at.offset for tp, at in there.items()}
 
@@ -224,12 +226,18 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
             f"to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to take the nearest"
         )
     for tp, at in outside.items():
-        log.warning("%s:%d has no offset %d; goes on from %d to %d", tp.topic, tp.partition, at, *known[tp])
+        log.warning(
+            "%s:%d has no offset %d; it has %d to %d, and reading continues there",
+            tp.topic,
+            tp.partition,
+            at,
+            *known[tp],
+        )
     return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
 
 
 async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters | None = None) -> list[Range]:
-    """The ranges that a batch reads, one for each partition; `pushed`: the filters that Spark leaves to the source."""
+    """The ranges that a batch reads, one for each partition; `pushed`: filters that Spark leaves to the source."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
@@ -261,12 +269,12 @@ def _must_exist(place: StartOrEnd, tps: Collection[TopicPartition], name: str) -
 
 
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """From the last metadata; without topics that have no id (brokers before 2.8)."""
+    """Topic -> id by the last metadata, without topics that have no id (brokers before 2.8)."""
     return {topic: str(found) for topic in topics if (found := client.topic_id(topic)) is not None}
 
 
 def some(tps: Collection[TopicPartition]) -> str:
-    """The first few by name, for messages."""
+    """The names of the first partitions, for messages."""
     names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
     return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")
 
@@ -285,7 +293,7 @@ def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
 
 
 def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedFilters | None:
-    """`pushed` with this filter added; None: it does not translate to offsets."""
+    """`pushed` with this filter, or None if it cannot be translated to offsets."""
     if kind == "IsNotNull":
         return pushed if column in ("topic", "partition", "offset") else None
     value = given.__dict__.get("value")
@@ -306,7 +314,7 @@ def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedF
         and isinstance(value, datetime)
         and value.tzinfo is not None
     ):
-        # rounded down: Spark's times are finer than Kafka's
+        # round down: Spark's times are finer than Kafka's
         since = (value - _EPOCH) // timedelta(milliseconds=1)
         return replace(pushed, since_ms=max(0, since, pushed.since_ms or 0))
     return None

@@ -1,4 +1,4 @@
-"""What a task does: ranges of offsets, from the leaders' bytes to Arrow batches."""
+"""Reads the ranges of one Spark task as Arrow batches."""
 
 from __future__ import annotations
 
@@ -37,16 +37,13 @@ __all__ = ["Piece", "pieces", "read_ranges"]
 
 log = logging.getLogger(__name__)
 
-# to find out why nothing came, once the time is up
-DIAGNOSIS_S = 5.0
-# so that a core whose task was short takes another one
-TASKS_A_CORE = 2
-# a task of so many is read in about a second, and costs a tenth of one besides
-PACKED_RECORDS = 1_000_000
+DIAGNOSIS_S = 5.0  # for the request that finds the cause of a timeout
+TASKS_A_CORE = 2  # more than one, so that a core with a short task takes another
+PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
-    """What one task reads: ranges of different partitions."""
+    """The ranges of one task, of different partitions."""
 
     def __init__(self, wanted: Sequence[Range]) -> None:
         super().__init__([tuple(each) for each in wanted])
@@ -57,11 +54,11 @@ class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
 
 
 def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
-    """The tasks that read `ranges`: large ranges split, small ones packed, as `options` say."""
+    """The tasks for `ranges`: splits large ranges and packs small ones, by the options."""
     parts = split(ranges, options.min_partitions, options.max_records_per_partition)
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:
-        # no larger: what follows in the same task (a sort, say) must fit its memory, and a retry repeats all of it
+        # not larger: the rest of the task (such as a sort) must fit into memory, and a retry repeats it all
         most = max(TASKS_A_CORE * options.cores, sum(part.size for part in parts) // PACKED_RECORDS)
         most = max(most, options.min_partitions or 1)
     if most is None:
@@ -70,12 +67,12 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
 
 
 def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All records of `wanted` that exist, as batches of `schema`'s columns; those of each range in order.
+    """All existing records of `wanted`, as batches with the columns of `schema`; each range in order.
 
-    The ranges are of different partitions and are read at once. Offsets without a record (compaction, markers, aborted
-    records) are passed over. Raises `DataLoss` where the log does not reach (only a warning without
-    `fail_on_data_loss`), `NothingRead` naming a partition when nothing came for `timeout_s`, and whatever befalls a
-    partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
+    It reads all ranges at once; they are of different partitions. It skips offsets without a record (compaction,
+    markers, aborted records). Raises `DataLoss` for offsets outside the log (only a warning without
+    `fail_on_data_loss`), `NothingRead` with the partition after `timeout_s` without a record, and errors of a partition
+    (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
     with ClusterLink(options) as link:
         task = _Task(options, wanted)
@@ -95,7 +92,7 @@ def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) ->
 class _Task:
     def __init__(self, options: Options, wanted: Sequence[Range]) -> None:
         self._options = options
-        # what is not read to its end yet
+        # partition -> its range, until the range is read to its end
         self._unread = {each.tp: each for each in wanted}
         self._state = SubscriptionState("none")
         self._client: KafkaClient | None = None
@@ -130,7 +127,7 @@ class _Task:
             await self._fetcher.close()
 
     async def next(self) -> tuple[Batch, int] | None:
-        """The next batch that begins before the end of its range, and that end; None when all ends are reached."""
+        """(batch, end of its range) for the next batch before such an end; None when all ends are reached."""
         assert self._fetcher is not None
         loop = asyncio.get_running_loop()
         deadline, before = loop.time() + self._options.timeout_s, self._positions()
@@ -159,7 +156,7 @@ class _Task:
         return None
 
     def _positions(self) -> dict[TopicPartition, int]:
-        """Of what is not read to its end."""
+        """The positions of the unread ranges."""
         found = {}
         for tp, wanted in self._unread.items():
             position = self._state.position(tp)
@@ -170,14 +167,14 @@ class _Task:
         del self._unread[tp]
         if self._unread:
             assert self._fetcher is not None
-            self._fetcher.discard([tp])  # what lies beyond the end would take the others' room
+            self._fetcher.discard([tp])  # fetched records beyond the end would take memory from the others
 
     def _seek(self, tp: TopicPartition, offset: int) -> None:
-        """A position in the topic that the range is of."""
+        """Seeks, with the id of the range's topic."""
         self._state.seek(tp, OffsetAndMetadata(offset, stamped("", self._unread[tp].topic_id), -1))
 
     async def _lost(self, error: OffsetOutOfRange) -> None:
-        """The log does not have the position: an error, or on from where it begins."""
+        """The log does not have the position: raises DataLoss, or continues at the next existing offset."""
         tp = TopicPartition(error.topic, error.partition)
         at, wanted = self._positions()[tp], self._unread[tp]
         if isinstance(error, TopicRecreated):
@@ -188,24 +185,24 @@ class _Task:
         if self._options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}: records were deleted before they were read (retention), or the topic was deleted and created "
-                "again; begin at offsets that exist, or set fail_on_data_loss to false to go on without them"
+                "again; begin at offsets that exist, or set fail_on_data_loss to false to continue without them"
             ) from error
-        # beyond its end nothing of this range is left: the topic was created again, or its log was cut
-        on = begin if at < begin else wanted.end
-        log.warning("%s; %d offsets are passed over", what, min(on, wanted.end) - at)
-        self._seek(tp, on)
+        # a position beyond the end: the topic was created again or its log truncated, so the range has no records
+        resume_at = begin if at < begin else wanted.end
+        log.warning("%s; skipping %d offsets", what, min(resume_at, wanted.end) - at)
+        self._seek(tp, resume_at)
         assert self._fetcher is not None
         self._fetcher.wake()
 
     def _recreated(self, wanted: Range, at: int, error: TopicRecreated) -> None:
-        """The topic is another one than the range was planned for: an error, or nothing of the range is left."""
+        """The topic was created again since the range was planned: raises DataLoss, or skips the range."""
         what = f"{wanted.topic}:{wanted.partition} was to be read from offset {at} to {wanted.end - 1}"
         if self._options.fail_on_data_loss:
             raise DataLoss(
-                f"{what}, but the topic was deleted and created again since; begin anew, a stream with another "
-                "checkpointLocation, or set fail_on_data_loss to false to go on with the new topic"
+                f"{what}, but the topic was deleted and created again since; start again (a stream: with another "
+                "checkpointLocation), or set fail_on_data_loss to false to continue with the new topic"
             ) from error
-        log.warning("%s, but the topic was deleted and created again since; the range is passed over", what)
+        log.warning("%s, but the topic was deleted and created again since; skipping the range", what)
         self._done(wanted.tp)
 
     async def _bounds(self, tp: TopicPartition) -> tuple[int, int]:
@@ -219,12 +216,12 @@ class _Task:
     async def _nothing(self) -> AllocatorError:
         assert self._client is not None
         tp, at = next(iter(self._positions().items()))
-        why = "its leader answers, and sends no records; look at the broker's log"
+        why = "its leader responds, but sends no records; read the log of the broker"
         try:
             await list_offsets(self._client, dict.fromkeys(self._unread, EARLIEST), timeout_s=DIAGNOSIS_S)
         except (BrokerError, TopicNotFound) as error:
             why = str(error)
         return NothingRead(
-            f"{self._unread[tp]}: no record from offset {at} on within {self._options.timeout_s:g} s ({why}); the task "
-            "may be tried again, and timeout_s says how long it waits"
+            f"{self._unread[tp]}: no record from offset {at} on within {self._options.timeout_s:g} s ({why}). Spark "
+            "may retry the task; timeout_s is the time that it waits"
         )

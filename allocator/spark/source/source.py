@@ -1,4 +1,4 @@
-"""The data source as Spark sees it."""
+"""The classes that Spark calls: the data source and its batch reader."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["NAME", "AllocatorDataSource", "Piece", "register"]
 
 NAME = "allocator"
 
-# pyspark 4.1 and up; off by default, as a source that pushes filters without it is refused
+# pyspark 4.1 and newer; off by default, and Spark refuses a source that pushes filters without it
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed
     """`spark.dataSource.register(AllocatorDataSource)`, then `spark.read.format("allocator")`; see `Options`.
 
-    Columns are those of Spark's Kafka connector. A schema given with `.schema(...)` may name fewer of them: then only
-    those are made. What is wrong with the options is raised all at once, as a ConfigError within Spark's own error.
+    The columns are those of Spark's Kafka connector; `.schema(...)` may select some of them. All faults of the options
+    are raised together, as a ConfigError within Spark's own error.
     """
 
     @in_one_line()
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        # raises what is wrong before anything is touched; what depends on the use, reader and writer check
+        # raises ConfigError before any I/O; reader and writer check what depends on the use
         self._include_headers = read_options(self.options).include_headers
 
     _cores: Optional[int] = None
-    """Of the session, if `register` could learn them."""
+    """Cores of the session, if `register` could determine them."""
 
     @classmethod
     def name(cls) -> str:
@@ -82,7 +82,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
 
 
 class _PushingDataSource(AllocatorDataSource):
-    """The same, where the session lets filters be pushed."""
+    """The same with filters pushed down, if the session supports that."""
 
     @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:
@@ -91,7 +91,7 @@ class _PushingDataSource(AllocatorDataSource):
 
 
 def columns_of(schema: Any, options: Options) -> pa.Schema:
-    """The columns of a Spark schema as Arrow has them. Raises SchemaMismatch."""
+    """The Arrow schema of a Spark schema. Raises SchemaMismatch."""
     check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
     return arrow_schema([(field.name, field.nullable) for field in schema.fields])
 
@@ -113,7 +113,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not fol
             return pieces(self.options, link.run(plan()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark asks for None where there is nothing to read
+        # Spark passes None if there is nothing to read
         if isinstance(partition, Piece):
             yield from read_ranges(self.options, partition.ranges, self.columns)
 
@@ -125,13 +125,13 @@ class _PushingReader(BatchReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("allocator")` known to a session, with filters pushed down where pyspark can (4.1 and up)."""
+    """Registers `format("allocator")` in a session, with filter pushdown if pyspark supports it (4.1 and newer)."""
     source = AllocatorDataSource
     if hasattr(DataSourceReader, "pushFilters"):
         spark.conf.set(PUSHDOWN, "true")
         source = _PushingDataSource
 
-    # sources plan in a process of their own, which knows nothing of the session: the class tells it
+    # Spark plans in another process, which cannot see the session; the class carries the number
     class RegisteredDataSource(source):  # type: ignore[misc, valid-type]
         _cores = cores_of(spark)
 
@@ -139,7 +139,7 @@ def register(spark: SparkSession) -> None:
 
 
 def cores_of(spark: SparkSession) -> int | None:
-    """The cores that the session's tasks run on; None where that is not known before they run."""
+    """The number of cores for tasks of the session; None if unknown before they run."""
     conf = spark.conf
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return None
@@ -150,5 +150,5 @@ def cores_of(spark: SparkSession) -> int | None:
     if context.master.startswith("local") or conf.get("spark.default.parallelism", None):
         return int(context.defaultParallelism)
     executors, cores = (conf.get(f"spark.executor.{name}", None) for name in ("instances", "cores"))
-    # executors come one by one, so what there is when the session begins says little
+    # by settings: executors start one by one, so their current number says little
     return int(executors) * int(cores) if executors and cores else None

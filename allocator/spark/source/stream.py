@@ -1,4 +1,4 @@
-"""Micro-batches: which offsets each one reads, and what is committed after it."""
+"""Plans the offsets of micro-batches, and commits them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
-from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, share_out
+from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, limit_ends
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
 from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # before pyspark 4.2 a source is not told the start, nor the limit
+except ImportError:  # before pyspark 4.2 Spark passes neither start nor limit
     ReadAllAvailable = ReadMaxRows = None
     SupportsTriggerAvailableNow = object
 
@@ -36,49 +36,49 @@ __all__ = ["StreamReader"]
 
 log = logging.getLogger(__name__)
 
-# more: new partitions are found later; less: more requests, as Spark asks for news up to a hundred times a second
+# more: new partitions are found later; less: more requests, because Spark polls up to 100 times a second
 METADATA_S = 1.0
 
 Offsets = dict[TopicPartition, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
-    """Lives on the driver for as long as the query does; only `read` runs in tasks.
+    """The stream on the driver; only `read` runs in tasks.
 
-    Guarantees: a batch is a range of offsets that stands in the checkpoint before it is read, so that a repeated
-    batch is the same; no batch is larger than `max_offsets_per_trigger`; partitions that appear while the query runs
-    are read from their first record; a commit never covers what no finished batch has read.
+    Guarantees: the offsets of a batch are in the checkpoint before it is read, so a repeated batch is the same. No
+    batch is larger than `max_offsets_per_trigger`. Partitions that are created while the query runs are read from their
+    first record. A commit covers only records of finished batches.
     """
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        # as far as batches were planned, for a pyspark that does not say where the next one starts
+        # the end of the last planned batch, for a pyspark that does not pass the start
         self._reached: StreamOffsets | None = None
-        # nothing before it was read by a batch
+        # the start of the stream: no batch has read before it
         self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
         self._latest: Offsets = {}
-        # Trigger.AvailableNow: what was there when the query began
+        # Trigger.AvailableNow: the ends when the query started
         self._target: Offsets | None = None
-        # when a batch was planned last, on the monotonic clock
-        self._last_news: float | None = None
+        # monotonic time of the last planned batch
+        self._planned_at: float | None = None
         self._group_checked = False
         self._member = None if options.membership == "none" else StreamMember(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        # tasks get a copy; it has no connection, and no memory
+        # tasks get a copy without connection and state
         return {"options": self.options, "columns": self.columns}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # -- what Spark asks, on the driver ---------------------------------------------------------------------------
+    # -- called by Spark on the driver ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         self._initial_positions = self._run(self._initial())
-        return self._noted(self._initial_positions)
+        return self._store(self._initial_positions)
 
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets_per_trigger
@@ -95,8 +95,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if start is not None and after is before:
             return start
         if after is not before:
-            self._last_news = time.monotonic()
-        return self._noted(after)
+            self._planned_at = time.monotonic()
+        return self._store(after)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return StreamOffsets(self._latest, {}).to_json() if self._latest else None
@@ -106,13 +106,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         upto = StreamOffsets.of_json(end)
-        self._noted(upto)
+        self._store(upto)
         return pieces(self.options, self._run(self._ranges(StreamOffsets.of_json(start), upto)))
 
     def commit(self, end: dict[str, Any]) -> None:
         done = StreamOffsets.of_json(end)
         if self._reached is None:
-            self._noted(done)
+            self._store(done)
         if self.options.commit == "after_batch" and self._member is None:
             self._run(self._commit(done))
 
@@ -124,21 +124,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             link.close()
 
     def _too_few(self, before: StreamOffsets, after: StreamOffsets) -> bool:
-        """Whether the batch waits for more records. The first batch, and those of AvailableNow, wait for none."""
+        """Whether the batch waits for more records. The first batch and those of AvailableNow do not wait."""
         least = self.options.min_offsets_per_trigger
-        if least is None or self._target is not None or self._last_news is None:
+        if least is None or self._target is not None or self._planned_at is None:
             return False
         begin = {**before.next, **after.begin}
         new = sum(max(0, end - begin.get(tp, end)) for tp, end in after.next.items())
-        return new < least and time.monotonic() < self._last_news + self.options.max_trigger_delay
+        return new < least and time.monotonic() < self._planned_at + self.options.max_trigger_delay
 
-    # -- what tasks do --------------------------------------------------------------------------------------------
+    # -- called in tasks --------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Piece):
             yield from read_ranges(self.options, partition.ranges, self.columns)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------------------------
 
     @in_one_line()
     def _run(self, work: Any) -> Any:
@@ -146,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._link = ClusterLink(self.options)
         return self._link.run(work)
 
-    def _noted(self, positions: StreamOffsets) -> dict[str, Any]:
+    def _store(self, positions: StreamOffsets) -> dict[str, Any]:
         self._reached = positions
         return positions.to_json()
 
@@ -160,11 +160,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     async def _initial(self) -> StreamOffsets:
         if self._member is not None:
-            return StreamOffsets({}, {})  # what it is given has its beginning with it
+            return StreamOffsets({}, {})  # the membership gives each partition its start
         client, options = await self._client(), self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or StartOrEnd(LATEST), known, "starting_offsets")
-        # where a group stands that reads what is not committed yet, a transaction may be open
+        # the offset of a group with read_uncommitted may be inside an open transaction
         upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
         known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
         ids = topic_ids(client, {tp.topic for tp in known})
@@ -178,14 +178,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         """The end of the next batch; `before` itself if there is nothing new."""
         client, options = await self._client(), self.options
         if self._member is not None:
-            return await self._next_of_ours(client, self._member, before, most)
+            return await self._next_as_member(client, self._member, before, most)
         if options.commit == "after_batch" and before != self._initial_positions:
-            # Spark asks for the next batch when the one before is done, but says so only once there is a next one
+            # the batch before is done, but Spark calls `commit` only when there is a next one
             await self._commit(before)
         try:
             return await self._after(client, before, most)
         except TopicNotFound:
-            # deleted since the metadata was read, which it has been again by now
+            # deleted since the last metadata, which is refreshed now
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
@@ -203,26 +203,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             begin = {tp: min(first, upto[tp]) for tp, first in begin.items() if tp in upto}
         start.update(begin)
         upto = await self._held_back(client, start, upto)
-        self._must_reach(start, upto)
+        self._check_reached(start, upto)
         if most is not None:
-            # what was made anew is read whole: beside a busy partition a share would never come
-            anew = {tp: end for tp, end in upto.items() if end < start[tp]}
-            upto = {**share_out(start, upto, most), **anew}
-        # a topic that is gone keeps its place: should it come back, with fewer records, that is data loss, not news
+            # recreated partitions are read to their end: a busy partition would take their share
+            recreated = {tp: end for tp, end in upto.items() if end < start[tp]}
+            upto = {**limit_ends(start, upto, most), **recreated}
+        # keep the offsets of a deleted topic: if it is created again with fewer records, that is data loss
         after = {**{tp: at for tp, at in before.next.items() if tp.topic not in again}, **upto}
         return before if after == before.next and not again else StreamOffsets(after, begin, ids)
 
-    async def _next_of_ours(
+    async def _next_as_member(
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
     ) -> StreamOffsets:
-        """The same, of the partitions that the group gives to this query."""
+        """The same, for the partitions that the group assigns to this query."""
         options, ours = self.options, member.border(before.next, before.ids)
-        # what the membership was told of may be news to this client
+        # the membership may know newer partitions than this client
         await find_partitions(client, options, METADATA_S)
         upto = await self._ends(client, before, list(ours))
         ids = topic_ids(client, {tp.topic for tp in ours})
         again = self._created_again(before, ids)
-        # what came from another member begins where that one committed
+        # a partition of another member starts at its commit
         former = [tp for tp, at in ours.items() if tp.topic in again and at == before.next.get(tp)]
         new = [tp for tp, at in ours.items() if at is None]
         known = await bounds(client, options, new)
@@ -232,29 +232,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if self._target is not None:
             upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
         upto = await self._held_back(client, start, upto)
-        self._must_reach(start, upto)
+        self._check_reached(start, upto)
         if most is not None:
-            upto = share_out(start, upto, most)
+            upto = limit_ends(start, upto, most)
         begin = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
         return before if upto == dict(before.next) and not begin else StreamOffsets(upto, begin, ids)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Those to read now. Raises CheckpointMismatch, or DataLoss for what is gone."""
+        """The partitions to read now. Raises CheckpointMismatch, or DataLoss for deleted ones."""
         options = self.options
         foreign = sorted({tp.topic for tp in start if not _chosen(options, tp)})
         if foreign:
             raise CheckpointMismatch(
-                f"the checkpoint is of a query that read {', '.join(foreign)}, which this one does not; give it a "
-                "checkpointLocation of its own"
+                f"the checkpoint is of a query that read {', '.join(foreign)}, which this one does not; give it its "
+                "own checkpointLocation"
             )
         try:
             tps = await find_partitions(client, options, METADATA_S)
         except TopicNotFound as error:
             if not start:
-                raise  # it was never there: a name with a fault, more likely
+                raise  # it never existed: probably a wrong name
             if options.fail_on_data_loss:
                 raise self._gone(error.topics) from error
-            log.warning("%s; the others are read on", error)
+            log.warning("%s; reading the others", error)
             present = {topic: client.partitions(topic) or () for topic in options.topics or ()}
             return [TopicPartition(topic, number) for topic, numbers in present.items() for number in numbers]
         gone = sorted({tp.topic for tp in start if tp not in set(tps)})
@@ -263,35 +263,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return tps
 
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
-        """Of these partitions, now. Where there is news, the topics' ids are asked after it: they are not older."""
+        """The current ends. If there are new records, refreshes the topic ids afterwards, so that these are newer."""
         self._latest = upto = await ends(client, self.options, tps)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
         return upto
 
     def _created_again(self, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
-        """Topics that are other ones than those that `before` speaks of. Raises DataLoss."""
+        """Topics that were created again since `before`. Raises DataLoss."""
         again = sorted(topic for topic, known in before.ids.items() if ids.get(topic, known) != known)
         if again and self.options.fail_on_data_loss:
             raise DataLoss(
                 f"topic {', '.join(map(repr, again))} was deleted and created again while the query read it (its id "
-                f"was {before.ids[again[0]]}, and is {ids[again[0]]} now); begin with another checkpointLocation, or "
+                f"was {before.ids[again[0]]}, and is {ids[again[0]]} now); start with another checkpointLocation, or "
                 "set fail_on_data_loss to false to read the new topic from its first record"
             )
         for topic in again:
-            log.warning("topic %r was deleted and created again; it is read from its first record", topic)
+            log.warning("topic %r was deleted and created again; reading it from its first record", topic)
         return set(again)
 
     def _gone(self, topics: Any) -> DataLoss:
         return DataLoss(
             f"topic {', '.join(map(repr, topics))} was deleted, or lost partitions, while the query read it; create it "
-            "and begin anew with another checkpointLocation, or set fail_on_data_loss to false to read the others on"
+            "and start with another checkpointLocation, or set fail_on_data_loss to false to read the others"
         )
 
     async def _held_back(self, client: KafkaClient, start: Mapping[TopicPartition, int], upto: Offsets) -> Offsets:
-        """`upto`, and `start` where only an open transaction ends the partition before it: nothing was lost there.
+        """`upto`, but `start` for partitions that only an open transaction ends before it: these lost no records.
 
-        A checkpoint or group that read what was not committed is ahead of what read_committed may read now.
+        A checkpoint or group of read_uncommitted can be ahead of the end that read_committed sees.
         """
         short = [tp for tp, end in upto.items() if end < start[tp]]
         if not short or self.options.isolation_level != "read_committed":
@@ -299,7 +299,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         whole = await ends(client, replace(self.options, isolation_level="read_uncommitted"), short)
         return {**upto, **{tp: start[tp] for tp in short if whole[tp] >= start[tp]}}
 
-    def _must_reach(self, start: Mapping[TopicPartition, int], upto: Mapping[TopicPartition, int]) -> None:
+    def _check_reached(self, start: Mapping[TopicPartition, int], upto: Mapping[TopicPartition, int]) -> None:
         short = sorted(tp for tp, end in upto.items() if end < start[tp])
         if not short:
             return
@@ -307,10 +307,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         what = f"{tp.topic}:{tp.partition} was read up to offset {start[tp]} and now ends at {upto[tp]}"
         if self.options.fail_on_data_loss:
             raise DataLoss(
-                f"{what}: the topic was made anew, or its log was cut; begin with another checkpointLocation, or set "
-                "fail_on_data_loss to false to read what is there now"
+                f"{what}: the topic was created again, or its log was truncated; start with another "
+                "checkpointLocation, or set fail_on_data_loss to false to read its present records"
             )
-        log.warning("%s (%d partitions in all); they are read from their first record", what, len(short))
+        log.warning("%s (%d partitions in all); reading them from their first record", what, len(short))
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         begin = {**start.next, **end.begin}
@@ -319,23 +319,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             ours = self._member.claim(frozenset(planned))
             left_out = set(planned) - ours.keys()
             if left_out:
-                log.warning("%s are other members' by now, who go on from the commit", some(left_out))
+                log.warning("other members own %s now, and continue from the commit", some(left_out))
             done = {tp: max(begin[tp], ours[tp] or 0) for tp in planned if tp in ours}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         missing = [tp for tp in end.next if tp not in begin]
-        # made anew, and that is accepted: from the first record
-        anew = [tp for tp, last in end.next.items() if tp in begin and last < begin[tp]]
-        if missing or anew:
+        # with fail_on_data_loss false, recreated topics start at their first record
+        recreated = [tp for tp, last in end.next.items() if tp in begin and last < begin[tp]]
+        if missing or recreated:
             client = await self._client()
-            first = await bounds(client, self.options, [*missing, *anew])
+            first = await bounds(client, self.options, [*missing, *recreated])
             begin.update({tp: at for tp, (at, _) in first.items()})
-            log.info("%s begin at their first record", some(first))
+            log.info("%s start at their first record", some(first))
         return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
 
     async def _commit(self, done: StreamOffsets) -> None:
-        news = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}
-        if news and await commit(await self._client(), self.options, news, done.ids):
-            self._committed.update(news)
+        changed = {tp: at for tp, at in done.next.items() if self._committed.get(tp) != at}
+        if changed and await commit(await self._client(), self.options, changed, done.ids):
+            self._committed.update(changed)
 
 
 def _range(tp: TopicPartition, start: int, end: StreamOffsets) -> Range:

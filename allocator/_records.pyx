@@ -198,6 +198,7 @@ cdef class RecordSet:
     cdef readonly bytes data
     cdef readonly list segments
     cdef readonly object next_offset, error, wanted
+    cdef public object fence
 
     def columns(self, Py_ssize_t first, Py_ssize_t last):
         """The records of segments `first` up to, not including, `last`. Raises `CorruptRecordError`."""
@@ -224,7 +225,7 @@ cdef class RecordSet:
         cdef bytes buffer
         cdef problem_t why
         cdef int64_t rows = 0, work = 0, held = 0, done
-        columns.topic, columns.partition = self.topic, self.partition
+        columns.topic, columns.partition, columns.fence = self.topic, self.partition, self.fence
         columns.parts, columns.buffers = segments, []
         columns._make_jobs(many)
         for number in range(many):
@@ -404,6 +405,7 @@ cdef class Columns:
     cdef readonly str topic
     cdef readonly int partition
     cdef readonly list parts, buffers
+    cdef readonly object fence
     # where each part came from and which rows it has
     cdef bytes jobs_memory
     cdef job_t *jobs
@@ -757,7 +759,8 @@ cdef class Record:
     cdef int _known
 
     def __init__(
-        self, topic, partition, offset, timestamp, timestamp_type, key, value, headers, leader_epoch=None
+        self, topic, partition, offset, timestamp, timestamp_type, key, value, headers, leader_epoch=None,
+        fence=None
     ):
         cdef Columns columns = Columns.__new__(Columns)
         cdef Segment segment = Segment.__new__(Segment)
@@ -765,7 +768,7 @@ cdef class Record:
         segment.c.magic = timestamp_type is not None
         segment.c.has_append_time = bool(timestamp_type)
         segment.c.leader_epoch = -1 if leader_epoch is None else leader_epoch
-        columns.topic, columns.partition = topic, partition
+        columns.topic, columns.partition, columns.fence = topic, partition, fence
         columns.parts, columns.buffers = [segment], []
         columns._make_jobs(1)
         columns.jobs[0].row, columns.jobs[0].count = 0, 1
@@ -798,6 +801,10 @@ cdef class Record:
     @property
     def leader_epoch(self):
         return self._columns._segment(self._row).leader_epoch
+
+    @property
+    def fence(self):
+        return self._columns.fence
 
     @property
     def key(self):
@@ -849,7 +856,7 @@ cdef class Record:
     __hash__ = None
 
     def __reduce__(self):
-        return Record, self._fields()
+        return Record, (*self._fields(), self.fence)
 
     def __repr__(self):
         topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllocatorError",
+    "AlreadyStored",
     "AssignorError",
     "BadAssignment",
     "BrokerError",
@@ -39,6 +40,7 @@ __all__ = [
     "NotOwned",
     "OffsetOutOfRange",
     "RecordTooLarge",
+    "SinkError",
     "TopicAuthorizationFailed",
     "TopicNotFound",
     "TopicRecreated",
@@ -132,6 +134,26 @@ class Fenced(CommitFailed):
     Whoever owns the partitions now reads what was not committed once more. Drop what was read of them and do not
     repeat the commit: the member joins again by itself, and its listener hears what it lost and what it is given.
     """
+
+
+class SinkError(AllocatorError):
+    """The database of a sink (`allocator.sinks`) cannot be reached, or refused what the sink needs."""
+
+    retriable = True
+
+
+class AlreadyStored(AllocatorError):
+    """Records are written to a sink again, or not in the order of the log."""
+
+    def __init__(self, partition: TopicPartition, offset: int, stored: int) -> None:
+        super().__init__(
+            f"{partition.topic}:{partition.partition}: a write from offset {offset} on comes out of turn: the sink "
+            f"is at offset {stored}. Write a partition's records in the order of the log; after a seek to a lower "
+            "offset, call the sink's rewind() first"
+        )
+        self.partition = partition
+        self.offset = offset
+        self.stored = stored
 
 
 class NoOffsetsError(AllocatorError):

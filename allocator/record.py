@@ -24,6 +24,7 @@ class Source(Protocol):
     timestamps: Sequence[int]
     timestamp_type: int | None
     leader_epoch: int | None
+    fence: int | None
 
     def key(self, row: int) -> bytes | None: ...
 
@@ -36,7 +37,14 @@ class _Made:
     """The source of a record that was made by hand."""
 
     def __init__(
-        self, topic: str, partition: int, offset: int, timestamp: int, kind: int | None, epoch: int | None
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        kind: int | None,
+        epoch: int | None,
+        fence: int | None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -44,6 +52,7 @@ class _Made:
         self.timestamps: Sequence[int] = (timestamp,)
         self.timestamp_type = kind
         self.leader_epoch = epoch
+        self.fence = fence
 
     def key(self, row: int) -> bytes | None:
         return None
@@ -60,6 +69,7 @@ class PlainRecord:
 
     `timestamp` is milliseconds since the epoch, -1 where there is none; `timestamp_type` 0 is create time, 1 log-append
     time, None in format v0; `headers` is a list of (str, bytes or None); `leader_epoch` is None before Kafka 0.11.
+    `fence` is `Consumer.fence` of the partition at the time of delivery, None for a record that no consumer delivered.
     `serialized_key_size` and `serialized_value_size` are bytes on the wire, -1 for null; `checksum` is always None, as
     single records have none since Kafka 0.11.
 
@@ -80,8 +90,9 @@ class PlainRecord:
         value: Any,
         headers: Headers,
         leader_epoch: int | None = None,
+        fence: int | None = None,
     ) -> None:
-        self._source: Source = _Made(topic, partition, offset, timestamp, timestamp_type, leader_epoch)
+        self._source: Source = _Made(topic, partition, offset, timestamp, timestamp_type, leader_epoch, fence)
         self._row = 0
         self._key, self._value, self._headers = key, value, headers
         self._known = _KEY | _VALUE | _HEADERS
@@ -118,6 +129,10 @@ class PlainRecord:
     @property
     def leader_epoch(self) -> int | None:
         return self._source.leader_epoch
+
+    @property
+    def fence(self) -> int | None:
+        return self._source.fence
 
     @property
     def key(self) -> Any:
@@ -179,7 +194,7 @@ class PlainRecord:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._fields()
+        return type(self), (*self._fields(), self.fence)
 
     def __repr__(self) -> str:
         topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()

@@ -19,6 +19,7 @@ from allocator.fetch.batch import Batch
 from allocator.groups.names import default_client_id
 from allocator.measures import Measures
 from allocator.settings import DEFAULT
+from allocator.sinks import TransactionalSink
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import RecordsLost, as_written
 from allocator.types import (
@@ -74,6 +75,8 @@ class Consumer:
                            an `on_records_lost` it hears of records that the log no longer has
     zookeeper_options      credentials, ACL, SASL and TLS to ZooKeeper
     security               TLS and SASL to Kafka, under kafka-python's names
+    sink                   keeps the offsets in your database (`allocator.sinks`): the group begins where the sink says.
+                           Commits to Kafka go on, for those who look at the lag
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Consumer:
         instance_id: str | None = DEFAULT["instance_id"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         settle_s: float = DEFAULT["settle_s"],
+        sink: TransactionalSink | None = None,
     ) -> None:
         self.group = group
         self.client_id = client_id or default_client_id()
@@ -153,6 +157,7 @@ class Consumer:
             isolation_level=isolation_level,
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
+            sink=sink,
         )
         self._isolation_level = isolation_level
         self._reading = Reading(self._engine)
@@ -493,6 +498,18 @@ class Consumer:
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that are ours at present."""
         return self._engine.membership.held
+
+    def fence(self, partition: TopicPartition) -> int:
+        """The fencing token of this ownership: a number that grows with each new owner of the partition.
+
+        A store that remembers the highest number it has seen, and refuses writes with a lower one, is safe from a
+        process that was frozen and goes on after it lost the partition. `batch.fence` and `record.fence` have the
+        number of the ownership under which they were delivered. docs/howto/effects-once.md says what each membership
+        promises. Raises NotOwned.
+        """
+        partition = as_partition(partition)
+        self._engine.must_own([partition])
+        return self._engine.membership.fence(partition)
 
     def high_watermark(self, partition: TopicPartition) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first."""

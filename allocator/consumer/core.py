@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import re
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from allocator.client.client import KafkaClient
 from allocator.consumer.measures import lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.ownership import Ownership
-from allocator.errors import AllocatorError, CommitFailed, IllegalState, NotOwned
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.membership import Membership
@@ -27,6 +28,7 @@ from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
 from allocator.settings import check_keywords
+from allocator.sinks import SinkClaim, TransactionalSink
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
@@ -64,6 +66,7 @@ class ConsumerCore:
         auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
+        sink: TransactionalSink | None = None,
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
@@ -99,6 +102,8 @@ class ConsumerCore:
             self.commits_settled,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
+            fence=self._fence_of,
+            sink=None if sink is None else SinkMember(self, sink),
         )
         self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
         self._load = partial(lag, self.client, self.committed, auto_offset_reset)
@@ -126,6 +131,9 @@ class ConsumerCore:
         if self._offsets is not None:
             self._offsets.committer = made.committer
         return made
+
+    def _fence_of(self, partition: TopicPartition) -> int:
+        return self.membership.fence(partition)
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
         """As `Membership.join_again_if`."""
@@ -481,3 +489,32 @@ class ConsumerCore:
             names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])
             more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
             raise NotOwned(f"{self.group}: this member does not own {names}{more}")
+
+
+class SinkMember:
+    """One member's part in the offsets of a sink. `SinkOffsets` for `Ownership`."""
+
+    def __init__(self, core: ConsumerCore, sink: TransactionalSink) -> None:
+        if not isinstance(sink, TransactionalSink):
+            raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
+        if core.group is None:
+            raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")
+        self._core = core
+        self._sink = sink
+        self._group = core.group
+        # the number alone does not tell owners apart where it can fall back or repeat
+        self._owner = uuid.uuid4().hex
+
+    async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        membership, topic_id = self._core.membership, self._core.client.topic_id
+        claims = {p: SinkClaim(membership.fence(p), topic_id(p.topic)) for p in partitions}
+
+        async def confirm() -> bool:
+            confirmed = await membership.confirm()
+            return confirmed and all(p in membership.held and membership.fence(p) == claims[p].fence for p in claims)
+
+        found = await self._sink.begin(self._group, self._owner, claims, confirm)
+        return {p: OffsetAndMetadata(offset, stamped("", claims[p].topic_id), -1) for p, offset in found.items()}
+
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))

@@ -33,6 +33,16 @@ class Buffers(Protocol):
     def wake(self) -> None: ...
 
 
+class SinkOffsets(Protocol):
+    """What ownership needs of a sink: the offsets that the user's database has."""
+
+    async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Lets this member alone write, and returns where the database is. Raises AllocatorError."""
+
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """The records from this lower offset on are others than before. Raises AllocatorError."""
+
+
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
@@ -53,6 +63,8 @@ class Ownership:
         *,
         auto_commit: bool,
         retry_backoff_s: float = 0.1,
+        fence: Callable[[TopicPartition], int] | None = None,
+        sink: SinkOffsets | None = None,
     ) -> None:
         self._error: BaseException | None = None
         self._told: asyncio.Event
@@ -65,6 +77,8 @@ class Ownership:
         self._measures = measures
         self._auto_commit = auto_commit
         self._retry_backoff_s = retry_backoff_s
+        self._fence = fence
+        self._sink = sink
         self._suspended = False
         self._opening = 0
         self._draining: Partitions = frozenset()
@@ -136,6 +150,8 @@ class Ownership:
 
     async def _tell_loss(self, loss: RecordsLost) -> None:
         try:
+            if self._sink is not None and (loss.recreated or loss.resumed_at < loss.position):
+                await self._rewind_sink(loss)
             callback = getattr(
                 self._state.rebalance_listener, "on_records_lost", None
             )  # other clients' listeners have none
@@ -144,6 +160,18 @@ class Ownership:
         finally:
             self._opening -= 1
             self._fetcher.wake()
+
+    async def _rewind_sink(self, loss: RecordsLost) -> None:
+        assert self._sink is not None
+        while self._state.is_assigned(loss.partition):
+            try:
+                await self._sink.rewind(loss.partition, loss.resumed_at)
+                return
+            except AllocatorError as error:
+                log.warning(
+                    "%s:%d: the sink does not go on at offset %d yet: %s", *loss.partition, loss.resumed_at, error
+                )
+                await asyncio.sleep(self._retry_backoff_s)
 
     def take_error(self) -> BaseException | None:
         """What the user has to know, once."""
@@ -164,6 +192,9 @@ class Ownership:
         before = self._state.assigned_partitions()
         self._measures.partitions_assigned += len(partitions)
         self._assign(before | partitions)
+        if self._fence is not None:
+            for partition in partitions:
+                self._state.set_fence(partition, self._fence(partition))
         # begun before the listener is called: it may ask for positions
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
@@ -228,7 +259,8 @@ class Ownership:
             if not missing:
                 return
             try:
-                committed = await self._committed(missing)
+                stored = {} if self._sink is None else await self._sink.begin(missing)
+                committed = await self._committed(missing - stored.keys()) if missing - stored.keys() else {}
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
@@ -242,6 +274,11 @@ class Ownership:
                 await asyncio.sleep(self._retry_backoff_s)
                 continue
             for partition in self._missing(partitions):
+                if partition in stored:
+                    # whatever was reached here or committed in Kafka: the effects up to this offset are there
+                    self._progress.rewind(partition, stored[partition].offset)
+                    self._state.seek(partition, stored[partition])
+                    continue
                 self._begin(partition, committed.get(partition))
             self._fetcher.wake()
             return

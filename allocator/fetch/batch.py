@@ -103,6 +103,14 @@ class Batch(Sequence[Record]):
         return self._found.segments[self._end - 1].leader_epoch if self._first < self._end else None
 
     @property
+    def fence(self) -> int | None:
+        """The number of the ownership under which the records were delivered (`Consumer.fence`).
+
+        None for a batch that no consumer delivered.
+        """
+        return self._found.fence
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the wire of the record batches that are touched."""
         return sum(segment.size for segment in self._found.segments[self._first : self._end])

@@ -25,6 +25,7 @@ class ColumnPart:
 
     __slots__ = (
         "buffer",
+        "fence",
         "headers_at",
         "keys_at",
         "leader_epoch",
@@ -49,6 +50,7 @@ class ColumnPart:
         self.topic = ""
         self.partition = -1
         self.leader_epoch: int | None = None
+        self.fence: int | None = None
         self.buffer = buffer
         self.offsets = offsets
         self.timestamps = timestamps
@@ -57,9 +59,9 @@ class ColumnPart:
         self.values_at = values_at
         self.headers_at = headers_at
 
-    def belongs(self, topic: str, partition: int, leader_epoch: int | None) -> ColumnPart:
+    def belongs(self, topic: str, partition: int, leader_epoch: int | None, fence: int | None) -> ColumnPart:
         """This, which records are to say that they come from there."""
-        self.topic, self.partition, self.leader_epoch = topic, partition, leader_epoch
+        self.topic, self.partition, self.leader_epoch, self.fence = topic, partition, leader_epoch, fence
         return self
 
     def __len__(self) -> int:

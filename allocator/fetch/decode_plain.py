@@ -45,10 +45,10 @@ class RecordSet:
     `segments` have the visible records of `data` at or above the offset asked for. `next_offset` follows the last
     complete record batch, visible or not; it is the offset asked for when there is none. `error` is set where the
     walk ended at something corrupt: the segments before it are good. `wanted` is set when `data` has no complete
-    record batch: the bytes that the first one needs, 0 if even that is cut off.
+    record batch: the bytes that the first one needs, 0 if even that is cut off. `fence` is `Batch.fence`.
     """
 
-    __slots__ = ("data", "error", "next_offset", "partition", "segments", "topic", "wanted")
+    __slots__ = ("data", "error", "fence", "next_offset", "partition", "segments", "topic", "wanted")
 
     def __init__(self, data: bytes, topic: str, partition: int, next_offset: int) -> None:
         self.data = data
@@ -58,6 +58,7 @@ class RecordSet:
         self.next_offset = next_offset
         self.error: CorruptRecordError | None = None
         self.wanted: int | None = None
+        self.fence: int | None = None
 
     def columns(self, first: int, last: int) -> Columns:
         """Decode segments `first` up to, not including, `last`.
@@ -93,7 +94,7 @@ class RecordSet:
             except (ValueError, struct.error) as error:
                 why = str(error)
         if part is not None:
-            return part.belongs(self.topic, self.partition, segment.leader_epoch)
+            return part.belongs(self.topic, self.partition, segment.leader_epoch, self.fence)
         # a compressed set of an old format shows no offset but its last
         offset = segment.base_offset if segment.count >= 0 else segment.next_offset - 1
         raise CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.next_offset)

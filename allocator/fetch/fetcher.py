@@ -320,6 +320,7 @@ class Fetcher:
     def _batch(self, tp: TopicPartition, chunk: Chunk) -> Batch | None:
         """None if the chunk has no visible record; then the position is moved past it here."""
         state, found = self._state, chunk.found
+        found.fence = state.fence(tp)
         batch = Batch(
             tp.topic,
             tp.partition,

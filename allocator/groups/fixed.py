@@ -61,6 +61,12 @@ class FixedMembership(GroupMembership):
     def held(self) -> Partitions:
         return self._held
 
+    def fence(self, partition: TopicPartition) -> int:
+        return 0  # no group orders the owners
+
+    async def confirm(self) -> bool:
+        return self.may_act()
+
     def may_act(self) -> bool:
         return self._active and self.ended is None
 

@@ -47,6 +47,7 @@ class KafkaMember(GroupMembership):
         """The topics that the last subscription reported to the coordinator names."""
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
+        self._fences: dict[TopicPartition, int] = {}
         self._lease = KafkaLease(group, listener, clock)
         self._last_error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
@@ -58,6 +59,9 @@ class KafkaMember(GroupMembership):
     def may_act(self) -> bool:
         # a member without an identity was removed by the coordinator: its partitions may have another owner by now
         return self._group.identity is not None and self._lease.valid
+
+    async def confirm(self) -> bool:
+        return await self._lease.confirm()
 
     def polled(self) -> None:
         self._group.polled()

@@ -84,6 +84,33 @@ class EnsembleLease(Lease):
         self.renew(min(started, reported + margin), session_timeout_s)
 
 
+class _Confirmations:
+    """Callers that wait for a proof of life which began after they asked."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
+
+    async def confirm(self) -> bool:
+        """False: the session ended first."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._clock(), future))
+        return await future
+
+    def proved(self, started: float) -> None:
+        """An exchange that began at `started` was acknowledged."""
+        for asked, future in self._waiting:
+            if asked <= started and not future.done():
+                future.set_result(True)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
+    def end(self) -> None:
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(False)
+        self._waiting.clear()
+
+
 class _Suspension:
     """Calls `suspended` and `resumed` of a listener, in turn, and a function when the lease lapses."""
 
@@ -144,6 +171,7 @@ class LeaseRenewer:
         self._zk = zk
         self._measures = measures
         self._suspension = _Suspension(group, listener)
+        self._confirmations = _Confirmations(clock)
         self._sooner: asyncio.Event
         self._granted: asyncio.Event
 
@@ -188,6 +216,11 @@ class LeaseRenewer:
             if pause > 0:
                 await wait_for_event(self._sooner, pause)
 
+    async def confirm(self) -> bool:
+        """As `Membership.confirm`."""
+        self.prove_now()
+        return await self._confirmations.confirm()
+
     def prove_now(self) -> None:
         """The connection is back: write the next proof at once."""
         self._sooner.set()
@@ -200,11 +233,13 @@ class LeaseRenewer:
         """The session is over."""
         self.lease.end()
         self._suspension.stop()
+        self._confirmations.end()
 
     def _renew(self, started: float) -> None:
         self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
         if not self.lease.valid:
             return  # the response took longer than the lease lasts
+        self._confirmations.proved(started)
         self._suspension.call_after(self.lease.remaining_s, self._lapsed)
         if self._zk.state is SessionState.CONNECTED:
             self._suspension.resume()
@@ -235,6 +270,7 @@ class KafkaLease:
         self._session = Lease(clock)
         self._rebalance = Lease(clock)
         self._suspension = _Suspension(group, listener)
+        self._confirmations = _Confirmations(clock)
 
     @property
     def valid(self) -> bool:
@@ -251,14 +287,20 @@ class KafkaLease:
             margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
             self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
         if self.remaining_s > 0:  # else the response took longer than the lease lasts
+            self._confirmations.proved(started)
             self._suspension.call_after(self.remaining_s, self._lapsed)
             self._suspension.resume()
+
+    async def confirm(self) -> bool:
+        """As `Membership.confirm`. Heartbeats go on by their own interval."""
+        return await self._confirmations.confirm()
 
     def end(self) -> None:
         """The membership is over, or lost."""
         self._session.end()
         self._rebalance.end()
         self._suspension.stop()
+        self._confirmations.end()
 
     def _lapsed(self) -> None:
         if self.remaining_s <= 0:

@@ -93,6 +93,19 @@ class Membership(Protocol):
     def may_act(self) -> bool:
         """Whether the member may deliver records and send commits at this instant."""
 
+    def fence(self, partition: TopicPartition) -> int:
+        """The fencing token of this ownership: a number that grows with each new owner of the partition.
+
+        Set before `assigned` is called. docs/howto/effects-once.md says how far each membership keeps the promise.
+        """
+
+    async def confirm(self) -> bool:
+        """Waits for an acknowledgement of the group that this member asks for after the call.
+
+        Returns False when the membership ended instead. What the member holds after True, with the same fence as
+        before the call, it owned throughout.
+        """
+
     def polled(self) -> None:
         """The user asks for records. Without such a call for `max_poll_interval_s` the member leaves until the next."""
 
@@ -114,6 +127,12 @@ class Membership(Protocol):
 
 class GroupMembership:
     """The parts of `Membership` that are the same for every group protocol but one."""
+
+    _fences: dict[TopicPartition, int]
+    """Fencing tokens of the partitions that this member holds or has held."""
+
+    def fence(self, partition: TopicPartition) -> int:
+        return self._fences[partition]
 
     @property
     def committer(self) -> Committer | None:

@@ -21,7 +21,7 @@ from allocator.groups.lease import LeaseRenewer, MembershipLost
 from allocator.groups.membership import AssignmentListener, GroupMembership
 from allocator.measures import Measures
 from allocator.tasks import TaskGroup, first_of, wait_for_event, within
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 
 __all__ = ["PollTimer", "SessionMembership", "Watchdog"]
@@ -68,6 +68,7 @@ class SessionMembership(GroupMembership):
         self._settings = settings
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
+        self._fences: dict[TopicPartition, int] = {}
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
@@ -108,6 +109,9 @@ class SessionMembership(GroupMembership):
 
     def may_act(self) -> bool:
         return self._keeper.may_act
+
+    async def confirm(self) -> bool:
+        return await self._keeper.confirm()
 
     def polled(self) -> None:
         self._polls.polled()

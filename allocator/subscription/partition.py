@@ -58,6 +58,7 @@ class TopicPartitionState:
         "_preferred_read_replica_expiration",
         "drop_pending_record_batch",
         "epoch",
+        "fence",
         "high_watermark",
         "last_stable_offset",
         "next_allowed_retry_time",
@@ -88,6 +89,8 @@ class TopicPartitionState:
         self._current_leader_epoch = -1
         # an older leader epoch that was announced since, because of which the position was compared with the log
         self._doubted_epoch: int | None = None
+        self.fence: int | None = None
+        """The number of this member's ownership; None where no membership has said it."""
         self.topic_id: Any = None
         """Of the topic that the position belongs to; None: not known (yet)."""
         self._preferred_read_replica: int | None = None

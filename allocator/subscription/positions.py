@@ -110,6 +110,15 @@ class Positions:
         state = self.assignment.get(partition)
         return None if state is None else state.epoch
 
+    def fence(self, partition: TopicPartition) -> int | None:
+        """The number of this member's ownership (`Membership.fence`); None when unassigned, or without a membership."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.fence
+
+    def set_fence(self, partition: TopicPartition, fence: int) -> None:
+        """Caller: consumer, when the partition is assigned."""
+        self._of(partition).fence = fence
+
     def topic_id(self, partition: TopicPartition) -> Any:
         """Of the topic that the position belongs to; None if that is not known, or nothing is assigned."""
         state = self.assignment.get(partition)

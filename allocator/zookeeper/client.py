@@ -128,12 +128,15 @@ STATES = {
 
 
 class Stat(NamedTuple):
-    """The part of a znode's stat that is used: version of the data, id of the owning session (0: persistent)."""
+    """The part of a znode's stat that is used: version of the data, id of the owning session (0: persistent), and the
+    ids of the transactions that created the znode and that wrote it last."""
 
     version: int
     owner: int
     created_ms: int
     modified_ms: int
+    created_zxid: int = 0
+    zxid: int = 0
 
 
 class Op(NamedTuple):
@@ -382,8 +385,11 @@ class ZooKeeper:
             await self._ensure(self.chroot)
         await self._ensure(self.chroot + path)
 
-    async def multi(self, ops: Sequence[Op]) -> None:
-        """All steps or none; the first step that fails decides the error."""
+    async def multi(self, ops: Sequence[Op]) -> int:
+        """All steps or none; the first step that fails decides the error.
+
+        Returns the id of the transaction, 0 if no step is a "set".
+        """
         client = self._live()
         transaction = client.transaction()
         for op in ops:
@@ -405,6 +411,7 @@ class ZooKeeper:
                 result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
             ):
                 raise _translate(self.hosts, "multi", op.path, result)
+        return max((result.mzxid for op, result in zip(ops, results) if op.kind == "set"), default=0)
 
     async def _ensure(self, full: str) -> None:
         for _ in range(ENSURE_TRIES - 1):
@@ -488,7 +495,7 @@ def _stop(client: KazooClient) -> None:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(stat.version, stat.ephemeralOwner, stat.ctime, stat.mtime)
+    return Stat(stat.version, stat.ephemeralOwner, stat.ctime, stat.mtime, stat.czxid, stat.mzxid)
 
 
 TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (

@@ -92,6 +92,7 @@ class Worker:
             self.tenures[partition] = self._tenure
             if self.membership.may_act():
                 self.world.check_alone(self, partition, "begins")
+                self.world.note_fence(self, partition)
         self.active |= partitions
 
     async def revoked(self, partitions: Partitions) -> None:

@@ -436,8 +436,13 @@ class SimulatedZooKeeper:
     async def delete(self, path: str, version: int = -1) -> None:
         await self._ask(lambda: self._write([Op("delete", path, version=version)]))
 
-    async def multi(self, ops: Sequence[Op]) -> None:
-        await self._ask(lambda: self._write(ops))
+    async def multi(self, ops: Sequence[Op]) -> int:
+        def work() -> int:
+            self._write(ops)
+            return len(self.ensemble.history)
+
+        number: int = await self._ask(work)
+        return number
 
     async def ensure_path(self, path: str) -> None:
         parts = path.strip("/").split("/")

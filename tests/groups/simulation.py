@@ -62,6 +62,8 @@ class Simulation:
         self.repeated = 0
         """Records that were processed again."""
         self.committed: dict[TopicPartition, int] = {}
+        self.fences: dict[TopicPartition, int] = {}
+        """Of the newest owner."""
         self.late: dict[TopicPartition, bool] = {}
         """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
         self.claims: dict[str, Claim] = {}
@@ -187,6 +189,13 @@ class Simulation:
             self.steps_of_leaders += 1
             if self.steps_of_leaders == self._dies_at_step:
                 self.faults.do("kill", name)
+
+    def note_fence(self, worker: Worker, partition: TopicPartition) -> None:
+        """The worker begins with a partition."""
+        fence, before = worker.membership.fence(partition), self.fences.get(partition, 0)
+        if fence <= before:
+            self.broken(f"{worker.name} begins with {partition.partition} at fence {fence}, after fence {before}")
+        self.fences[partition] = fence
 
     def check_alone(self, worker: Worker, partition: TopicPartition, does: str) -> None:
         """Within a step too: it may begin and end what it does in one."""

@@ -16,6 +16,7 @@ MODULES = (
     "allocator.assignors.lag_aware",
     "allocator.errors",
     "allocator.measures",
+    "allocator.sinks",
     "allocator.spark",
     "allocator.spark.archive",
     "allocator.spark.audit",

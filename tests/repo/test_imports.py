@@ -41,6 +41,7 @@ ORDER = (
     "producer",
     "offsets",
     "groups",
+    "sinks",
     "consumer",
     "compat",
     "daemon",
@@ -57,9 +58,10 @@ APART = {
     "fetch": {"offsets", "groups"},
     "producer": {"offsets", "groups", "subscription"},
     "groups": {"subscription"},
+    "sinks": {"assignors", "subscription", "client", "zookeeper", "producer", "offsets", "groups"},
     "compat": {"daemon", "doctor", "spark", "migrate", "web"},
     "daemon": {"doctor", "spark", "migrate"},
-    "doctor": {"consumer", "fetch", "producer", "spark", "migrate"},
+    "doctor": {"consumer", "sinks", "fetch", "producer", "spark", "migrate"},
     "spark": {"web"},
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -84,6 +86,8 @@ HEAVY = (
     "prometheus_client",
     "re2",
     "opentelemetry",
+    "sqlalchemy",
+    "psycopg",
 )
 
 

@@ -32,6 +32,7 @@ USE = {
     "web": "import allocator.web.metrics",
     "patterns": "import re2, allocator.groups.patterns",
     "otel": "import opentelemetry.sdk",
+    "sql": "import allocator.sinks, sqlalchemy, psycopg",
     "arrow": "import allocator.fetch.arrow, pyarrow",
     "avro": "import fastavro",
     "spark": "import allocator.spark, pyspark, matplotlib",

@@ -185,6 +185,7 @@ class KafkaMembership(KafkaMember):
             self._group.request_rejoin("released the partitions that move to other members")
         if gained:
             self._held |= gained
+            self._fences.update(dict.fromkeys(gained, generation))
             await self._listener.assigned(gained)
 
     async def lost(self, why: str) -> None:

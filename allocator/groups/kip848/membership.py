@@ -117,6 +117,7 @@ class Kip848Membership(KafkaMember):
         if gained:
             self._names.update(gained)
             self._held |= frozenset(gained.values())
+            self._fences.update(dict.fromkeys(gained.values(), self.generation))
             log.info("%s: %s starts %d partitions", self._group_name, self.member_id, len(gained))
             await self._listener.assigned(frozenset(gained.values()))
         return len(named) == len(new)

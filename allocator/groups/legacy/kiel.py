@@ -130,6 +130,12 @@ class KielMembership(GroupMembership):
     def may_act(self) -> bool:
         return self._current.may_act()
 
+    def fence(self, partition: TopicPartition) -> int:
+        return self._current.fence(partition)
+
+    async def confirm(self) -> bool:
+        return await self._current.confirm()
+
     def polled(self) -> None:
         self._current.polled()
 

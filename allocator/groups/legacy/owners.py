@@ -196,6 +196,7 @@ class OwnersMembership(SessionMembership):
                 raise
             self._claimed.update(paths)
             gained |= paths.keys()
+        await self._number(gained)
         return gained
 
     async def _taken(self, partitions: Partitions) -> Partitions:
@@ -212,6 +213,14 @@ class OwnersMembership(SessionMembership):
             claims = {self._claim_of(directory, name) for name in await self._zk.get_children(directory)}
             found |= wanted & claims
         return frozenset(found)
+
+    async def _number(self, partitions: Partitions) -> None:
+        """Sets the fences of partitions that were claimed: the transaction that created the znode of each."""
+        claimed = iter(partitions)
+        while some := list(islice(claimed, AT_ONCE)):
+            stats = await asyncio.gather(*(self._zk.exists(self._claimed[p][0]) for p in some))
+            # one that is missing was deleted by hand: the lowest number lets every other owner take over
+            self._fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
 
     async def _recover(self) -> None:
         """Checks which of the doubtful claims belong to this session."""

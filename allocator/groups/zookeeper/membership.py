@@ -275,7 +275,7 @@ class ZooKeeperMembership(SessionMembership):
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
             # the check fails if a newer assignment, which this member has not read, gives the partitions to another
-            await self._zk.multi(
+            transaction = await self._zk.multi(
                 [
                     Op("check", self._paths.assignment, version=version),
                     Op("set", self._paths.claim(self.member_id), claim.encode()),
@@ -287,6 +287,8 @@ class ZooKeeperMembership(SessionMembership):
             return  # the watch on the assignment has fired, or is about to
         self._claim = claim
         self._held |= gained
+        # not the creation of the claim: an older member may get the partition after a younger one
+        self._fences.update(dict.fromkeys(gained, transaction))
         log.info(
             "%s: %s gains %d partitions, holds %d (generation %d)",
             self._paths.group,

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from postgres import postgres_server
+from sink_member import Store
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server."""
+    with postgres_server() as url:
+        yield url
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.servers)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database: a path, or a URL."""
+    return str(tmp_path / "effects.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def new_store(place: str) -> Iterator[Callable[[], Store]]:
+    """Makes stores of one new table of effects and one new table of offsets, each as another process has it."""
+    number, made = next(NUMBERS), []
+
+    def make() -> Store:
+        made.append(Store(place, f"effects_{number}", f"offsets_{number}"))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()

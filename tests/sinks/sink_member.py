@@ -1,0 +1,105 @@
+"""Effects in a database, and a member that writes them, in a process of its own, so that it can be frozen and killed.
+
+    python sink_member.py '{"place": ..., "effects": ..., "offsets": ..., "freeze_at": ..., "consumer": {...}}'
+
+Says on standard output what happens, a word a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections import Counter
+from contextlib import closing
+from typing import Any
+
+from allocator import Batch, Consumer
+from allocator.errors import Fenced
+from allocator.sinks import SqliteSink, SqlSink, TransactionalSink
+
+AT_ONCE = 10  # records in a transaction
+
+
+class Store:
+    """A table that notes each effect, and the sink beside it. No key of the table hides an effect that came twice."""
+
+    def __init__(self, place: str, effects: str, offsets: str) -> None:
+        self.place, self.effects = place, effects
+        self.sqlite = "://" not in place
+        self.sink: TransactionalSink = (
+            SqliteSink(place, table=offsets) if self.sqlite else SqlSink(place, table=offsets)
+        )
+        self._change(f"CREATE TABLE IF NOT EXISTS {effects} (part INTEGER, number INTEGER)")
+
+    def store(self, connection: Any, unit: Any) -> None:
+        """The effects of a batch or a record."""
+        records = list(unit) if hasattr(unit, "base_offset") else [unit]
+        rows = [{"part": record.partition, "number": record.offset} for record in records]
+        statement = f"INSERT INTO {self.effects} VALUES (:part, :number)"
+        if self.sqlite:
+            connection.executemany(statement, rows)
+        elif rows:
+            import sqlalchemy
+
+            connection.execute(sqlalchemy.text(statement), rows)
+
+    def counts(self) -> Counter[tuple[int, int]]:
+        """(partition, offset) -> how often its effect is there."""
+        return Counter((part, number) for part, number in self._rows(f"SELECT part, number FROM {self.effects}"))
+
+    def written(self) -> int:
+        return int(self._rows(f"SELECT count(*) FROM {self.effects}")[0][0])
+
+    def close(self) -> None:
+        self.sink.close()
+
+    def _change(self, statement: str) -> None:
+        if self.sqlite:
+            with closing(sqlite3.connect(self.place, timeout=30)) as connection, connection:
+                connection.execute(statement)
+        else:
+            import sqlalchemy
+
+            with self.sink.engine.begin() as connection:  # type: ignore[attr-defined]
+                connection.execute(sqlalchemy.text(statement))
+
+    def _rows(self, statement: str) -> list[Any]:
+        if self.sqlite:
+            with closing(sqlite3.connect(self.place, timeout=30)) as connection:
+                return connection.execute(statement).fetchall()
+        import sqlalchemy
+
+        with self.sink.engine.connect() as connection:  # type: ignore[attr-defined]
+            return list(connection.execute(sqlalchemy.text(statement)))
+
+
+def say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+async def main(place: str, effects: str, offsets: str, freeze_at: int | None, consumer: dict[str, Any]) -> None:
+    store = Store(place, effects, offsets)
+    async with Consumer(*consumer.pop("topics"), sink=store.sink, **consumer) as member:
+        async for batch in member:
+            for first in range(0, len(batch), AT_ONCE):
+                write(store, batch[first : first + AT_ONCE], freeze_at)
+
+
+def write(store: Store, batch: Batch, freeze_at: int | None) -> None:
+    if freeze_at is not None and batch.next_offset > freeze_at:
+        say("freezes")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        store.sink.write(batch, store.store)
+    except Fenced:
+        say("refused")
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(**json.loads(sys.argv[1])))

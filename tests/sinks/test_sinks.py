@@ -1,0 +1,251 @@
+"""Effects and offsets in one transaction; owners that freeze, return, and whose numbers fall back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sink_member import Store
+
+from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
+from allocator.fetch.batch import Batch
+from allocator.fetch.decode import scan
+from allocator.sinks import SinkClaim, SqliteSink, SqlSink
+from allocator.testing.batches import ProducedRecord, encode
+from allocator.types import TopicPartition
+
+P = TopicPartition("orders", 0)
+Stores = Callable[[], Store]
+
+
+def batch(start: int, stop: int, fence: int) -> Batch:
+    """Records `start` to `stop` - 1, as the consumer delivers them under this fence."""
+    data = encode([ProducedRecord(None, b"%d" % n) for n in range(stop)], 2, None, 0)
+    found = scan(data, topic=P.topic, partition=P.partition, start=start)
+    found.fence = fence
+    return Batch(P.topic, P.partition, found, start=start)
+
+
+async def confirmed() -> bool:
+    return True
+
+
+async def not_confirmed() -> bool:
+    return False
+
+
+async def begin(
+    store: Store,
+    owner: str,
+    fence: int,
+    confirm: Callable[[], Awaitable[bool]] = not_confirmed,
+    topic_id: Any = None,
+) -> Mapping[TopicPartition, int]:
+    return await store.sink.begin("billing", owner, {P: SinkClaim(fence, topic_id)}, confirm)
+
+
+def once(store: Store, stop: int) -> bool:
+    return store.counts() == {(P.partition, n): 1 for n in range(stop)}
+
+
+async def test_effects_and_the_offset_are_stored_together(new_store: Stores) -> None:
+    store = new_store()
+    assert await begin(store, "a", 1) == {}
+    assert store.sink.write(batch(0, 5, 1), store.store)
+    assert await store.sink.write_async(next(iter(batch(5, 6, 1))), store.store)
+    assert store.sink.offsets("billing") == {P: 6}
+    assert await begin(new_store(), "b", 2) == {P: 6}
+    assert once(store, 6)
+
+
+async def test_effects_that_fail_store_nothing_and_may_be_tried_again(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+
+    def fail(connection: Any, unit: Batch) -> None:
+        store.store(connection, unit)
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        store.sink.write(batch(0, 5, 1), fail)
+    assert store.sink.offsets("billing") == {}
+    assert store.written() == 0
+    assert store.sink.write(batch(0, 5, 1), store.store)
+    assert once(store, 5)
+
+
+async def test_a_commit_whose_answer_was_lost_is_not_repeated(
+    new_store: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    whole = store.sink._transaction
+
+    class Lost:
+        def __enter__(self) -> Any:
+            self.inner = whole()
+            return self.inner.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self.inner.__exit__(*error)
+            raise ConnectionError("the answer to COMMIT was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.sink, "_transaction", Lost)
+        with pytest.raises(ConnectionError):
+            store.sink.write(batch(0, 5, 1), store.store)
+    assert not store.sink.write(batch(0, 5, 1), store.store)
+    # the broker may cut the batch elsewhere the next time
+    assert store.sink.write(batch(0, 8, 1), store.store)
+    assert once(store, 8)
+
+
+async def test_an_older_owner_is_refused_whatever_it_believes(new_store: Stores) -> None:
+    frozen, heir = new_store(), new_store()
+    await begin(frozen, "a", 7)
+    frozen.sink.write(batch(0, 5, 7), frozen.store)
+    assert await begin(heir, "b", 9) == {P: 5}
+    with pytest.raises(Fenced, match="under fence 7 is refused: the owner with fence 9"):
+        frozen.sink.write(batch(5, 9, 7), frozen.store)
+    with pytest.raises(SinkError, match="does not confirm"):
+        await begin(frozen, "a", 7)  # it was frozen before it registered
+    assert heir.sink.write(batch(5, 9, 9), heir.store)
+    with pytest.raises(Fenced):
+        await frozen.sink.rewind(P, 0)
+    assert once(heir, 9)
+
+
+async def test_what_was_delivered_under_an_earlier_ownership_of_the_same_process_is_refused(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    await begin(store, "a", 3)
+    with pytest.raises(Fenced, match="fence 1"):
+        store.sink.write(batch(0, 5, 1), store.store)
+    with pytest.raises(Fenced, match="no consumer has registered"):
+        new_store().sink.write(batch(0, 5, 3), store.store)
+    assert store.written() == 0
+
+
+@pytest.mark.parametrize("fence", [3, 9])
+async def test_numbers_that_fell_back_are_settled_by_the_group(new_store: Stores, fence: int) -> None:
+    """As after an ensemble came back without its data: a lower number, or by chance the same one."""
+    frozen, heir = new_store(), new_store()
+    await begin(frozen, "a", 9)
+    frozen.sink.write(batch(0, 5, 9), frozen.store)
+    assert await begin(heir, "b", fence, confirmed) == {P: 5}
+    with pytest.raises(Fenced):
+        frozen.sink.write(batch(5, 9, 9), frozen.store)
+    assert heir.sink.write(batch(5, 9, fence), heir.store)
+    assert once(heir, 9)
+
+
+async def test_an_owner_that_registers_while_the_group_is_asked_is_not_replaced(new_store: Stores) -> None:
+    first, second, third = new_store(), new_store(), new_store()
+    await begin(first, "a", 9)
+
+    async def overtaken() -> bool:
+        await begin(third, "c", 12)
+        return True
+
+    with pytest.raises(SinkError, match="another process registers"):
+        await begin(second, "b", 5, overtaken)
+    assert third.sink.write(batch(0, 5, 12), third.store)
+
+
+async def test_records_out_of_turn_are_refused_and_a_rewind_lets_them_in(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1), store.store)
+    with pytest.raises(AlreadyStored, match="from offset 3 on comes out of turn: the sink is at offset 5"):
+        store.sink.write(batch(3, 9, 1), store.store)
+    await store.sink.rewind(P, 3)
+    assert store.sink.write(batch(3, 9, 1), store.store)
+    assert store.counts()[0, 4] == 2
+    assert store.sink.offsets("billing") == {P: 9}
+
+
+async def test_a_topic_that_was_created_again_begins_anew(new_store: Stores) -> None:
+    store, old, new = new_store(), uuid.uuid4(), uuid.uuid4()
+    await begin(store, "a", 1, topic_id=old)
+    store.sink.write(batch(0, 5, 1), store.store)
+    assert await begin(store, "b", 2, topic_id=old) == {P: 5}
+    assert await begin(store, "c", 3, topic_id=None) == {P: 5}  # a broker that does not tell it
+    assert await begin(store, "d", 4, topic_id=new) == {}
+
+
+async def test_a_sink_is_for_one_group_and_a_table_has_a_name(new_store: Stores, tmp_path: Path) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    with pytest.raises(ConfigError, match="group 'billing'"):
+        await store.sink.begin("other", "a", {P: SinkClaim(1)}, confirmed)
+    with pytest.raises(ConfigError, match="not a name"):
+        SqliteSink(tmp_path / "x", table="a; DROP TABLE b")
+
+
+async def test_effects_that_commit_by_themselves_are_told(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "x.db"), "effects", "offsets")
+    await begin(store, "a", 1)
+    with pytest.raises(ConfigError, match="do not commit"):
+        store.sink.write(batch(0, 5, 1), lambda connection, unit: connection.commit())
+    store.close()
+
+
+async def test_a_database_that_is_away_may_be_asked_again(tmp_path: Path) -> None:
+    sink = SqliteSink(tmp_path / "missing" / "x.db")
+    with pytest.raises(SinkError) as caught:
+        await sink.begin("billing", "a", {P: SinkClaim(1)}, confirmed)
+    assert caught.value.retriable
+
+
+def test_another_database_than_postgresql_is_refused() -> None:
+    pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (extra `sql`)")
+    with pytest.raises(ConfigError, match="SqliteSink"):
+        SqlSink("sqlite:///x.db")
+
+
+class Process:
+    """A process that owns the partition, believes it, or does not know yet that it lost it."""
+
+    def __init__(self, store: Store, name: str, fence: int) -> None:
+        self.store, self.name, self.fence = store, name, fence
+        self.position: int | None = None
+        """None until it has registered."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_order_of_owners_freezes_and_lost_numbers_stores_each_effect_once(seed: int, tmp_path: Path) -> None:
+    """Any process takes any next step at any time. Only the newest owner is one that the group confirms."""
+    chance = random.Random(seed)
+    names, fence = itertools.count(), 100
+    processes: list[Process] = []
+    path = str(tmp_path / "x.db")
+    for _ in range(150):
+        if not processes or chance.random() < 0.1:
+            fence = chance.randrange(fence) if chance.random() < 0.3 else fence + chance.randrange(1, 5)
+            processes.append(Process(Store(path, "effects", "offsets"), str(next(names)), fence))
+        process = chance.choice(processes[-4:])
+
+        async def confirm(process: Process = process) -> bool:
+            return process is processes[-1]
+
+        try:
+            if process.position is None:
+                found = await process.store.sink.begin("billing", process.name, {P: SinkClaim(process.fence)}, confirm)
+                process.position = found.get(P, 0)
+            else:
+                end = process.position + chance.randrange(1, 4)
+                process.store.sink.write(batch(process.position, end, process.fence), process.store.store)
+                process.position = end
+        except (SinkError, Fenced):
+            if process is processes[-1] and process.position is None:
+                raise
+            process.position = None  # as a consumer that lost it, and gets it again without noticing more
+    last = processes[-1].store
+    assert once(last, last.sink.offsets("billing")[P])
+    for each in processes:
+        each.store.close()

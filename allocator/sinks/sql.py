@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.sinks.sink import Parameters, Transaction, TransactionalSink
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 __all__ = ["SqlSink"]
 
@@ -46,9 +43,7 @@ class SqlSink(TransactionalSink):
     Raises `MissingExtra` without SQLAlchemy, ConfigError for another database.
     """
 
-    def __init__(
-        self, engine: Engine | str, *, table: str = "allocator_offsets", idle_timeout_s: float | None = 60.0
-    ) -> None:
+    def __init__(self, engine: Any, *, table: str = "allocator_offsets", idle_timeout_s: float | None = 60.0) -> None:
         super().__init__(table)
         try:
             import sqlalchemy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -43,11 +42,9 @@ class SqliteSink(TransactionalSink):
     be written again.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, table: str = "allocator_offsets", busy_timeout_s: float = 30.0
-    ) -> None:
+    def __init__(self, path: str, *, table: str = "allocator_offsets", busy_timeout_s: float = 30.0) -> None:
         super().__init__(table)
-        self.path = os.fspath(path)
+        self.path = str(path)
         self._busy_timeout_s = busy_timeout_s
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()

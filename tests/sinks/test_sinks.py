@@ -184,7 +184,7 @@ async def test_a_sink_is_for_one_group_and_a_table_has_a_name(new_store: Stores,
     with pytest.raises(ConfigError, match="group 'billing'"):
         await store.sink.begin("other", "a", {P: SinkClaim(1)}, confirmed)
     with pytest.raises(ConfigError, match="not a name"):
-        SqliteSink(tmp_path / "x", table="a; DROP TABLE b")
+        SqliteSink(str(tmp_path / "x"), table="a; DROP TABLE b")
 
 
 async def test_effects_that_commit_by_themselves_are_told(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_effects_that_commit_by_themselves_are_told(tmp_path: Path) -> Non
 
 
 async def test_a_database_that_is_away_may_be_asked_again(tmp_path: Path) -> None:
-    sink = SqliteSink(tmp_path / "missing" / "x.db")
+    sink = SqliteSink(str(tmp_path / "missing" / "x.db"))
     with pytest.raises(SinkError) as caught:
         await sink.begin("billing", "a", {P: SinkClaim(1)}, confirmed)
     assert caught.value.retriable

@@ -16,15 +16,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allocator.spark.ranges import stream_lag
     from allocator.spark.sessions import session
     from allocator.spark.source.source import AllocatorDataSource, register
 
-__all__ = ["AllocatorDataSource", "register", "session"]
+__all__ = ["AllocatorDataSource", "register", "session", "stream_lag"]
 
 _HOME = {
     "AllocatorDataSource": "allocator.spark.source.source",
     "register": "allocator.spark.source.source",
     "session": "allocator.spark.sessions",
+    "stream_lag": "allocator.spark.ranges",
 }
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "read_place",
     "read_times",
     "split",
+    "stream_lag",
 ]
 
 EARLIEST = "earliest"
@@ -298,6 +299,27 @@ class StreamOffsets(NamedTuple):
                 f"the checkpoint has no offsets of topics ({error}): another source wrote it; give the query its own "
                 "checkpointLocation"
             ) from error
+
+
+def stream_lag(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """Records that a streaming query is behind, by partition: `stream_lag(query.lastProgress)`.
+
+    They are the offsets from the end of the micro-batch to the end of the partition, as the brokers had it when the
+    batch was planned. A partition of two sources counts where it is further behind. Sources that report no end of their
+    partitions, and all before pyspark 4.2, are left out.
+    """
+    lags: dict[TopicPartition, int] = {}
+    for source in progress["sources"]:
+        try:
+            read, there = (
+                StreamOffsets.of_json(json.loads(source[name] or "null")).next for name in ("endOffset", "latestOffset")
+            )
+        except (CheckpointMismatch, KeyError, TypeError, ValueError):
+            continue  # another kind of source
+        for tp, end in there.items():
+            if tp in read:
+                lags[tp] = max(lags.get(tp, 0), end - read[tp])
+    return lags
 
 
 def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:

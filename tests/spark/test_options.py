@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, limit_ends, pack, split
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, limit_ends, pack, split, stream_lag
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -205,6 +205,15 @@ def test_places_are_read() -> None:
 def test_durations_are_read_as_spark_reads_them(text: str, seconds: float) -> None:
     given = {**OURS, "minOffsetsPerTrigger": "1", "maxTriggerDelay": text}
     assert read_options(given, STREAM).max_trigger_delay == seconds
+
+
+def test_the_lag_of_a_progress_leaves_other_sources_out() -> None:
+    ours = {
+        "endOffset": '{"t": {"0": 5, "1": 7}, "@ids": {"t": "x"}}',
+        "latestOffset": '{"t": {"0": 9, "1": 7, "2": 3}}',
+    }
+    others = [{"endOffset": "12", "latestOffset": "13"}, {"endOffset": ours["endOffset"], "latestOffset": None}, {}]
+    assert stream_lag({"sources": [*others, ours]}) == {TopicPartition("t", 0): 4, TopicPartition("t", 1): 0}
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)).map(sorted), min_size=1, max_size=20).map(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from spark_queries import Query, committed
 
+from allocator.spark import stream_lag
 from allocator.testing import LocalCluster, produce
+from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +49,8 @@ def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it
     done = query.run_until(lambda: query.values() == sent, "all records", to_the_end=True)
     sizes = [progress["numInputRows"] for progress in done.recentProgress if progress["numInputRows"]]
     assert sizes == [40, 40, 20]
+    lags = [stream_lag(progress) for progress in done.recentProgress if progress["numInputRows"]]
+    assert lags == [{TopicPartition(topic, 0): behind, TopicPartition(topic, 1): behind} for behind in (30, 10, 0)]
     sent += fill(kafka_cluster, topic, 100, 200)
     done = query.run_until(
         lambda: query.values() == sent and committed(kafka_cluster, group, topic, 2) == {0: 100, 1: 100},

@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Optional, Union
+from typing import Final, NamedTuple, Optional, Union
 
 import kafka.errors as kafka_errors
-from kafka.protocol.consumer import FetchRequest
 
+from allocator.client.request_writer import RequestHeader, RequestWriter
 from allocator.client.response_reader import INT32, AnswerReader
 from allocator.types import TopicPartition
 
@@ -31,7 +31,6 @@ __all__ = [
     "FetchedPartition",
     "Turn",
     "Wanted",
-    "compose",
     "newest_for",
     "read_response",
 ]
@@ -58,12 +57,12 @@ _PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.S
 
 
 class FetchedPartition(NamedTuple):
-    """One partition of an answer; the topic's name, or its id from v13 on.
+    """One partition of an answer; the topic's name, or the 16 bytes of its id from v13 on.
 
     `aborted` is (producer id, first offset) of each aborted transaction. -1 stands for what the version does not tell.
     """
 
-    topic: Union[str, uuid.UUID]
+    topic: Union[str, bytes]
     partition: int
     code: int
     high_watermark: int
@@ -124,7 +123,7 @@ class _FetchReader(AnswerReader):
         answer.throttle_time_ms = throttle
         return correlation_id, answer
 
-    def part(self, topic: Union[str, uuid.UUID]) -> FetchedPartition:
+    def part(self, topic: Union[str, bytes]) -> FetchedPartition:
         version = self.version
         stable = replica = -1
         aborted: list[tuple[int, int]] = []
@@ -146,35 +145,37 @@ class _FetchReader(AnswerReader):
         self.tags()
         return FetchedPartition(topic, partition, code, high, stable, replica, aborted, records)
 
-    def topic(self) -> Union[str, uuid.UUID]:
+    def topic(self) -> Union[str, bytes]:
         if self.version >= _BY_ID:
-            return uuid.UUID(bytes=bytes(self.taken(16)))
+            return bytes(self.taken(16))
         return self.text()
 
 
-# -- fetch_request ----------
-# Fetch requests on the wire (https://kafka.apache.org/protocol#The_Messages_Fetch), v0 to v18.
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 # from here on an answer has an upper bound, and a record larger than that comes all the same (KIP-74)
 BOUNDED: Final = 3
-
-
 # from here on brokers remember what they were asked for (KIP-227)
 SESSIONS: Final = 7
-
-
 # the newest that names topics; later ones know them by id (KIP-516)
 BY_NAME: Final = 12
 
-
-_Topic: Final = FetchRequest.FetchTopic
-
-
-_Partition: Final = _Topic.FetchPartition
-
-
-_Forgotten: Final = FetchRequest.ForgottenTopic
+# the fields before the topics: from each version on
+_LIMITS: Final = {
+    0: struct.Struct(">iii"),  # replica, wait, least bytes
+    3: struct.Struct(">iiii"),  # most bytes
+    4: struct.Struct(">iiiib"),  # isolation level
+    7: struct.Struct(">iiiibii"),  # session, its epoch
+    15: struct.Struct(">iiibii"),  # no replica
+}
+_ASKED: Final = {
+    0: struct.Struct(">iqi"),  # partition, offset, bytes
+    5: struct.Struct(">iqqi"),  # the start of a follower's log, before the bytes
+    9: struct.Struct(">iiqqi"),  # leader epoch, after the partition
+    12: struct.Struct(">iiqiqiB"),  # epoch of a follower's last record, after the offset; tags
+}
+_CONSUMER: Final = -1  # in the place of a replica's id, epoch and offset
 
 
 class Wanted(NamedTuple):
@@ -186,61 +187,127 @@ class Wanted(NamedTuple):
     topic_id: Optional[uuid.UUID]
 
 
+class FetchRequest:
+    """Asks for `asked`, in the order in which the broker is to fill the response.
+
+    `session` is the (id, epoch) of a `FetchSession`; `forgotten` leaves it. kafka-python's encoder makes an object for
+    each partition and is compiled at its first use; a consumer of few records spends a third of its time there.
+    """
+
+    API_KEY = 1
+    name = "FetchRequest"
+    min_version = 0
+    max_version = NEWEST
+    _min_version: Optional[int] = None
+    _max_version: Optional[int] = None
+
+    def __init__(
+        self,
+        asked: Mapping[TopicPartition, Wanted],
+        forgotten: Mapping[TopicPartition, Wanted],
+        *,
+        session: tuple[int, int],
+        max_version: int,
+        max_wait_s: float,
+        min_bytes: int,
+        max_bytes: int,
+        committed_only: bool,
+        rack: str,
+    ) -> None:
+        self.API_VERSION: int | None = None  # set once the broker is known
+        self.header: RequestHeader | None = None
+        self.asked = asked
+        self.forgotten = forgotten
+        self.session = session
+        self.max_wait_ms = int(max_wait_s * 1000)
+        self.max_bytes = max_bytes
+        self.rack = rack
+        self._max_version = max_version
+        self._min_bytes = min_bytes
+        self._isolation_level = 1 if committed_only else 0
+
+    def __repr__(self) -> str:
+        return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
+        assert self.API_VERSION is not None
+        self.header = RequestHeader(correlation_id, self.API_KEY, self.API_VERSION, client_id)
+
+    def encode(self, *, framed: bool, header: bool) -> bytearray:
+        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        version = self.header.request_api_version
+        out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
+        wait, least, most, isolation = self.max_wait_ms, self._min_bytes, self.max_bytes, self._isolation_level
+        if version >= 15:
+            out.data += _LIMITS[15].pack(wait, least, most, isolation, *self.session)
+        elif version >= SESSIONS:
+            out.data += _LIMITS[7].pack(_CONSUMER, wait, least, most, isolation, *self.session)
+        elif version >= 4:
+            out.data += _LIMITS[4].pack(_CONSUMER, wait, least, most, isolation)
+        elif version >= BOUNDED:
+            out.data += _LIMITS[3].pack(_CONSUMER, wait, least, most)
+        else:
+            out.data += _LIMITS[0].pack(_CONSUMER, wait, least)
+        self._write_asked(out, version)
+        if version >= SESSIONS:
+            self._write_forgotten(out, version)
+        if version >= 11:
+            out.text(self.rack)
+        out.tags()
+        return out.framed()
+
+    def _write_asked(self, out: RequestWriter, version: int) -> None:
+        topics = _by_topic(self.asked)
+        out.count(len(topics))
+        for topic, parts in topics.items():
+            _write_topic(out, topic, parts[0][1], version)
+            out.count(len(parts))
+            data = out.data
+            for number, (offset, size, epoch, _) in parts:
+                if version >= _FLEXIBLE:
+                    data += _ASKED[12].pack(number, epoch, offset, _CONSUMER, _CONSUMER, size, 0)
+                elif version >= 9:
+                    data += _ASKED[9].pack(number, epoch, offset, _CONSUMER, size)
+                elif version >= 5:
+                    data += _ASKED[5].pack(number, offset, _CONSUMER, size)
+                else:
+                    data += _ASKED[0].pack(number, offset, size)
+            out.tags()
+
+    def _write_forgotten(self, out: RequestWriter, version: int) -> None:
+        topics = _by_topic(self.forgotten)
+        out.count(len(topics))
+        for topic, parts in topics.items():
+            _write_topic(out, topic, parts[0][1], version)
+            out.count(len(parts))
+            out.data += struct.pack(f">{len(parts)}i", *(number for number, _ in parts))
+            out.tags()
+
+
+def _by_topic(partitions: Mapping[TopicPartition, Wanted]) -> dict[str, list[tuple[int, Wanted]]]:
+    topics: dict[str, list[tuple[int, Wanted]]] = {}
+    for (topic, number), wanted in partitions.items():
+        topics.setdefault(topic, []).append((number, wanted))
+    return topics
+
+
+def _write_topic(out: RequestWriter, topic: str, wanted: Wanted, version: int) -> None:
+    if version > BY_NAME:
+        assert wanted.topic_id is not None  # `newest_for` allows no such version without it
+        out.data += wanted.topic_id.bytes
+    else:
+        out.text(topic)
+
+
 def newest_for(wanted: Iterable[Wanted]) -> int:
     """The newest version that can say all of this: brokers older than 2.8 have told no topic's id."""
     return NEWEST if all(each.topic_id is not None for each in wanted) else BY_NAME
 
 
-def compose(
-    asked: Mapping[TopicPartition, Wanted],
-    forgotten: Mapping[TopicPartition, Wanted],
-    *,
-    session: tuple[int, int],
-    max_version: int,
-    max_wait_s: float,
-    min_bytes: int,
-    max_bytes: int,
-    committed_only: bool,
-    rack: str,
-) -> Any:
-    """A request for `asked`, in the order in which the broker is to fill the answer.
-
-    `session` is (id, epoch) of `fetch_session`; `forgotten` is to be taken out of it.
-    """
-    topics: dict[tuple[str, Any], list[Any]] = {}
-    for tp, wanted in asked.items():
-        topics.setdefault((tp.topic, wanted.topic_id), []).append(
-            _Partition(
-                partition=tp.partition,
-                current_leader_epoch=wanted.leader_epoch,
-                fetch_offset=wanted.offset,
-                last_fetched_epoch=-1,
-                log_start_offset=-1,
-                partition_max_bytes=wanted.size,
-            )
-        )
-    gone: dict[tuple[str, Any], list[int]] = {}
-    for tp, wanted in forgotten.items():
-        gone.setdefault((tp.topic, wanted.topic_id), []).append(tp.partition)
-    return FetchRequest(
-        replica_id=-1,
-        max_wait_ms=int(max_wait_s * 1000),
-        min_bytes=min_bytes,
-        max_bytes=max_bytes,
-        isolation_level=1 if committed_only else 0,
-        session_id=session[0],
-        session_epoch=session[1],
-        topics=[_Topic(topic=name, topic_id=known, partitions=parts) for (name, known), parts in topics.items()],
-        forgotten_topics_data=[
-            _Forgotten(topic=name, topic_id=known, partitions=parts) for (name, known), parts in gone.items()
-        ],
-        rack_id=rack,
-        max_version=max_version,
-    )
-
-
-# -- fetch_session ----------
-# Incremental fetch sessions (KIP-227): a broker remembers what it was asked for, and hears of changes. No I/O.
+# -- sessions -------------------------------------------------------------------------------------------------------
 
 
 NO_SESSION: Final = (0, -1)
@@ -280,13 +347,13 @@ class FetchSession:
         self._id, self._epoch = 0, _NEW
         self._known: dict[TopicPartition, Wanted] = {}
         self._by_id = False
-        self._names: dict[uuid.UUID, str] = {}
+        self._names: dict[bytes, str] = {}
 
     def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
         """How to ask for exactly `wanted`, of a broker that speaks `version`."""
         newest = newest_for(wanted.values())
         by_id = min(version, newest) > BY_NAME
-        self._names = {each.topic_id: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
+        self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
         if version < SESSIONS:
             return Turn(NO_SESSION, dict(wanted), {}, newest)
         if by_id != self._by_id:
@@ -324,8 +391,6 @@ class FetchSession:
     def parts(self, parts: Iterable[FetchedPartition]) -> Iterator[tuple[TopicPartition, FetchedPartition]]:
         """The parts of an answer by partition; those of topics that the last turn did not want are left out."""
         for part in parts:
-            name: Union[str, uuid.UUID, None] = part.topic
-            if isinstance(name, uuid.UUID):
-                name = self._names.get(name)
+            name = self._names.get(part.topic) if isinstance(part.topic, bytes) else part.topic
             if name is not None:
                 yield TopicPartition(name, part.partition), part

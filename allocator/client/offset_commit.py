@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import kafka.errors as kafka_errors
 
+from allocator.client.request_writer import RequestHeader, RequestWriter
 from allocator.client.response_reader import INT32, AnswerReader
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -22,10 +23,7 @@ API_KEY: Final = 8
 NEWEST: Final = 9
 # from here on lengths and counts are compact and everything may carry tagged fields
 _FLEXIBLE: Final = 8
-_LONGEST: Final = 32767  # bytes of a text before
 
-_HEADER: Final = struct.Struct(">hhi")
-_INT16: Final = struct.Struct(">h")
 _INT64: Final = struct.Struct(">q")
 _RESULT: Final = struct.Struct(">ih")
 _RESULT_AND_TAGS: Final = struct.Struct(">ihB")
@@ -33,13 +31,6 @@ _OFFSET: Final = struct.Struct(">iq")
 _OFFSET_AND_TIME: Final = struct.Struct(">iqq")  # v1
 _OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
 _BROKERS_CLOCK: Final = -1
-
-
-class _Header(NamedTuple):
-    correlation_id: int
-    request_api_key: int
-    request_api_version: int
-    client_id: str
 
 
 class OffsetCommit:
@@ -66,7 +57,7 @@ class OffsetCommit:
     ) -> None:
         self.offsets = offsets
         self.API_VERSION: int | None = None  # set once the broker is known
-        self.header: _Header | None = None
+        self.header: RequestHeader | None = None
         self._group = group
         self._generation = generation
         self._member_id = member_id
@@ -83,17 +74,12 @@ class OffsetCommit:
 
     def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
         assert self.API_VERSION is not None
-        self.header = _Header(correlation_id, API_KEY, self.API_VERSION, client_id)
+        self.header = RequestHeader(correlation_id, API_KEY, self.API_VERSION, client_id)
 
-    def encode(self, *, framed: bool, header: bool) -> bytes:
+    def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
-        head = self.header
-        version = head.request_api_version
-        out = _CommitWriter(flexible=version >= _FLEXIBLE)
-        client_id = head.client_id.encode()
-        out.data += _HEADER.pack(API_KEY, version, head.correlation_id)
-        out.data += _INT16.pack(len(client_id)) + client_id  # never compact
-        out.tags()
+        version = self.header.request_api_version
+        out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
         out.text(self._group)
         if version >= 1:
             out.data += INT32.pack(self._generation)
@@ -104,9 +90,9 @@ class OffsetCommit:
             out.data += _INT64.pack(-1 if self._retention_s is None else int(self._retention_s * 1000))
         self._topics(out, version)
         out.tags()
-        return INT32.pack(len(out.data)) + out.data
+        return out.framed()
 
-    def _topics(self, out: _CommitWriter, version: int) -> None:
+    def _topics(self, out: RequestWriter, version: int) -> None:
         topics: dict[str, list[tuple[int, OffsetAndMetadata]]] = {}
         for (topic, partition), value in self.offsets.items():
             topics.setdefault(topic, []).append((partition, value))
@@ -127,45 +113,6 @@ class OffsetCommit:
                     rest, last = out.encoded(metadata or "") + out.no_tags, metadata
                 out.data += rest
             out.tags()
-
-
-class _CommitWriter:
-    def __init__(self, *, flexible: bool) -> None:
-        self.data = bytearray()
-        self.flexible = flexible
-        self.no_tags = b"\0" if flexible else b""
-
-    def text(self, value: str | None) -> None:
-        self.data += self.encoded(value)
-
-    def encoded(self, value: str | None) -> bytes:
-        if value is None:
-            return b"\0" if self.flexible else b"\xff\xff"
-        data = value.encode()
-        if self.flexible:
-            return _uvarint(len(data) + 1) + data
-        if len(data) > _LONGEST:
-            raise kafka_errors.KafkaProtocolError(
-                f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
-            )
-        return _INT16.pack(len(data)) + data
-
-    def count(self, count: int) -> None:
-        self.data += _uvarint(count + 1) if self.flexible else INT32.pack(count)
-
-    def tags(self) -> None:
-        self.data += self.no_tags
-
-
-def _uvarint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
 
 
 class OffsetCommitAnswer(NamedTuple):

@@ -16,7 +16,6 @@ from allocator.client.fetch_messages import (
     FetchRequest,
     FetchSession,
     Wanted,
-    compose,
 )
 from allocator.errors import AllocatorError, BrokerError, Closed, CorruptRecordError, RecordTooLarge
 from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
@@ -479,7 +478,7 @@ class BrokerFetchers:
         node = cast(int, ("urgent", broker.node_id)) if fetch.urgent else broker.node_id
         for attempt in (1, 2):
             turn = session.turn(wanted, SESSIONLESS if fetch.urgent or version is None else version)
-            request = compose(
+            request = FetchRequest(
                 turn.asked,
                 turn.forgotten,
                 session=turn.session,

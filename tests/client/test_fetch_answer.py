@@ -83,7 +83,7 @@ def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int)
     )
     expected = [
         (
-            topic_id(name) if version >= 13 else name,
+            topic_id(name).bytes if version >= 13 else name,
             each["partition_index"],
             each["error_code"],
             each["high_watermark"],

@@ -130,8 +130,8 @@ def test_a_topic_made_anew_is_another_topic() -> None:
 def test_parts_are_told_by_the_names_of_their_topics() -> None:
     session = begun(by_id=True)
     parts = [
-        FetchedPartition(ONE, 1, 0, 5, 5, -1, [], b""),
-        FetchedPartition(TWO, 0, 0, 5, 5, -1, [], b""),
+        FetchedPartition(ONE.bytes, 1, 0, 5, 5, -1, [], b""),
+        FetchedPartition(TWO.bytes, 0, 0, 5, 5, -1, [], b""),
         FetchedPartition("c", 0, 0, 5, 5, -1, [], b""),
     ]
     assert [tp for tp, _ in session.parts(parts)] == [B, C]

@@ -170,12 +170,8 @@ class FakeCluster:
             return self._epoch_ends(request)
         urgent = isinstance(where, tuple)
         node = where[1] if urgent else where
-        said = {
-            TopicPartition(t.topic, p.partition): (p.fetch_offset, p.partition_max_bytes)
-            for t in request.topics
-            for p in t.partitions
-        }
-        forgot = {TopicPartition(t.topic, p) for t in request.forgotten_topics_data for p in t.partitions}
+        said = {tp: (wanted.offset, wanted.size) for tp, wanted in request.asked.items()}
+        forgot = set(request.forgotten)
         session, refusal = self._session(node, request, said, forgot)
         parts = said if session is None else session.parts
         self.requests.append(
@@ -185,10 +181,10 @@ class FakeCluster:
                 parts=dict(parts),
                 said=said,
                 forgot=forgot,
-                session=(request.session_id, request.session_epoch),
+                session=request.session,
                 max_bytes=request.max_bytes,
                 max_wait_ms=request.max_wait_ms,
-                rack=request.rack_id,
+                rack=request.rack,
             )
         )
         asked = list(parts)
@@ -217,11 +213,11 @@ class FakeCluster:
         self, node: int, request: Any, said: Parts, forgot: set[TopicPartition]
     ) -> tuple[Optional[Session], Optional[int]]:
         """The session of a request as brokers keep it (KIP-227), or the error."""
-        if self._spoken(request) < 7 or request.session_epoch == -1:
+        if self._spoken(request) < 7 or request.session[1] == -1:
             assert not forgot
             return None, None
-        key = (node, request.session_id)
-        if request.session_epoch == 0:
+        key = (node, request.session[0])
+        if request.session[1] == 0:
             assert not forgot
             self.sessions.pop(key, None)
             if not self.grants_sessions:
@@ -232,7 +228,7 @@ class FakeCluster:
         session = self.sessions.get(key)
         if session is None:
             return None, 70
-        if request.session_epoch != session.epoch:
+        if request.session[1] != session.epoch:
             return None, 71
         session.epoch += 1
         for tp in forgot:
@@ -264,12 +260,12 @@ class FakeCluster:
                 tp = TopicPartition(a.topic, a.partition)
                 if a.records:
                     session.parts[tp] = session.parts.pop(tp)  # to the end
-            if request.session_epoch:
+            if request.session[1]:
                 answers = [a for a in answers if a.records or a.code or session.told.get(_tp(a)) != a.high_watermark]
             session.told.update((_tp(a), a.high_watermark) for a in answers)
         version = self._spoken(request)
         if version >= 13:
-            answers = [a._replace(topic=self.ids[str(a.topic)]) for a in answers]
+            answers = [a._replace(topic=self.ids[str(a.topic)].bytes) for a in answers]
         return FetchAnswer(version, answers, 0, 0 if session is None else session.number)
 
     def _read(self, node: int, parts: Parts, request: Any) -> list[FetchedPartition]:
@@ -278,7 +274,7 @@ class FakeCluster:
         for tp, (offset, size) in parts.items():
             code, data, elsewhere = 0, b"", -1
             script = self.errors.get(tp)
-            nearer = self.replicas.get(tp) if request.rack_id else None
+            nearer = self.replicas.get(tp) if request.rack else None
             end = self.end(tp) if tp in self.logs else -1
             if script:
                 code = script.pop(0)

@@ -64,19 +64,19 @@ async def test_brokers_remember_what_they_were_asked_for(
         await collect(fetcher, state, 100)
         state.pause(TopicPartition(topic, 3))
         fetcher.wake()
-        await until(lambda: any(each.request.forgotten_topics_data for each in seen), "a partition to be forgotten")
+        await until(lambda: any(each.request.forgotten for each in seen), "a partition to be forgotten")
         cluster.produce(topic, [(None, b"more", n) for n in range(20)])
         await collect(fetcher, state, 19)
         assert await fetcher.next_batch(0.2) is None
         state.resume(TopicPartition(topic, 3))
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 3
-    main = [each for each in seen if each.request.session_epoch != -1]
+    main = [each for each in seen if each.request.session[1] != -1]
     assert {each.answer.API_VERSION for each in main} == {newest}, "topics go by id"
-    epochs = [each.request.session_epoch for each in main]
+    epochs = [each.request.session[1] for each in main]
     assert epochs == list(range(epochs[0], epochs[0] + len(main))), "one session"
     assert not any(each.answer.error_code for each in main)
-    assert any(not each.request.topics for each in main), "idle polls say nothing"
+    assert any(not each.request.asked for each in main), "idle polls say nothing"
 
 
 async def test_a_broker_that_restarted_knows_no_session(
@@ -91,11 +91,11 @@ async def test_a_broker_that_restarted_knows_no_session(
             await asyncio.to_thread(cluster.produce, topic, [b"x"])
             assert offsets(list(await take(fetcher, state, 60))) == [n]
             if n == 0:
-                await until(lambda: any(each.request.session_epoch > 1 for each in seen), "a session")
+                await until(lambda: any(each.request.session[1] > 1 for each in seen), "a session")
                 (broker,) = cluster.brokers
                 await asyncio.to_thread(broker.kill)
                 await asyncio.to_thread(cluster.heal)
-        assert any(each.request.session_epoch == 0 for each in seen), "it was begun anew"
+        assert any(each.request.session[1] == 0 for each in seen), "it was begun anew"
 
 
 @pytest.mark.deadline(180)

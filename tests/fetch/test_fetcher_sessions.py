@@ -480,5 +480,5 @@ async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(monkeyp
 
 
 def test_a_rack_is_a_name() -> None:
-    with pytest.raises(ConfigError, match="rack is 3"):
+    with pytest.raises(ConfigError, match="rack = 3"):
         Fetcher(FakeCluster(), SubscriptionState(), rack=3)  # type: ignore[arg-type]

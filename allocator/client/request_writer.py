@@ -1,0 +1,80 @@
+"""The parts that all of Kafka's requests are made of (https://kafka.apache.org/protocol)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import kafka.errors as kafka_errors
+
+from allocator.client.response_reader import INT32
+
+__all__ = ["RequestHeader", "RequestWriter"]
+
+_HEADER: Final = struct.Struct(">hhi")
+_INT16: Final = struct.Struct(">h")
+_LONGEST: Final = 32767  # bytes of a text where its length is not compact
+_FRAME: Final = bytes(INT32.size)  # the length of the request, written last
+
+
+class RequestHeader(NamedTuple):
+    """The fields that the connection reads to find the response."""
+
+    correlation_id: int
+    request_api_key: int
+    request_api_version: int
+    client_id: str
+
+
+class RequestWriter:
+    """Appends to `data`, which begins with the header. In a flexible version lengths and counts are compact, and tagged
+    fields may follow anything (KIP-482); none are written.
+
+    Raises kafka-python's `KafkaProtocolError` for a text that is too long.
+    """
+
+    def __init__(self, header: RequestHeader, *, flexible: bool) -> None:
+        self.flexible = flexible
+        self.no_tags = b"\0" if flexible else b""
+        client_id = header.client_id.encode()
+        self.data = bytearray(_FRAME)
+        self.data += _HEADER.pack(header.request_api_key, header.request_api_version, header.correlation_id)
+        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is never compact
+
+    def framed(self) -> bytearray:
+        """The request, with its length before it."""
+        INT32.pack_into(self.data, 0, len(self.data) - INT32.size)
+        return self.data
+
+    def text(self, value: str | None) -> None:
+        self.data += self.encoded(value)
+
+    def encoded(self, value: str | None) -> bytes:
+        """A text by itself: callers write the same one many times."""
+        if value is None:
+            return b"\0" if self.flexible else b"\xff\xff"
+        data = value.encode()
+        if self.flexible:
+            return _uvarint(len(data) + 1) + data
+        if len(data) > _LONGEST:
+            raise kafka_errors.KafkaProtocolError(
+                f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
+            )
+        return _INT16.pack(len(data)) + data
+
+    def count(self, count: int) -> None:
+        self.data += _uvarint(count + 1) if self.flexible else INT32.pack(count)
+
+    def tags(self) -> None:
+        self.data += self.no_tags
+
+
+def _uvarint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)

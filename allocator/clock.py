@@ -6,13 +6,18 @@ import re
 import time
 from datetime import datetime, timezone
 
-__all__ = ["boot_clock", "milliseconds"]
+__all__ = ["boot_clock", "milliseconds", "wall_ms"]
 
 
 def boot_clock() -> float:
     """Seconds that never go back and that count while the machine sleeps, where the system offers such a clock."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch, by the wall clock."""
+    return time.time_ns() // 1_000_000
 
 
 def milliseconds(text: str) -> int:

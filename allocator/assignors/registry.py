@@ -20,7 +20,7 @@ from allocator.errors import AssignorError
 from allocator.targets import find, to_call
 from allocator.types import TopicPartition
 
-__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "known_names", "of_kiel", "resolve"]
+__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "built_in", "known_names", "of_kiel", "resolve"]
 
 ENTRY_POINT_GROUP = "allocator.assignors"
 
@@ -43,6 +43,11 @@ class _Named:
     @property
     def wants(self) -> frozenset[str]:
         return wants(self.function)
+
+
+def built_in(name: str) -> Assignor | None:
+    """The assignor of this package with that name, None if there is none. Loads nothing else."""
+    return _BUILT_IN.get(name)
 
 
 def known_names() -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from simulated_member import TIMEOUT_S, Worker
+from simulated_orders import KINDS
 
 from allocator.zookeeper.client import Op
 
@@ -86,6 +87,9 @@ class Faults:
         if what == "start" and who in self.world.workers:
             return
         self.done.append(Event(round(self.world.loop.time(), 3), what, who, seconds))
+        if what.startswith("order-"):
+            self.world.orders.put(what[len("order-") :], who, seconds)
+            return
         handler: Callable[..., None] = getattr(self, "_do_" + what.replace("-", "_"))
         handler(*([who] if who else []), *([seconds] if seconds else []))
 
@@ -119,7 +123,17 @@ class Faults:
             ]
             found += [self._one("delete-znode"), self._leader("freeze", 3 * TIMEOUT_S), self._leader("delete-znode")]
         found += [lambda: self.do("spoil"), lambda: self.do("grow")]
+        if names:
+            found += [self._order] * 3
+        found += [lambda: self.do("withdraw")]
         return found
+
+    def _order(self) -> None:
+        self.do(
+            f"order-{self._random.choice(KINDS)}",
+            self._random.choice(self.alive()),
+            self._random.choice([0.0, self._for(20.0)]),
+        )
 
     def _start(self) -> None:
         self._born += 1
@@ -195,6 +209,9 @@ class Faults:
 
     def _by_hand(self, kind: str, path: str, data: bytes = b"") -> None:
         self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))
+
+    def _do_withdraw(self) -> None:
+        self.world.orders.withdraw()
 
     def _do_grow(self) -> None:
         if self.world.topics.counts["t"] < PARTITIONS:

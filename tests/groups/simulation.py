@@ -9,7 +9,8 @@ Promises, checked after every step of every member and every write to ZooKeeper:
 - no document gives a partition to two, and generations and revisions only grow, at each member too;
 - a committed offset never exceeds what was processed, no record is skipped, and no member sets an offset back that it
   has seen: only a commit that was under way when its sender lost the partition may arrive too late;
-- every partition has an owner that may act within `HEALED_S` once faults end.
+- every partition has an owner that may act within `HEALED_S` once faults end, whatever an operator has ordered;
+- what is ordered holds in each document of a leader that has noted the order (`simulated_orders`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
+from unittest import mock
 
 from members import StaticTopics
 from simulated_faults import Event, Faults
 from simulated_member import Worker
+from simulated_orders import OrdersOfGroup
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
+from allocator.groups.zookeeper import leader as leader_module
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost
@@ -58,6 +62,7 @@ class Simulation:
         self.loop = VirtualLoop()
         self.topics = StaticTopics({"t": PARTITIONS})
         self.faults = Faults(self, schedule)
+        self.orders = OrdersOfGroup(self)
         self.processed: dict[TopicPartition, int] = {}
         self.repeated = 0
         """Records that were processed again."""
@@ -68,14 +73,22 @@ class Simulation:
         """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
         self.claims: dict[str, Claim] = {}
         self.document = AssignmentDocument()
+        self._spoilt = False
         self.workers: dict[str, Worker] = {}
         self.tasks: list[asyncio.Task[Any]] = []
         self.failure: Broken | None = None
         self.over = False
         self.steps_of_leaders = 0
+        self.settled: Callable[[], bool] = lambda: True
+        """What has to be so in the end, besides that each partition has one owner."""
         self._dies_at_step = dies_at_step
 
     def run(self) -> None:
+        # what the leader counts by the wall clock is virtual too
+        with mock.patch.object(leader_module, "wall_ms", self.orders.wall_ms):
+            self._run()
+
+    def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.set_exception_handler(self._unhandled)
         self.loop.after_each = self._after_step
@@ -221,8 +234,14 @@ class Simulation:
         try:
             document = AssignmentDocument.decode("assignment", data)
         except InvalidZnode:
+            self._spoilt = True
             return  # written by hand
         last, self.document = self.document, document
+        if self._spoilt:
+            self.orders.forget()
+        else:
+            self.orders.check(last, document)
+        self._spoilt = False
         if document.generation < last.generation or document.revision <= last.revision:
             self.broken(
                 f"after generation {last.generation} revision {last.revision} came "
@@ -240,7 +259,7 @@ class Simulation:
         }
 
     def _whole(self) -> bool:
-        return all(len(owners) == 1 for owners in self._owners().values())
+        return all(len(owners) == 1 for owners in self._owners().values()) and self.settled()
 
     def broken(self, what: str) -> None:
         if self.failure is None and not self.over:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from simulate import broken_seeds, outcome, shrunk
@@ -13,7 +14,7 @@ from simulated_member import Worker
 from simulation import Broken, Simulation
 
 from allocator.groups.lease import EnsembleLease, LeaseRenewer
-from allocator.groups.zookeeper import leader, plan
+from allocator.groups.zookeeper import decision, leader, plan
 from allocator.groups.zookeeper.leader import Leader
 from allocator.groups.zookeeper.membership import ZooKeeperMembership
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
@@ -72,6 +73,51 @@ def test_the_leader_may_die_at_every_step(every: int) -> None:
     assert steps > 300
     for step in range(1, steps + 1, every):
         leader_dies_at(step)
+
+
+# orders of each kind, and every one of them has to be kept by the leader's successor too
+ORDERED = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       0.000 start w3
+       0.000 start w4
+       2.000 order-budget w1
+       2.100 order-canary w1
+       2.500 order-evacuate w3
+       4.000 start w5
+       5.000 order-pin w4
+       6.000 order-freeze w1 2.000
+       6.500 grow
+       9.000 order-cordon w2
+      10.000 order-exclude w5
+    """.splitlines()
+)
+
+
+def ordered(run: Simulation) -> bool:
+    """Whether the group stands as ordered, as far as the members that the orders name live."""
+    parts: dict[str, set[int]] = {
+        name: {p.partition for p in w.active} for name, w in run.workers.items() if not w.gone
+    }
+    kept = not parts.get("w3") and not parts.get("w5", set()) & {2, 3} and len(parts.get("w5", "1")) == 1
+    return kept and ("w4" not in parts or {0, 1} <= parts["w4"])
+
+
+def ordered_leader_dies_at(step: int | None) -> Simulation:
+    run = Simulation(1, faults_s=14.0, schedule=ORDERED, dies_at_step=step)
+    run.settled = lambda: ordered(run)
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])
+def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
+    """Freeze, budget and cordon hold in each document on the way; see `simulated_orders`."""
+    steps = ordered_leader_dies_at(None).steps_of_leaders
+    assert steps > 300
+    for step in range(1, steps + 1, every):
+        ordered_leader_dies_at(step)
 
 
 # a server takes the first proof after a silence, and dies with the news; who proved is frozen until the session is over
@@ -184,7 +230,7 @@ def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> 
     async def drain(self: ZooKeeperMembership, partitions: frozenset) -> None:
         self._draining -= partitions
         self._changed.set()
-        await self._owner.revoked(partitions)
+        await self._listener.revoked(partitions)
 
     patch.setattr(ZooKeeperMembership, "_drain", drain)
 
@@ -203,6 +249,24 @@ def a_leader_that_numbers_from_one_after_rubbish(patch: pytest.MonkeyPatch) -> N
         return AssignmentDocument(owners={member: claim.held for member, claim in claims.items() if claim.held})
 
     patch.setattr(leader, "adopt", anew)
+
+
+def a_leader_that_moves_all_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leader, "portion", lambda document, goal, alive, most: (goal, 1, 0))
+
+
+def a_leader_that_forgets_the_moves_of_the_last_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leader, "_recent", lambda moved, now_ms: ())
+
+
+def a_leader_that_moves_what_is_frozen(patch: pytest.MonkeyPatch) -> None:
+    constraints = decision.constraints_of
+    patch.setattr(decision, "constraints_of", lambda *given: replace(constraints(*given), frozen=False))
+
+
+def a_leader_that_gives_to_cordoned_members(patch: pytest.MonkeyPatch) -> None:
+    constraints = decision.constraints_of
+    patch.setattr(decision, "constraints_of", lambda *given: replace(constraints(*given), cordoned=frozenset()))
 
 
 def members_that_commit_what_they_will_process_next(patch: pytest.MonkeyPatch) -> None:
@@ -248,6 +312,10 @@ def a_membership_whose_generation_starts_again(patch: pytest.MonkeyPatch) -> Non
         (members_that_release_before_they_have_stopped, "may (both )?act"),
         (a_leader_that_takes_waiting_members_for_gone, "both claim|may (both )?act"),
         (a_leader_that_numbers_from_one_after_rubbish, "after generation"),
+        (a_leader_that_moves_all_at_once, "are on the move, 2 may be"),
+        (a_leader_that_forgets_the_moves_of_the_last_one, "within a minute"),
+        (a_leader_that_moves_what_is_frozen, "while the group is frozen"),
+        (a_leader_that_gives_to_cordoned_members, "under the order cordon"),
         (members_that_commit_what_they_will_process_next, "which nobody processed"),
         (members_that_begin_after_the_committed_offset, "is skipped"),
         (members_that_begin_where_nobody_committed, "sets . back"),

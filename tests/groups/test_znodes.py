@@ -16,6 +16,7 @@ from allocator.groups.zookeeper.znodes import (
     Claim,
     InvalidZnode,
     MemberInfo,
+    OrderState,
     Paths,
     Waiting,
     from_ranges,
@@ -39,6 +40,9 @@ documents = st.builds(
     promised=st.dictionaries(members, parts, max_size=4),
     waiting=st.dictionaries(members, st.builds(Waiting, st.integers(0, 10**9), parts), max_size=4),
     refused=st.dictionaries(members, st.text(), max_size=3),
+    left_out=parts,
+    orders=st.dictionaries(st.text(min_size=1), st.builds(OrderState, st.text(), st.text()), max_size=3),
+    moved=st.lists(st.tuples(st.integers(0, 10**13), st.integers(0, 99)), max_size=3).map(tuple),
     problem=st.none() | st.text(),
 )
 
@@ -70,7 +74,7 @@ json_values = st.recursive(
 )
 fields = st.sampled_from(
     ["format", "generation", "revision", "leader", "strategy", "owners", "promised", "waiting", "refused", "problem"]
-    + ["name", "host", "topics", "pattern", "weight", "rack", "strategies", "held", "shards"]
+    + ["name", "host", "topics", "pattern", "weight", "rack", "strategies", "held", "shards", "orders", "moved"]
 )
 half_right = st.dictionaries(fields, json_values, max_size=12).map(lambda doc: {"format": 1, **doc})
 

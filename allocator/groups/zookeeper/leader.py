@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from allocator.assignors import Assignor, Member, choose, compute, left_out
+from allocator.assignors import Assignor
+from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
-from allocator.foreign import plain, shown
+from allocator.foreign import plain
 from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.view import GroupViewBuilder, Load, log_left_out
-from allocator.groups.zookeeper.plan import adopt, advance
+from allocator.groups.zookeeper.decision import GroupDecision, decide
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Order, Orders
+from allocator.groups.zookeeper.plan import adopt, advance, in_flight, portion
+from allocator.groups.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
     AssignmentDocument,
@@ -24,6 +29,7 @@ from allocator.groups.zookeeper.znodes import (
     InflateBudget,
     InvalidZnode,
     MemberInfo,
+    OrderState,
     in_join_order,
 )
 from allocator.tasks import TaskGroup
@@ -44,14 +50,7 @@ class LeaderSettings:
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
 
 
-@dataclass(frozen=True)
-class Computed:
-    """The result of an allocator function."""
-
-    target: Mapping[str, Partitions]
-    strategy: str
-    refused: Mapping[str, str]
-    left_out: Partitions
+MINUTE_MS = 60_000
 
 
 class Leader:
@@ -81,6 +80,14 @@ class Leader:
         self._names = Watched(store.member_names, self._poke_group)
         self._claim_names = Watched(store.claim_names, self._changed.set)
         self._infos: dict[str, MemberInfo] = {}
+        self._orders = Watched(OrderStore(store.zk, store.paths).read, self._poke_group)
+        self._known_orders = Orders()
+        self._counting: list[Order] = []
+        self._pending: dict[str, OrderState] = {}
+        self._decision: GroupDecision | None = None
+        self._later = 0  # moves of the decision that wait for the budget
+        self._budget_of_moves = Budget()
+        self._alarm: asyncio.TimerHandle | None = None
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
         self._document: tuple[AssignmentDocument | None, int] | None = None
@@ -99,6 +106,8 @@ class Leader:
             await TaskGroup().run(self._lead(), topics=self._poll_topics())
         finally:
             remove()
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     def start_over(self) -> None:
         """ZooKeeper does not hold the document that this leader wrote last: read everything, and compute from that."""
@@ -110,6 +119,7 @@ class Leader:
         self._claim_names.forget()
         self._claims.clear()
         self._computed_from = None
+        self._decision, self._later = None, 0
         self._restarts += 1
         self._poke_group()
 
@@ -180,38 +190,124 @@ class Leader:
         names = in_join_order(await self._names.get())
         # a member whose znode was deleted by hand works on until it notices. Its claim still stands, so it is alive
         alive = {*names, *in_join_order(await self._claim_names.get())}
-        computed = None
+        now_ms = wall_ms()
+        members = await self._members(names)
+        await self._note_orders(members, document, now_ms)
+        fresh = False
         if recompute or self._computed_from is None:
-            computed, document, version = await self._recompute(names, document, version)
+            fresh, document, version = await self._recompute(members, document, version)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
-        if computed is None:
-            successor = advance(document, self._me, alive, claims)
-        else:
-            successor = advance(
-                document,
-                self._me,
-                alive,
-                claims,
-                computed.target,
-                strategy=computed.strategy,
-                refused=computed.refused,
-                left_out=computed.left_out,
-            )
+        successor = self._successor(document, alive, claims, fresh, now_ms)
+        self._wake_up(successor or document, now_ms)
         if successor is not None:
+            self._log_orders(document, successor)
             await self._write(successor, version)
             if successor.waiting:
                 self._changed.set()  # once more, to watch the claims that the document waits for
 
-    async def _recompute(
-        self, names: list[str], document: AssignmentDocument, version: int
-    ) -> tuple[Computed | None, AssignmentDocument, int]:
-        members = await self._members(names)
-        await self._count_partitions(members, document)
-        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())))
-        if inputs == self._computed_from:
-            return None, document, version
+    def _successor(
+        self, document: AssignmentDocument, alive: set[str], claims: Mapping[str, Claim], fresh: bool, now_ms: int
+    ) -> AssignmentDocument | None:
+        """The document to write now, None if the present one stands. `fresh`: the decision is new."""
+        successor = advance(document, self._me, alive, claims)
+        decision = self._decision
+        # a member that ended since the decision: the next step decides anew, and this one must not aim at that member
+        if decision is not None and (fresh or self._later) and decision.target.keys() <= alive:
+            settled = successor or document
+            allowance = self._allowance(settled, alive, now_ms)
+            part, begun, self._later = portion(settled, decision.target, alive, allowance)
+            if not _stands(part, decision, settled):
+                successor = advance(
+                    document,
+                    self._me,
+                    alive,
+                    claims,
+                    part,
+                    strategy=decision.strategy,
+                    refused=decision.refused,
+                    left_out=decision.left_out,
+                )
+                if successor is not None and begun and self._budget_of_moves.per_minute is not None:
+                    successor = successor.but(moved=_with_moves(document.moved, now_ms, begun))
+        after = successor or document
+        states = self._states(after, alive)
+        if states is not None and states != after.orders:
+            after = after.but(orders=states)
+            successor = after if successor is not None else after.but(leader=self._me, revision=document.revision + 1)
+        return successor
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    async def _note_orders(self, members: Mapping[str, MemberInfo], document: AssignmentDocument, now_ms: int) -> None:
+        """Brings `_counting` up to date: the orders that count at this time."""
         try:
-            computed = await self._compute(members, document)
+            self._known_orders = await self._orders.get()
+        except InvalidZnode as error:
+            log.error("%s: the orders stay as they were: %s", self._store.paths.group, error)
+        in_force = self._known_orders.in_force(now_ms, LEADERS_KINDS)
+        self._counting, self._pending = counting(in_force, members, document.orders)
+        self._budget_of_moves = budget_of(self._counting)
+
+    def _allowance(self, document: AssignmentDocument, alive: set[str], now_ms: int) -> int | None:
+        """How many more partitions may leave their live owners now; None: any number."""
+        budget = self._budget_of_moves
+        allowed = []
+        if budget.at_once is not None:
+            allowed.append(budget.at_once - in_flight(document, alive))
+        if budget.per_minute is not None:
+            allowed.append(budget.per_minute - sum(number for _, number in _recent(document.moved, now_ms)))
+        return max(0, min(allowed)) if allowed else None
+
+    def _states(self, document: AssignmentDocument, alive: set[str]) -> dict[str, OrderState] | None:
+        """The state of each order; None before anything was decided."""
+        decision = self._decision
+        if decision is None:
+            return None
+        told = dict(decision.shadows)
+        for order in self._counting:
+            if order.kind == "budget":
+                moving = f"{in_flight(document, alive)} partitions are on the move, {self._later} wait for their turn"
+                told[order.id] = OrderState("kept", moving)
+        return {**states_of(self._counting, self._infos, document, decision.target, told), **self._pending}
+
+    def _wake_up(self, document: AssignmentDocument, now_ms: int) -> None:
+        """Sets the alarm for the next moment at which time alone changes something."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        moments = [self._known_orders.next_expiry(now_ms)]
+        if self._later and self._budget_of_moves.per_minute is not None:
+            moments += [when + MINUTE_MS for when, _ in _recent(document.moved, now_ms)[:1]]
+        if any(moment is not None for moment in moments):
+            first = min(moment for moment in moments if moment is not None)
+            # a clock that was set back does not delay it for ever
+            delay_s = min(max(first - now_ms, 0) / 1000 + 0.001, MINUTE_MS / 1000)
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._poke_group)
+
+    def _log_orders(self, before: AssignmentDocument, after: AssignmentDocument) -> None:
+        for order_id, found in after.orders.items():
+            if before.orders.get(order_id) != found:
+                order = self._known_orders.find(order_id)
+                called = order_id if order is None else f"{order_id} ({order.kind}, by {order.who})"
+                why = f": {found.why}" if found.why else ""
+                level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
+                log.log(level, "%s: order %s is %s%s", self._store.paths.group, plain(called), found.state, plain(why))
+        for order_id in before.orders.keys() - after.orders.keys():
+            log.info("%s: order %s does not count any more", self._store.paths.group, plain(order_id))
+
+    # -- deciding ------------------------------------------------------------------------------------------------
+
+    async def _recompute(
+        self, members: Mapping[str, MemberInfo], document: AssignmentDocument, version: int
+    ) -> tuple[bool, AssignmentDocument, int]:
+        """Decides anew if something changed that decisions depend on; returns whether it did."""
+        await self._count_partitions(members, document)
+        orders = [order for order in self._counting if order.kind != "budget"]
+        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())), tuple(order.id for order in orders))
+        if inputs == self._computed_from:
+            return False, document, version
+        try:
+            decision = await self._decide(members, document, orders)
         except AllocatorError as error:
             problem = str(error)
             log.error("%s: the assignment stays as it is: %s", self._store.paths.group, problem)
@@ -219,57 +315,26 @@ class Leader:
                 document = document.but(problem=problem, leader=self._me, revision=document.revision + 1)
                 version = await self._write(document, version)
             self._computed_from = inputs
-            return None, document, version
+            self._decision, self._later = None, 0
+            return False, document, version
         self._computed_from = inputs
-        if computed is not None and self._stands(computed, document):
-            computed = None
-        return computed, document, version
+        self._decision = decision
+        return decision is not None, document, version
 
-    def _stands(self, computed: Computed, document: AssignmentDocument) -> bool:
-        """Whether the document leads to that assignment already, because the previous leader computed the same."""
-        present = dict(document.owners)
-        for member, parts in document.promised.items():
-            present[member] = present.get(member, frozenset()) | parts
-        wanted = {member: parts for member, parts in computed.target.items() if parts}
-        return (
-            document.generation > 0
-            and document.problem is None
-            and present == wanted
-            and document.strategy == computed.strategy
-            and document.refused == computed.refused
-            and document.left_out == computed.left_out
-        )
-
-    async def _compute(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> Computed | None:
+    async def _decide(
+        self, members: Mapping[str, MemberInfo], document: AssignmentDocument, orders: list[Order]
+    ) -> GroupDecision | None:
         if not members:
             return None
-        strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
-        for member, reason in refused.items():
+        group = self._store.paths.group
+        decision = await decide(members, self._counts, document, orders, self._assignors, self._surroundings.view)
+        for member, reason in decision.refused.items():
             if member not in document.refused:
                 called = plain(member_name(member, members[member]))
-                log.error("%s: member %s gets no partitions: %s", self._store.paths.group, called, plain(reason))
-        assignor = self._assignors.get(strategy)
-        if assignor is None:
-            raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
-        taking_part = tuple(
-            Member(
-                id=member,
-                name=info.name,
-                topics=self._subscription(info),
-                weight=info.weight,
-                rack=info.rack,
-                host=info.host,
-            )
-            for member, info in members.items()
-            if member not in refused
-        )
-        owned = {member: parts for member, parts in document.owners.items() if member in members}
-        view = await self._surroundings.view(assignor, taking_part, self._counts, owned)
-        target = compute(assignor, view)
-        without = left_out(view, target)
-        if without != document.left_out:
-            log_left_out(self._store.paths.group, strategy, without)
-        return Computed(target, strategy, refused, without)
+                log.error("%s: member %s gets no partitions: %s", group, called, plain(reason))
+        if decision.left_out != document.left_out:
+            log_left_out(group, decision.strategy, decision.left_out)
+        return decision
 
     # -- what is read --------------------------------------------------------------------------------------------
 
@@ -343,11 +408,6 @@ class Leader:
             log.error("%s: this member gets no partitions: %s", self._store.paths.group, error)
             return None
 
-    def _subscription(self, info: MemberInfo) -> frozenset[str]:
-        if info.pattern is None:
-            return info.topics
-        return info.topics | set(filter(topic_pattern(info.pattern).matches, self._counts))
-
     async def _count_partitions(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
         """Brings `_counts` up to date for every topic that a member subscribes to."""
         if not self._counts:
@@ -383,6 +443,34 @@ class Leader:
     def _matching(self, names: Iterable[str]) -> set[str]:
         patterns = list(map(topic_pattern, self._patterns))
         return {topic for topic in names if any(pattern.matches(topic) for pattern in patterns)}
+
+
+def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document: AssignmentDocument) -> bool:
+    """Whether the document leads to that assignment already, because the previous leader decided the same."""
+    present = dict(document.owners)
+    for member, parts in document.promised.items():
+        present[member] = present.get(member, frozenset()) | parts
+    return (
+        document.generation > 0
+        and document.problem is None
+        and present == {member: parts for member, parts in target.items() if parts}
+        and document.strategy == decision.strategy
+        and document.refused == decision.refused
+        and document.left_out == decision.left_out
+    )
+
+
+def _recent(moved: tuple[tuple[int, int], ...], now_ms: int) -> tuple[tuple[int, int], ...]:
+    """The moves of the last minute. A time in the future, by the clock of another leader, counts as now."""
+    return tuple((min(when, now_ms), number) for when, number in moved if when + MINUTE_MS > now_ms)
+
+
+def _with_moves(moved: tuple[tuple[int, int], ...], now_ms: int, number: int) -> tuple[tuple[int, int], ...]:
+    """With these moves. Those of one second are one entry, with the time of the last one."""
+    recent = _recent(moved, now_ms)
+    if recent and now_ms - recent[-1][0] < 1000:
+        return (*recent[:-1], (now_ms, recent[-1][1] + number))
+    return (*recent, (now_ms, number))
 
 
 def _counts_of(document: AssignmentDocument) -> dict[str, int]:

@@ -8,12 +8,14 @@ All state is in the document. When a leader dies, at any moment, the next leader
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
 
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["adopt", "advance"]
+__all__ = ["adopt", "advance", "in_flight", "portion"]
 
 
 def advance(
@@ -83,6 +85,60 @@ def advance(
     if next_document.but(leader=document.leader) == document:
         return None
     return next_document.but(revision=revision)
+
+
+def in_flight(document: AssignmentDocument, alive: Collection[str]) -> int:
+    """How many partitions live members still have to release."""
+    return sum(len(entry.partitions) for member, entry in document.waiting.items() if member in alive)
+
+
+def portion(
+    document: AssignmentDocument, goal: Mapping[str, Partitions], alive: Collection[str], most: int | None
+) -> tuple[Mapping[str, Partitions], int, int]:
+    """As much of the assignment `goal` as may be aimed at now: (that part, moves in it, moves left for later).
+
+    At most `most` partitions leave a live owner for it (None: any number), those first that make the members more even.
+    What has no live owner, and what is on the move already, is not counted.
+    """
+    present: dict[TopicPartition, str] = {}
+    for parts in (document.owners, document.promised):
+        for member, partitions in parts.items():
+            if member in alive and member in goal:
+                present.update(dict.fromkeys(partitions, member))
+    for entry in document.waiting.values():
+        for partition in entry.partitions:
+            present.pop(partition, None)
+    target = {partition: member for member, partitions in goal.items() for partition in partitions}
+    pairs: dict[tuple[str, str], list[TopicPartition]] = {}
+    for partition, member in present.items():
+        if target.get(partition, member) != member:
+            pairs.setdefault((member, target[partition]), []).append(partition)
+    wanted = sum(map(len, pairs.values()))
+    if most is None or wanted <= most:
+        return goal, wanted, 0
+    surplus = Counter(present.values())
+    surplus.subtract({member: len(partitions) for member, partitions in goal.items()})
+    for of_pair in pairs.values():
+        of_pair.sort(reverse=True)
+    heap = [(surplus[new] - surplus[old], old, new) for old, new in pairs]
+    heapify(heap)
+    left = most
+    while left > 0:
+        need, old, new = heappop(heap)
+        if need < surplus[new] - surplus[old]:  # other moves have made this pair more even
+            heappush(heap, (surplus[new] - surplus[old], old, new))
+            continue
+        pairs[old, new].pop()
+        surplus[old] -= 1
+        surplus[new] += 1
+        left -= 1
+        if pairs[old, new]:
+            heappush(heap, (surplus[new] - surplus[old], old, new))
+    part = {member: set(partitions) for member, partitions in goal.items()}
+    for (old, new), later in pairs.items():
+        part[new].difference_update(later)
+        part[old].update(later)
+    return {member: frozenset(partitions) for member, partitions in part.items()}, most, wanted - most
 
 
 def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, writes: int = 0) -> AssignmentDocument:

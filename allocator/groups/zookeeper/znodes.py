@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.foreign import shown
@@ -36,7 +36,17 @@ from allocator.groups.zookeeper.checked import (
 from allocator.names import check_group, check_path
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["AssignmentDocument", "Claim", "InflateBudget", "InvalidZnode", "MemberInfo", "Paths", "Waiting", "quick"]
+__all__ = [
+    "AssignmentDocument",
+    "Claim",
+    "InflateBudget",
+    "InvalidZnode",
+    "MemberInfo",
+    "OrderState",
+    "Paths",
+    "Waiting",
+    "quick",
+]
 
 Counts = Callable[[str], "int | None"]
 """How many partitions a topic has, None where that is not known."""
@@ -227,6 +237,15 @@ class Waiting:
     partitions: Partitions
 
 
+class OrderState(NamedTuple):
+    """What became of an order, as the leader says it."""
+
+    state: str
+    """"pending": members of older versions do not know it; "waiting": not yet as ordered; "kept"; "done": nothing is
+    left to do, and it may be removed; "not kept": it cannot be kept, and the group does without."""
+    why: str = ""
+
+
 @dataclass(frozen=True)
 class AssignmentDocument:
     """The assignment. The leader replaces it by compare-and-set; a member follows the newest one that it has read.
@@ -244,7 +263,13 @@ class AssignmentDocument:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     left_out: Partitions = NO_PARTITIONS
-    """Partitions that the allocator function assigns to no member. Only the leader and observers read it."""
+    """Partitions that the allocator function, or an order, assigns to no member. Only the leader and observers read
+    it, as they do the next two."""
+    orders: Mapping[str, OrderState] = field(default_factory=dict)
+    """By id, the orders that the leader has taken note of."""
+    moved: tuple[tuple[int, int], ...] = ()
+    """When (milliseconds since the epoch) how many partitions were taken from live owners; of the last minute, and
+    only while a budget counts them."""
     problem: str | None = None
 
     def encode(self) -> bytes:
@@ -260,6 +285,12 @@ class AssignmentDocument:
                 "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
                 "refused": dict(sorted(self.refused.items())),
                 **({"left_out": to_ranges(self.left_out)} if self.left_out else {}),
+                **(
+                    {"orders": {order: list(found) for order, found in sorted(self.orders.items())}}
+                    if self.orders
+                    else {}
+                ),
+                **({"moved": [list(entry) for entry in self.moved]} if self.moved else {}),
                 "problem": self.problem,
             }
         )
@@ -303,12 +334,30 @@ class AssignmentDocument:
             waiting=waiting,
             refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
             left_out=from_ranges(path, left_out),
+            orders={} if only is not None else _order_states(path, doc.get("orders", {})),
+            moved=() if only is not None else _moved(path, doc.get("moved", [])),
             problem=None if problem is None else check_text(path, "problem", problem),
         )
 
     def but(self, **changes: Any) -> AssignmentDocument:
         """A copy with those fields replaced."""
         return replace(self, **changes)
+
+
+def _order_states(path: str, value: object) -> dict[str, OrderState]:
+    found = {}
+    for order, entry in check_mapping(path, "orders", value).items():
+        texts = check_texts(path, "state of an order", entry)
+        if len(texts) != 2:
+            raise InvalidZnode(path, f"state of order {shown(order)}")
+        found[order] = OrderState(*texts)
+    return found
+
+
+def _moved(path: str, value: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        raise InvalidZnode(path, f"moved is {shown(value)}")
+    return tuple((check_number(path, "moved", when), check_number(path, "moved", number)) for when, number in value)
 
 
 def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:

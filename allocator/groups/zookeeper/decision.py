@@ -1,0 +1,111 @@
+"""Which member shall have which partition: the decision of the leader, which `allocator group plan` makes too.
+
+In: the members, the partition counts, the present document, the orders that count, and the allocator functions.
+Out: a `GroupDecision`. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from allocator.assignors import Assignor, GroupView, Member, choose, left_out
+from allocator.assignors.constraints import steer
+from allocator.assignors.registry import built_in
+from allocator.errors import AllocatorError
+from allocator.foreign import shown
+from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.steering import constraints_of
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.types import NO_PARTITIONS, Partitions
+
+__all__ = ["GroupDecision", "ViewBuilder", "decide", "subscription"]
+
+ViewBuilder = Callable[
+    [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
+]
+"""(assignor, members, partition counts, owned) -> the view of the group that the assignor wants."""
+
+
+@dataclass(frozen=True)
+class GroupDecision:
+    """Where the group shall go. It may get there in several steps, if a budget limits its moves."""
+
+    target: Mapping[str, Partitions]
+    """An entry for each member that takes part."""
+    strategy: str
+    refused: Mapping[str, str]
+    """Members that offer no common function, and why."""
+    left_out: Partitions
+    """Partitions that no member gets."""
+    shadows: Mapping[str, OrderState] = field(default_factory=dict)
+    """What the orders found that compute a second function, by their id."""
+
+
+def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
+    """The topics of a member, with those among `topics` that its pattern matches."""
+    if info.pattern is None:
+        return info.topics
+    return info.topics | set(filter(topic_pattern(info.pattern).matches, topics))
+
+
+async def decide(
+    members: Mapping[str, MemberInfo],
+    counts: Mapping[str, int],
+    document: AssignmentDocument,
+    orders: Sequence[Order],
+    assignors: Mapping[str, Assignor],
+    build: ViewBuilder,
+) -> GroupDecision:
+    """`members` in join order; `assignors` that this process offers, by name. Raises AllocatorError if the function
+    fails, returns no assignment, or is not offered here."""
+    strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
+    assignor = assignors.get(strategy)
+    if assignor is None:
+        raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
+    taking_part = tuple(
+        Member(
+            id=member,
+            name=info.name,
+            topics=subscription(info, counts),
+            weight=info.weight,
+            rack=info.rack,
+            host=info.host,
+        )
+        for member, info in members.items()
+        if member not in refused
+    )
+    owned = {member: parts for member, parts in document.owners.items() if member in members}
+    held = dict(owned)
+    for member, parts in document.promised.items():
+        held[member] = held.get(member, NO_PARTITIONS) | parts
+    constraints = constraints_of(orders, members)
+    view = await build(assignor, taking_part, counts, owned)
+    target = steer(assignor, view, constraints, held)
+    shadows = {}
+    for order in orders:
+        if order.kind == "shadow":
+            name = order.arguments["function"]
+            other = assignors.get(name) or built_in(name)
+            if other is None:
+                why = f"the leader offers no function {shown(name)}; members have to name it in `assignor`"
+                shadows[order.id] = OrderState("not kept", why)
+                continue
+            try:
+                seen = await build(other, taking_part, counts, owned)
+                shadows[order.id] = OrderState("kept", difference(target, steer(other, seen, constraints, held)))
+            except AllocatorError as error:
+                shadows[order.id] = OrderState("not kept", str(error)[:1000])
+    return GroupDecision(target, strategy, refused, left_out(view, target), shadows)
+
+
+def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:
+    """How a second assignment differs from the first, as one line."""
+    total = sum(map(len, present.values()))
+    elsewhere = total - sum(len(parts & other.get(member, NO_PARTITIONS)) for member, parts in present.items())
+    now, then = (sorted(map(len, found.values())) or [0] for found in (present, other))
+    return (
+        f"{elsewhere} of {total} partitions would be elsewhere; "
+        f"members would have {then[0]} to {then[-1]}, now {now[0]} to {now[-1]}"
+    )

@@ -1,0 +1,217 @@
+"""What an operator orders holds with every function, and moves no more than it has to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from group_views import group_views, keepers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.assignors import GroupView, Member, compute, resolve, validate
+from allocator.assignors.constraints import Constraints, steer
+from allocator.types import Partitions, TopicPartition
+
+
+def newest_takes_all(view: GroupView) -> dict[str, set[TopicPartition]]:
+    """A function of a user's: each topic as a whole goes to the member that joined last."""
+    found: dict[str, set[TopicPartition]] = {}
+    for members, topics in view.classes():
+        parts = {TopicPartition(topic, n) for topic in topics for n in range(view.partitions[topic])}
+        found.setdefault(members[-1].id, set()).update(parts)
+    return found
+
+
+FUNCTIONS = ["naive", "sticky", "rack-aware", newest_takes_all]
+
+
+@st.composite
+def steered(draw: st.DrawFn) -> tuple[GroupView, Constraints]:
+    """A group in any state and any orders, contradictory ones too."""
+    view = draw(group_views())
+    ids = [member.id for member in view.members]
+    some = st.frozensets(st.sampled_from(ids), max_size=2)
+    every = [TopicPartition(topic, n) for topic, count in view.partitions.items() for n in range(count + 1)]
+    few = st.frozensets(st.sampled_from(every), max_size=8) if every else st.just(frozenset())
+    cordoned, evacuated = draw(some), draw(some)
+    swapped = {}
+    if len(ids) > 1 and draw(st.booleans()):
+        old, new = draw(st.permutations(ids))[:2]
+        swapped = {old: new}
+    taken = {*swapped, *swapped.values()}
+    return view, Constraints(
+        cordoned=cordoned,
+        evacuated=evacuated - taken,
+        swapped=swapped,
+        allowed={partition: draw(some) for partition in draw(few)},
+        nobody=draw(few) if draw(st.booleans()) else frozenset(),
+        canaries={member: draw(st.integers(0, 4)) for member in draw(some) - evacuated - taken},
+        frozen=draw(st.integers(0, 4)) == 0,
+    )
+
+
+def owners(assignment: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
+    return {partition: member for member, partitions in assignment.items() for partition in partitions}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@given(case=steered())
+def test_each_partition_has_one_owner_and_each_order_is_kept_that_can_be(
+    function: object, case: tuple[GroupView, Constraints]
+) -> None:
+    view, rules = case
+    result = steer(resolve(function), view, rules)  # type: ignore[arg-type]
+    assert validate(view, result, complete=False) == result
+    owner, holder = owners(result), keepers(view)
+    subscribers = {
+        TopicPartition(topic, n): frozenset(member.id for member in members)
+        for members, topics in view.classes()
+        for topic in topics
+        for n in range(view.partitions[topic])
+    }
+    assert owner.keys() == subscribers.keys() - rules.nobody
+    leaving = rules.evacuated | rules.swapped.keys()
+    for partition, member in owner.items():
+        everyone, held = subscribers[partition], holder.get(partition)
+        if rules.frozen and held is not None:
+            assert member == held
+            continue
+        staying = everyone - leaving
+        open_to = {each for each in staying if each not in rules.cordoned or each == held}
+        wanted = open_to & rules.allowed.get(partition, frozenset(open_to))
+        if wanted:
+            assert member in wanted, (partition, member)
+        elif open_to:
+            assert member in open_to, (partition, member)
+        elif held is not None:
+            assert member == held
+        elif staying:
+            assert member in staying
+    if rules.frozen or rules.allowed or rules.nobody or rules.cordoned:
+        return
+    ordinary = [member for member in view.members if member.id not in {*leaving, *rules.canaries}]
+    if ordinary and not rules.swapped:
+        for canary, count in rules.canaries.items():
+            got = result[canary]
+            assert len(got) <= count or all(subscribers[p] <= {*rules.canaries, *leaving} for p in got)
+
+
+@pytest.mark.parametrize("function", ["naive", "sticky"])
+@given(case=steered())
+def test_nothing_moves_but_what_has_to(function: str, case: tuple[GroupView, Constraints]) -> None:
+    """Where the function's own result keeps the orders, it stays; else few partitions differ from it."""
+    view, rules = case
+    if rules.evacuated or rules.swapped or rules.canaries:
+        return  # the function is asked about other members then
+    plain = owners(compute(resolve(function), view))
+    found = owners(steer(resolve(function), view, rules))
+    holder = keepers(view)
+
+    def wrong(partition: TopicPartition, member: str) -> bool:
+        if rules.frozen and partition in holder:
+            return member != holder[partition]
+        cordoned = member in rules.cordoned and holder.get(partition) != member
+        return cordoned or member not in rules.allowed.get(partition, {member})
+
+    displaced = {p for p, member in plain.items() if wrong(p, member)} - rules.nobody
+    different = {p for p in found if found[p] != plain[p]}
+    if not displaced and not rules.nobody:
+        assert not different
+    # at most one other partition passes the other way for each that was displaced, or that nobody gets
+    assert len(different) <= 2 * len(displaced) + len(rules.nobody & plain.keys())
+
+
+@pytest.mark.parametrize("function", ["naive", "sticky"])
+@given(case=steered())
+def test_computed_again_from_its_own_result_nothing_moves(function: str, case: tuple[GroupView, Constraints]) -> None:
+    view, rules = case
+    once = steer(resolve(function), view, rules)
+    assert steer(resolve(function), replace(view, owned=once), rules) == once
+
+
+# -- what an operator sees -------------------------------------------------------------------------------------------
+
+
+def group(*names: str, count: int = 30, owned: Mapping[str, range] | None = None) -> GroupView:
+    members = tuple(Member(name, name, frozenset({"t"})) for name in names)
+    held = {member: frozenset(TopicPartition("t", n) for n in parts) for member, parts in (owned or {}).items()}
+    return GroupView(members, {"t": count}, held)
+
+
+THREE = {"a": range(10), "b": range(10, 20), "c": range(20, 30)}
+
+
+def counts(result: Mapping[str, Partitions]) -> dict[str, int]:
+    return {member: len(partitions) for member, partitions in result.items()}
+
+
+def moved(view: GroupView, result: Mapping[str, Partitions]) -> int:
+    before = keepers(view)
+    return sum(member != before.get(partition, member) for partition, member in owners(result).items())
+
+
+def test_an_evacuated_member_gives_everything_to_the_others_evenly() -> None:
+    view = group("a", "b", "c", owned=THREE)
+    result = steer(resolve("sticky"), view, Constraints(evacuated=frozenset({"a"})))
+    assert counts(result) == {"a": 0, "b": 15, "c": 15}
+    assert moved(view, result) == 10
+
+
+def test_a_cordoned_member_keeps_what_it_has_and_gets_nothing_of_one_that_left() -> None:
+    view = group("a", "b", owned=THREE)
+    result = steer(resolve("sticky"), view, Constraints(cordoned=frozenset({"a"})))
+    assert counts(result) == {"a": 10, "b": 20}
+    assert moved(view, result) == 0
+
+
+def test_a_swap_moves_nothing_between_others() -> None:
+    view = group("a", "b", "c", "d", owned=THREE)
+    result = steer(resolve("sticky"), view, Constraints(swapped={"b": "d"}))
+    assert result["d"] == view.owned["b"]
+    assert (result["a"], result["c"]) == (view.owned["a"], view.owned["c"])
+    half = replace(view, owned={**view.owned, "b": frozenset(), "d": view.owned["b"]})
+    assert steer(resolve("sticky"), half, Constraints(swapped={"b": "d"})) == result
+
+
+def test_a_pinned_run_counts_as_part_of_its_members_share() -> None:
+    view = group("a", "b", "c", owned=THREE)
+    pins = {TopicPartition("t", n): frozenset({"c"}) for n in range(10)}
+    result = steer(resolve("sticky"), view, Constraints(allowed=pins))
+    assert result["c"] == view.owned["a"]
+    assert counts(result) == {"a": 10, "b": 10, "c": 10}
+    assert moved(view, result) == 20  # ten there, and ten back
+
+
+def test_a_canary_gets_exactly_its_number_of_the_fullest() -> None:
+    view = group("a", "b", "c", "new", owned=THREE)
+    result = steer(resolve("sticky"), view, Constraints(canaries={"new": 3}))
+    assert counts(result) == {"a": 9, "b": 9, "c": 9, "new": 3}
+    assert moved(view, result) == 3
+
+
+def test_a_frozen_group_gives_only_what_has_no_owner() -> None:
+    view = group("a", "new", owned={"a": range(20)})
+    result = steer(resolve("sticky"), view, Constraints(frozen=True))
+    assert view.owned["a"] <= result["a"]
+    assert counts(result) == {"a": 20, "new": 10}
+
+
+def test_ten_thousand_partitions_and_a_hundred_members() -> None:
+    members = tuple(Member(f"m{n:03}", f"m{n:03}", frozenset({"t"}), rack=f"r{n % 3}") for n in range(100))
+    view = GroupView(members, {"t": 10_000})
+    view = replace(view, owned=compute(resolve("sticky"), view))
+    rules = Constraints(
+        cordoned=frozenset({"m001", "m002"}),
+        evacuated=frozenset({"m003", "m004"}),
+        swapped={"m005": "m006"},
+        allowed={TopicPartition("t", n): frozenset(f"m{k:03}" for k in range(0, 100, 3)) for n in range(0, 10_000, 7)},
+        canaries={"m099": 20},
+    )
+    began = time.process_time()
+    result = steer(resolve("sticky"), view, rules)
+    print(f"{time.process_time() - began:.2f} s of CPU")
+    assert sum(counts(result).values()) == 10_000
+    assert steer(resolve("sticky"), replace(view, owned=result), rules) == result

@@ -1,0 +1,161 @@
+"""Orders in a simulated group, and what must hold of each document while they count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from allocator.groups.zookeeper.orders import Order, Orders
+from allocator.groups.zookeeper.steering import LEADERS_KINDS, members_named, process_name
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.types import NO_PARTITIONS, Partitions
+from allocator.zookeeper.client import Op
+
+if TYPE_CHECKING:
+    from simulation import Simulation
+
+__all__ = ["KINDS", "OrdersOfGroup"]
+
+BASE = "/allocator/g"
+KINDS = ("cordon", "evacuate", "swap", "pin", "exclude", "freeze", "budget", "canary")
+AT_ONCE, PER_MINUTE = 2, 6
+MINUTE_MS = 60_000
+
+
+class OrdersOfGroup:
+    """Writes orders as an operator does. After each document it checks the orders that the leader had noted before."""
+
+    def __init__(self, world: Simulation) -> None:
+        self.world = world
+        self.orders = Orders()
+        self.moves: list[tuple[int, int]] = []
+        """When how many partitions left a live owner."""
+        self.noted: dict[str, int] = {}
+        """When a document named an order for the first time."""
+        self._number = 0
+
+    @property
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.world.loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    # -- the operator --------------------------------------------------------------------------------------------
+
+    def put(self, kind: str, name: str, seconds: float) -> None:
+        """Orders `kind` about the member of the client id `name`, for so long (0: for ever)."""
+        self._number += 1
+        made = Order.make(
+            kind,
+            self._arguments(kind, name),
+            who="operator",
+            now_ms=self.now_ms,
+            expires=self.now_ms + int(seconds * 1000) if seconds else None,
+        )
+        self._write(self.orders.put(replace(made, id=f"o-{self._number:08x}"), self.now_ms))
+
+    def withdraw(self) -> None:
+        self._write(Orders())
+
+    def _write(self, orders: Orders) -> None:
+        znodes = self.world.ensemble.znodes
+        if BASE in znodes:
+            self.orders = orders
+            kind = "set" if f"{BASE}/orders" in znodes else "create"
+            self.world.ensemble.commit([Op(kind, f"{BASE}/orders", orders.encode())], self.world.ensemble.open(1e9))
+
+    def _arguments(self, kind: str, name: str) -> dict[str, Any]:
+        other = next((each for each in reversed(self.world.faults.alive()) if each != name), name)
+        members = self.members()
+        return {
+            "cordon": {"member": name},
+            "evacuate": {"member": name},
+            "swap": {"old": name, "new": other},
+            "pin": {"partitions": {"t": "0-1"}, "place": {"member": name}},
+            "exclude": {"partitions": {"t": "2-3"}, "places": [{"member": name}]},
+            "freeze": {},
+            "budget": {"at_once": AT_ONCE, "per_minute": PER_MINUTE},
+            "canary": {
+                "count": 1,
+                "known": [process_name(member, info) for member, info in members.items()],
+                "promoted": [],
+            },
+        }[kind]
+
+    # -- what holds ----------------------------------------------------------------------------------------------
+
+    def members(self) -> dict[str, MemberInfo]:
+        """The members with a znode, oldest first."""
+        found = {}
+        for path, znode in self.world.ensemble.znodes.items():
+            if path.startswith(f"{BASE}/members/m-"):
+                found[path.rsplit("/", 1)[1]] = MemberInfo.decode(path, znode.data)
+        return dict(sorted(found.items(), key=lambda each: each[0][-10:]))
+
+    def check(self, last: AssignmentDocument, document: AssignmentDocument) -> None:
+        """A leader may decide without an order that it has not read yet, or that it knows to have expired."""
+        for order_id in document.orders:
+            self.noted.setdefault(order_id, self.now_ms)
+        members = self.members()
+        left = {
+            member: parts - document.owners.get(member, NO_PARTITIONS)
+            for member, parts in last.owners.items()
+            if member in members
+        }
+        noted = [
+            order
+            for order in self.orders.in_force(self.now_ms, LEADERS_KINDS)
+            if order.id in last.orders and order.id in document.orders
+        ]
+        for order in noted:
+            self._check(order, last, document, members, left)
+        self.moves.append((self.now_ms, sum(map(len, left.values()))))
+
+    def forget(self) -> None:
+        """The document was lost, and with it what it said of orders and moves."""
+        self.noted.clear()
+
+    def _check(
+        self,
+        order: Order,
+        last: AssignmentDocument,
+        document: AssignmentDocument,
+        members: dict[str, MemberInfo],
+        left: dict[str, Partitions],
+    ) -> None:
+        if order.kind == "freeze" and any(left.values()):
+            self.world.broken(f"{left} left their owners while the group is frozen")
+        if order.kind == "budget":
+            before, after = (
+                sum(len(entry.partitions) for member, entry in each.waiting.items() if member in members)
+                for each in (last, document)
+            )
+            if after > max(before, AT_ONCE):
+                self.world.broken(f"{after} partitions are on the move, {AT_ONCE} may be")
+            since_ms = max(self.noted[order.id], self.now_ms - MINUTE_MS + 1)
+            recent = sum(number for when, number in self.moves if when > since_ms) + sum(map(len, left.values()))
+            if any(left.values()) and recent > PER_MINUTE:
+                self.world.broken(f"{recent} partitions left their owners within a minute, {PER_MINUTE} may")
+        if order.kind in ("cordon", "evacuate"):
+            for member in members_named(order.arguments["member"], members):
+                had = _has(last, member)
+                gained = document.owners.get(member, NO_PARTITIONS) - had
+                if gained and any(free in document.owners for free in self._free(members)):
+                    self.world.broken(f"{member} gains {sorted(gained)} under the order {order.kind}")
+
+    def _free(self, members: dict[str, MemberInfo]) -> set[str]:
+        """Members that no order is about."""
+        about: set[str] = set()
+        for order in self.orders.entries:
+            for name in (order.arguments.get(key) for key in ("member", "old", "new")):
+                about.update(members_named(name, members) if isinstance(name, str) else ())
+            if order.kind == "canary":
+                about |= members.keys()
+        return members.keys() - about
+
+
+def _has(document: AssignmentDocument, member: str) -> Partitions:
+    entry = document.waiting.get(member)
+    waiting = NO_PARTITIONS if entry is None else entry.partitions
+    return document.owners.get(member, NO_PARTITIONS) | document.promised.get(member, NO_PARTITIONS) | waiting

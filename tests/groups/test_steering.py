@@ -1,0 +1,270 @@
+"""What the orders of a group demand, what became of them, and how a budget divides the way to a decision."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_orders import ARGUMENTS, NOW, order
+
+from allocator.assignors import Assignor, GroupView, Member, resolve
+from allocator.assignors.constraints import Constraints
+from allocator.groups.zookeeper.decision import GroupDecision, decide
+from allocator.groups.zookeeper.orders import KINDS, Order, Orders
+from allocator.groups.zookeeper.plan import advance, in_flight, portion
+from allocator.groups.zookeeper.steering import (
+    Budget,
+    budget_of,
+    constraints_of,
+    counting,
+    members_named,
+    process_name,
+    states_of,
+)
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.types import Partitions, TopicPartition
+
+A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))
+
+
+def info(name: str, *, rack: str | None = None, orders: tuple[str, ...] = tuple(KINDS), pid: int = 7) -> MemberInfo:
+    return MemberInfo(name, "web1", frozenset({"t"}), rack=rack, strategies=("sticky",), pid=pid, orders=orders)
+
+
+MEMBERS = {A: info("one", rack="a"), B: info("two", rack="b"), C: info("three", rack="b")}
+
+
+def parts(*numbers: int) -> Partitions:
+    return frozenset(TopicPartition("t", number) for number in numbers)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [A, "one", "#0", "one@web1:7#0", "one@web1:7"])
+def test_a_member_is_named_in_several_ways(text: str) -> None:
+    assert members_named(text, MEMBERS) == [A]
+
+
+def test_a_client_id_that_several_share_names_them_all() -> None:
+    assert members_named("same", {A: info("same"), B: info("same", pid=8)}) == [A, B]
+    assert process_name(B, info("same", pid=8)) == "same@web1:8"
+
+
+# -- members of older versions ---------------------------------------------------------------------------------------
+
+
+def test_an_order_waits_for_members_that_do_not_know_it_and_names_them() -> None:
+    freeze, members = order("freeze"), {**MEMBERS, B: info("old", orders=())}
+    count, pending = counting([freeze], members, {})
+    assert count == []
+    state = pending[freeze.id]
+    assert (state.state, state.why) == ("pending", "it counts once these members of older versions left: old@web1:7#1")
+    assert counting([freeze], members, {freeze.id: state}) == ([], pending)
+    assert counting([freeze], MEMBERS, {freeze.id: state}) == ([freeze], {})
+
+
+def test_an_order_that_counts_goes_on_when_an_older_member_joins() -> None:
+    freeze = order("freeze")
+    members = {**MEMBERS, B: info("old", orders=())}
+    assert counting([freeze], members, {freeze.id: OrderState("kept")}) == ([freeze], {})
+
+
+# -- constraints -----------------------------------------------------------------------------------------------------
+
+
+def put(*orders: Order) -> tuple[Order, ...]:
+    found = Orders()
+    for each in orders:
+        found = found.put(each, NOW)
+    return found.in_force(NOW)
+
+
+def pin(ranges: str, **place: str) -> Order:
+    return order("pin", arguments={"partitions": {"t": ranges}, "place": place})
+
+
+def exclude(ranges: str, *places: dict[str, str]) -> Order:
+    return order("exclude", arguments={"partitions": {"t": ranges}, "places": list(places)})
+
+
+def test_orders_become_constraints_on_live_members() -> None:
+    orders = put(
+        order("cordon", arguments={"member": "one"}),
+        order("evacuate", arguments={"member": "two"}),
+        order("freeze"),
+        order("budget"),
+        pin("0-1", rack="b"),
+        exclude("1,5", {"member": "two"}),
+        exclude("9"),
+    )
+    found = constraints_of(orders, MEMBERS)
+    assert found == Constraints(
+        cordoned=frozenset({A}),
+        evacuated=frozenset({B}),
+        allowed={
+            TopicPartition("t", 0): frozenset({B, C}),
+            TopicPartition("t", 1): frozenset({C}),
+            TopicPartition("t", 5): frozenset({A, C}),
+        },
+        nobody=parts(9),
+        frozen=True,
+    )
+    assert budget_of(orders) == Budget(5, None)
+
+
+def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
+    swap = order("swap", arguments={"old": "one", "new": "two"})
+    leaves = order("evacuate", arguments={"member": "one"})
+    assert constraints_of([swap, leaves], MEMBERS) == Constraints(swapped={A: B})
+    assert constraints_of([swap], {A: MEMBERS[A]}) == Constraints()
+    # two that would stand in for each other
+    other = order("swap", arguments={"old": "two", "new": "one"})
+    assert constraints_of([swap, other], MEMBERS) == Constraints(swapped={A: B})
+
+
+def test_an_exclusion_comes_before_a_pin_to_the_same_place() -> None:
+    found = constraints_of([pin("0", member="one"), exclude("0", {"member": "one"})], MEMBERS)
+    assert found.allowed == {TopicPartition("t", 0): frozenset({B, C})}
+
+
+def test_new_members_are_canaries_until_they_are_promoted() -> None:
+    known = [process_name(A, MEMBERS[A])]
+    canary = order("canary", arguments={"count": 2, "known": known, "promoted": []})
+    assert constraints_of([canary], MEMBERS).canaries == {B: 2, C: 2}
+    promoted = order("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})
+    assert constraints_of([promoted], MEMBERS).canaries == {C: 2}
+    # a process that was known and has a new session is not new
+    again = {f"m-{'d' * 16}-0000000009": MEMBERS[A]}
+    assert constraints_of([canary], again).canaries == {}
+
+
+# -- what became of them ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "owners", "goal", "state", "why"),
+    [
+        (order("cordon", arguments={"member": "one"}), {}, {}, "kept", ""),
+        (order("cordon", arguments={"member": "nobody"}), {}, {}, "waiting", "no live member has this name"),
+        (order("evacuate", arguments={"member": "one"}), {A: parts(0, 1)}, {B: parts(0, 1)}, "waiting", "2 partitions"),
+        (order("evacuate", arguments={"member": "one"}), {A: parts(0)}, {A: parts(0)}, "not kept", "may have t:0"),
+        (order("evacuate", arguments={"member": "one"}), {B: parts(0)}, {B: parts(0)}, "done", "has no partitions"),
+        (order("swap", arguments={"old": "one", "new": "x"}), {}, {}, "waiting", "has not joined"),
+        (order("swap", arguments={"old": "x", "new": "two"}), {}, {}, "done", "has left"),
+        (
+            order("swap", arguments={"old": "one", "new": "two"}),
+            {A: parts(0)},
+            {B: parts(0)},
+            "waiting",
+            "1 partitions",
+        ),
+        (pin("0", member="one"), {A: parts(0)}, {A: parts(0)}, "kept", ""),
+        (pin("0", member="one"), {B: parts(0)}, {A: parts(0)}, "waiting", "1 partitions are elsewhere"),
+        (pin("0", member="dead"), {B: parts(0)}, {B: parts(0)}, "not kept", "no live member is there"),
+        (pin("0", rack="b"), {A: parts(0)}, {A: parts(0)}, "not kept", "can take t:0"),
+        (exclude("0", {"member": "two"}), {B: parts(0)}, {A: parts(0)}, "waiting", "still there"),
+        (exclude("0"), {}, {}, "kept", ""),
+    ],
+)
+def test_each_order_has_a_state(
+    made: Order, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
+) -> None:
+    found = states_of([made], MEMBERS, AssignmentDocument(owners=owners), goal, {})[made.id]
+    assert found.state == state
+    assert why in found.why
+
+
+def test_what_cannot_move_in_a_frozen_group_says_so() -> None:
+    leaves = order("evacuate", arguments={"member": "one"})
+    stays = {A: parts(0)}
+    found = states_of([leaves, order("freeze")], MEMBERS, AssignmentDocument(owners=stays), stays, {})[leaves.id]
+    assert found == OrderState("waiting", "1 partitions are left to move; the group is frozen")
+
+
+# -- the decision ----------------------------------------------------------------------------------------------------
+
+
+async def plain_view(assignor: Assignor, members: tuple[Member, ...], counts: Any, owned: Any) -> GroupView:
+    return GroupView(members, counts, owned)
+
+
+def decided(*orders: Order, document: AssignmentDocument | None = None) -> GroupDecision:
+    functions = {"sticky": resolve("sticky")}
+    found = decide(MEMBERS, {"t": 9}, document or AssignmentDocument(), orders, functions, plain_view)
+    return asyncio.run(found)
+
+
+def test_a_shadow_is_computed_and_changes_nothing() -> None:
+    shadow = order("shadow", arguments={"function": "range"})
+    plain = decided()
+    found = decided(shadow)
+    assert found.target == plain.target
+    assert found.shadows[shadow.id].state == "kept"
+    assert "partitions would be elsewhere; members would have 3 to 3, now 3 to 3" in found.shadows[shadow.id].why
+    unknown = order("shadow", arguments={"function": "os:system"})
+    assert "offers no function 'os:system'" in decided(unknown).shadows[unknown.id].why
+
+
+def test_a_frozen_group_keeps_what_was_promised_to_a_member() -> None:
+    on_the_move = AssignmentDocument(owners={A: parts(0, 1, 2, 3, 4, 5, 6)}, promised={B: parts(7, 8)})
+    found = decided(order("freeze"), document=on_the_move)
+    assert found.target == {A: parts(0, 1, 2, 3, 4, 5, 6), B: parts(7, 8), C: frozenset()}
+
+
+def test_partitions_that_an_order_gives_to_nobody_are_left_out() -> None:
+    found = decided(exclude("3-4"))
+    assert found.left_out == parts(3, 4)
+
+
+# -- budgets ---------------------------------------------------------------------------------------------------------
+
+places = st.lists(st.sampled_from([A, B, C]), min_size=12, max_size=12)
+
+
+def at(members: list[str]) -> dict[str, Partitions]:
+    return {member: parts(*(n for n, each in enumerate(members) if each == member)) for member in (A, B, C)}
+
+
+@given(places, places, st.integers(1, 5), st.sets(st.sampled_from([A, B, C]), min_size=1))
+def test_a_budget_divides_the_way_and_nothing_else(
+    before: list[str], after: list[str], most: int, alive: set[str]
+) -> None:
+    goal = {member: found for member, found in at([each if each in alive else min(alive) for each in after]).items()
+            if member in alive}  # fmt: skip
+    document = AssignmentDocument(generation=1, owners={m: p for m, p in at(before).items() if p and m in alive})
+    wanted = sum(len(found - goal[member]) for member, found in document.owners.items())
+    rounds = 0
+    while True:
+        claims = {member: Claim(document.revision, document.owners.get(member, frozenset())) for member in alive}
+        document = advance(document, A, alive, claims) or document
+        assert in_flight(document, alive) == 0
+        part, begun, left = portion(document, goal, alive, most)
+        moved = sum(len(found - part[member]) for member, found in document.owners.items())
+        assert moved == begun <= most
+        assert sorted(p for found in part.values() for p in found) == sorted(parts(*range(12)))
+        document = advance(document, A, alive, claims, part) or document
+        assert in_flight(document, alive) == begun
+        rounds += bool(begun)
+        if not left:
+            break
+        assert begun == most
+    assert rounds == -(-wanted // most)
+    claims = {member: Claim(document.revision, document.owners.get(member, frozenset())) for member in alive}
+    document = advance(document, A, alive, claims) or document
+    assert {member: document.owners.get(member, frozenset()) for member in alive} == goal
+
+
+def test_no_budget_and_a_used_up_one() -> None:
+    document = AssignmentDocument(owners={A: parts(0, 1, 2)})
+    goal = {A: parts(0), B: parts(1, 2, 3)}
+    assert portion(document, goal, {A, B}, None) == (goal, 2, 0)
+    part, begun, left = portion(document, goal, {A, B}, 0)
+    assert (part, begun, left) == ({A: parts(0, 1, 2), B: parts(3)}, 0, 2)
+
+
+def test_every_kind_has_arguments_in_these_tests() -> None:
+    assert ARGUMENTS.keys() >= {kind.name for kind in KINDS.values() if kind.acts == "leader"}

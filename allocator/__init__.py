@@ -74,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # the pytest plugin and the command line import this package: they must not pay for Kafka and ZooKeeper
+    # lazy: the pytest plugin and the command line import this package, and must stay fast
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

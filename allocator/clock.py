@@ -1,4 +1,4 @@
-"""The clock that a machine's sleep does not stop, and times as users write them."""
+"""A clock that also counts while the machine sleeps, and a parser of times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["boot_clock", "milliseconds", "wall_ms"]
 
 
 def boot_clock() -> float:
-    """Seconds that never go back and that count while the machine sleeps, where the system offers such a clock."""
+    """Monotonic seconds that also count while the machine sleeps, if the system has such a clock."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
@@ -21,7 +21,7 @@ def wall_ms() -> int:
 
 
 def milliseconds(text: str) -> int:
-    """Milliseconds since the epoch, from their number or from an ISO 8601 time with its zone.
+    """Milliseconds since the epoch, from a number or an ISO 8601 time with a zone.
 
     Raises ValueError for any other text, for a time without a zone and for one before 1970.
     """
@@ -33,7 +33,7 @@ def milliseconds(text: str) -> int:
     except ValueError:
         raise ValueError(f"{text!r} is not a time") from None
     if at.tzinfo is None:
-        raise ValueError(f"{text!r} does not say its zone; add Z or +02:00")
+        raise ValueError(f"{text!r} has no time zone; add Z or +02:00")
     since = at - datetime(1970, 1, 1, tzinfo=timezone.utc)
     if since.days < 0:
         raise ValueError(f"{text!r} is before 1970")

@@ -1,7 +1,7 @@
-"""Every error that the public surface raises.
+"""All errors of the public API.
 
-Each says what was wrong, where, and what to do next; `retriable` says whether the same call may succeed later
-without anything being changed. Errors of the brokers themselves (`kafka.errors`) never leave `wire/` bare.
+The text of an error names the cause, the place and the remedy. `retriable`: the same call may succeed later without
+any change. `client/` translates the errors of kafka-python (`kafka.errors`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class AllocatorError(Exception):
-    """Root of them all."""
+    """Base class of all errors of this library."""
 
     retriable: bool = False
 
@@ -59,11 +59,11 @@ class ConfigError(AllocatorError, ValueError):
 
 
 class MissingExtra(AllocatorError, ImportError):
-    """What was asked for needs a package that only an extra installs; says which."""
+    """A feature needs a package of an extra, which the text names."""
 
 
 class GroupNameError(ConfigError):
-    """A group name that cannot be a znode or a Kafka group id."""
+    """A group name that is not valid as a znode name or a Kafka group id."""
 
 
 class AssignorError(AllocatorError):
@@ -71,7 +71,7 @@ class AssignorError(AllocatorError):
 
 
 class BadAssignment(AssignorError):
-    """An allocator function returned something else than each partition exactly once to known members."""
+    """An allocator function did not assign each partition exactly once to a known member."""
 
 
 class InconsistentAssignor(AssignorError):
@@ -79,21 +79,21 @@ class InconsistentAssignor(AssignorError):
 
 
 class ZooKeeperUnavailable(AllocatorError):
-    """No ZooKeeper node answered in time, or none accepts our credentials."""
+    """No ZooKeeper node responded in time, or they refuse the credentials."""
 
     retriable = True
 
 
 class BrokersUnavailable(AllocatorError):
-    """No Kafka broker answered in time."""
+    """No Kafka broker responded in time."""
 
     retriable = True
 
 
 class BrokerError(AllocatorError):
-    """A broker refused a request, or the connection to it ended before the answer.
+    """A broker refused a request, or the connection ended before the response.
 
-    `code` is Kafka's numeric error code, or None when no answer arrived.
+    `code` is Kafka's numeric error code, or None without a response.
     """
 
     def __init__(self, message: str, *, code: int | None = None, retriable: bool = False) -> None:
@@ -121,18 +121,18 @@ class TopicNotFound(AllocatorError):
 
 
 class NotOwned(AllocatorError):
-    """A partition was named that this member does not own (any more)."""
+    """This member does not own the partition (any more)."""
 
 
 class CommitFailed(AllocatorError):
-    """Offsets were not committed: the partition moved, the lease lapsed, or the coordinator refused them."""
+    """Offsets were not committed: the partition moved, the lease expired, or the coordinator refused them."""
 
 
 class Fenced(CommitFailed):
-    """Offsets were not committed because the group went on without this member, or gave the partition to another.
+    """Offsets were not committed because the group has removed this member, or has moved the partition.
 
-    Whoever owns the partitions now reads what was not committed once more. Drop what was read of them and do not
-    repeat the commit: the member joins again by itself, and its listener hears what it lost and what it is given.
+    The new owner reads the uncommitted records again. Drop the records that you have read, and do not repeat the
+    commit. The member joins again by itself, and calls its listener with the lost and the new partitions.
     """
 
 
@@ -157,16 +157,16 @@ class AlreadyStored(AllocatorError):
 
 
 class NoOffsetsError(AllocatorError):
-    """The coordinator refuses to say what the group has committed, or a partition has no position to start at.
+    """The coordinator does not return the committed offsets, or a partition has no start position.
 
-    `partitions` are those that it is about; empty when it is about the whole group.
+    `partitions`: the affected ones; empty for the whole group.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
 
 
 class NotAssigned(NotOwned, KeyError):
-    """A partition was named that is not in the assignment; a `KeyError` too, as in kafka-python."""
+    """The partition is not in the assignment. Also a `KeyError`, as in kafka-python."""
 
     def __init__(self, partition: TopicPartition) -> None:
         super().__init__(partition)
@@ -177,11 +177,11 @@ class NotAssigned(NotOwned, KeyError):
 
 
 class IllegalState(AllocatorError):
-    """The call does not fit what was called before it, such as subscribing after assigning by hand."""
+    """The call is not possible in this state, for example `subscribe` after `assign`."""
 
 
 class _AtOffset(AllocatorError):
-    """Something about one partition at one offset."""
+    """An error of one partition at one offset."""
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
         super().__init__(f"{topic}:{partition} at offset {offset}: {why}")
@@ -195,10 +195,10 @@ class OffsetOutOfRange(_AtOffset):
 
 
 class LogTruncated(OffsetOutOfRange):
-    """After an unclean election the log does not hold what was read before the position; nothing says where to go on.
+    """After an unclean election the log differs from the records that were read before the position.
 
-    `divergent_offset` is where the log parted from what was read: what stands there now was not seen yet. None: the
-    leader knows nothing of that time, so that only a reset helps.
+    `divergent_offset`: the first offset that differs; the record there is new. None: the leader has no data from that
+    time, so only a reset helps.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, divergent_offset: int | None) -> None:
@@ -208,14 +208,14 @@ class LogTruncated(OffsetOutOfRange):
             topic,
             partition,
             offset,
-            f"the log differs {where} from what was read, as a leader was elected that did not have it, and "
-            f"auto_offset_reset is 'none'; seek {go_on} to read what stands there now",
+            f"the log differs {where} from the records that were read, because a leader without them was elected, and "
+            f"auto_offset_reset is 'none'; seek {go_on} to read the present records",
         )
         self.divergent_offset = divergent_offset
 
 
 class TopicRecreated(OffsetOutOfRange):
-    """The topic was deleted and created again, so the position is an offset of a topic that is gone."""
+    """The topic was deleted and created again, so the position belongs to the former topic."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(
@@ -228,48 +228,50 @@ class TopicRecreated(OffsetOutOfRange):
 
 
 class RecordTooLarge(_AtOffset):
-    """A record does not fit into the fetch size, and the broker's version cannot send it regardless."""
+    """A record is larger than the fetch size, and brokers of this version cannot send it."""
 
 
 class CorruptRecordError(_AtOffset):
-    """Bytes of a partition do not decode: a bad checksum, length or format.
+    """A record batch cannot be decoded: wrong checksum, length or format.
 
-    `next_offset` is where the record batch after the bad one begins, None if that cannot be told: seek there to go on.
+    `next_offset`: the start of the next record batch, None if unknown. Seek there to continue.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
         past = "past it" if next_offset is None else f"to {next_offset}"
-        super().__init__(topic, partition, offset, f"{why}; seek {past} to go on, or compare with another replica")
+        super().__init__(topic, partition, offset, f"{why}; seek {past} to continue, or compare with another replica")
         self.next_offset = next_offset
 
 
 class DeserializationError(_AtOffset):
-    """The user's deserializer raised (its error is the `__cause__`); `part` says whether on "key" or "value"."""
+    """The user's deserializer raised (its error is the `__cause__`). `part` is "key" or "value"."""
 
     def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
         why = f"the {part} deserializer raised {shown(cause)}"
-        super().__init__(topic, partition, offset, f"{why}; go on with batch.from_offset({offset + 1}) or seek past it")
+        super().__init__(
+            topic, partition, offset, f"{why}; continue with batch.from_offset({offset + 1}) or seek past it"
+        )
         self.part = part
 
 
 class Closed(AllocatorError):
-    """The object was closed, by its owner or after an error that ended it."""
+    """The object is closed, by a call of `close` or after an error."""
 
 
 class GroupClosed(Closed):
-    """`ConsumerGroup.next` was called, or was waiting, and the group is closed: there is no next generation."""
+    """`ConsumerGroup.next` has no next generation, because the group is closed."""
 
 
 class GenerationEnded(AllocatorError):
-    """A generation is over: why its functions were told to stop, or why an offset is not committed under it any more.
+    """A generation has ended: the reason why its functions stop, or why a commit in it is refused.
 
-    Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. The
-    next generation comes from `ConsumerGroup.next`; what was not committed is read again there, or by another member.
+    Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. Call
+    `ConsumerGroup.next` for the next generation. It, or another member, reads uncommitted records again.
     """
 
 
 class HandlerFailed(AllocatorError):
-    """A handler raised at a record after all its retries. Nothing is skipped: the record is the next one to read."""
+    """A handler failed at a record after all retries. The record is not skipped: it is the next one to read."""
 
     def __init__(
         self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
@@ -277,7 +279,7 @@ class HandlerFailed(AllocatorError):
         tried = f"{attempts} times" if attempts > 1 else "once"
         self.what = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}"
         """The message without its remedy."""
-        super().__init__(f"{self.what}; correct it, or set a dead-letter topic for records that cannot be handled")
+        super().__init__(f"{self.what}; correct it, or set a dead-letter topic for such records")
         self.topic = topic
         self.partition = partition
         self.offset = offset

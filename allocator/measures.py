@@ -1,4 +1,4 @@
-"""How long things took and how often they happened, for whoever wants to show it. No I/O, no dependency."""
+"""Durations and counts of a consumer, for metrics. No I/O, no dependency."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["Measure", "Measures"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
-SAMPLE_S = 30.0  # as in Kafka's own clients: averages and rates are those of the last two samples
+SAMPLE_S = 30.0  # length of a sample, as in Kafka's own clients; averages and rates cover the last two
 
 
 class Measure:
-    """Durations of one kind of thing, in seconds."""
+    """Durations of one kind of operation, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
-        """Of all time, as is `total_s`."""
+        """Since the start, like `total_s`."""
         self.total_s = 0.0
         self._clock = clock
         self._began = clock()
-        # count, sum and maximum of the current sample and of the one before
+        # count, sum and maximum of the current and the last sample
         self._now: list[float] = [0, 0.0, 0.0]
         self._before: list[float] = [0, 0.0, 0.0]
 
@@ -35,7 +35,7 @@ class Measure:
 
     @property
     def avg_s(self) -> float:
-        """Of the last 30 to 60 seconds, 0 when there was none; so are `max_s` and `rate`."""
+        """Average of the last 30 to 60 seconds, 0 without an event; `max_s` and `rate` likewise."""
         self._turn()
         count = self._now[0] + self._before[0]
         return (self._now[1] + self._before[1]) / count if count else 0.0
@@ -47,9 +47,9 @@ class Measure:
 
     @property
     def rate(self) -> float:
-        """How many a second."""
+        """Events per second."""
         self._turn()
-        # a sample that has just begun must not make one event look like many a second
+        # otherwise one event in a sample that has just begun would look like many per second
         return (self._now[0] + self._before[0]) / (SAMPLE_S + self._clock() - self._began)
 
     def _turn(self) -> None:
@@ -61,27 +61,27 @@ class Measure:
 
 
 class Measures:
-    """Those of one consumer."""
+    """All measures of one consumer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.join = Measure(clock)
-        """From a JoinGroup to its answer, which comes when the whole group has joined."""
+        """From JoinGroup to its response, which comes when the whole group has joined."""
         self.sync = Measure(clock)
         self.heartbeat = Measure(clock)
-        """To Kafka's coordinator; with ZooKeeper, a write that proves that the session lives."""
+        """Heartbeats to Kafka's coordinator; with ZooKeeper, the writes that renew the lease."""
         self.commit = Measure(clock)
         self.last_heartbeat: float | None = None
-        """By `clock`: when the last one was sent."""
+        """Time of the last heartbeat, by `clock`."""
         self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
-        """How many, of all time."""
+        """Numbers since the start."""
         self.resets = self.records_lost = 0
-        """Positions that were replaced because the log did not have them, and the offsets skipped; of all time."""
+        """Number of resets of lost positions, and of skipped offsets, since the start."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
-        """Begins the span of a "fetch", "commit" or "rebalance"; None: nobody wants to see them."""
+        """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 
     def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
-        """Around each request or rebalance, never around a record."""
+        """The span of a request or rebalance; there are none for single records."""
         return _NOTHING if self.spans is None else self.spans(what, about)
 
     @property

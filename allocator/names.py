@@ -1,4 +1,4 @@
-"""The rules for names and addresses, each of them once. A rule raises a ConfigError that quotes the text at fault."""
+"""The rules for names and addresses. Each raises a ConfigError that quotes the wrong text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff
 """A group name has to be a valid znode name. The pattern matches "." and ".." too; `check_group` refuses them."""
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # brokers write them before their own addresses
+_SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as in the addresses that brokers advertise
 _ADDRESS: Final = re.compile(
     r"(?:(?P<scheme>[^/]*)://)?"
     r"(?:\[(?P<bracketed>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[^\s\x00-\x1f:/;,?#@\[\]]+))(?::(?P<port>[0-9]{1,5}))?"
@@ -32,16 +32,16 @@ _IPV6: Final = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?"
 
 
 def check_topic(name: Any) -> None:
-    """The rule that brokers apply (Kafka's `Topic.validate`).
+    """The rule of the brokers (Kafka's `Topic.validate`).
 
-    A broker reports a wrong name much later, as a topic that does not exist. Raises `TypeError` for a name that is not
-    a string.
+    Without this check, a wrong name would look like a missing topic. Raises `TypeError` for a name that is not a
+    string.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a topic name is a string, not {name!r}")
+        raise TypeError(f"a topic name must be a string, not {name!r}")
     if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no topic name: 1 to 249 of letters, digits, '.', '_' and '-', and not '.' or '..'"
+            f"{name!r} is not a topic name: use 1 to 249 letters, digits, '.', '_' and '-', and not '.' or '..'"
         )
 
 
@@ -83,7 +83,7 @@ def parse_ensemble(text: Any) -> tuple[str, str]:
     for server in servers.split(","):
         parse_address(server, ZOOKEEPER_PORT)
     if slash and not chroot.strip("/"):
-        raise ConfigError(f"ZooKeeper hosts {text!r}: a chroot follows the '/'; leave the '/' out if there is none")
+        raise ConfigError(f"ZooKeeper hosts {text!r}: a chroot must follow the '/'; remove the '/' if there is none")
     return servers, check_path("the chroot of ZooKeeper", f"/{chroot.strip('/')}") if slash else ""
 
 

@@ -1,6 +1,6 @@
-"""One record, decoded when it is looked at: the compiled `Record` where it was built, else the one below.
+"""One record, which decodes its attributes on first use: the compiled `Record` if it was built, else `PlainRecord`.
 
-`ALLOCATOR_PURE_PYTHON=1` in the environment keeps the compiled one out, here and when a wheel is built (setup.py).
+The environment variable `ALLOCATOR_PURE_PYTHON=1` disables the compiled one, here and in a build (setup.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _KEY, _VALUE, _HEADERS = 1, 2, 4
 
 
 class Source(Protocol):
-    """What a record is read from: the columns of its record batch."""
+    """The columns of a record batch, from which a record decodes its attributes."""
 
     topic: str
     partition: int
@@ -33,8 +33,8 @@ class Source(Protocol):
     def headers(self, row: int) -> Headers: ...
 
 
-class _Made:
-    """The source of a record that was made by hand."""
+class _GivenValues:
+    """The source of a record that a caller constructed."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class _Made:
 class PlainRecord:
     """One record, under the attribute names of kafka-python's and aiokafka's `ConsumerRecord`.
 
-    `timestamp` is milliseconds since the epoch, -1 where there is none; `timestamp_type` 0 is create time, 1 log-append
+    `timestamp` is milliseconds since the epoch, -1 without one; `timestamp_type` 0 is create time, 1 log-append
     time, None in format v0; `headers` is a list of (str, bytes or None); `leader_epoch` is None before Kafka 0.11.
     `fence` is `Consumer.fence` of the partition at the time of delivery, None for a record that no consumer delivered.
     `serialized_key_size` and `serialized_value_size` are bytes on the wire, -1 for null; `checksum` is always None, as
     single records have none since Kafka 0.11.
 
-    An attribute is decoded when it is first read, and kept. Until then the record holds on to the bytes of the whole
-    record batch: keep `record.value`, or a `copy.copy(record)`, rather than a few records of many batches.
+    An attribute is decoded on first use, and cached. Until then the record keeps the bytes of the whole record batch
+    alive. So do not store a few records of many batches; store `record.value` or `copy.copy(record)`.
     """
 
     __slots__ = ("_headers", "_key", "_known", "_row", "_source", "_value")
@@ -92,14 +92,14 @@ class PlainRecord:
         leader_epoch: int | None = None,
         fence: int | None = None,
     ) -> None:
-        self._source: Source = _Made(topic, partition, offset, timestamp, timestamp_type, leader_epoch, fence)
+        self._source: Source = _GivenValues(topic, partition, offset, timestamp, timestamp_type, leader_epoch, fence)
         self._row = 0
         self._key, self._value, self._headers = key, value, headers
         self._known = _KEY | _VALUE | _HEADERS
 
     @classmethod
     def at(cls, source: Source, row: int) -> PlainRecord:
-        """Caller: the decoder."""
+        """A record of a batch. Caller: the decoder."""
         record = cls.__new__(cls)
         record._source = source
         record._row = row
@@ -170,7 +170,7 @@ class PlainRecord:
         return None
 
     def deserialized(self, key: Any, value: Any) -> PlainRecord:
-        """This record, with these in place of its bytes. Caller: `Batch`, before anyone else has it."""
+        """Replaces the bytes of key and value by these. Caller: `Batch`, before the user gets the record."""
         self._key, self._value = key, value
         self._known |= _KEY | _VALUE
         return self
@@ -205,7 +205,7 @@ class PlainRecord:
 
 
 accelerated = False
-"""Whether the compiled decoder is there and used."""
+"""Whether the compiled decoder is used."""
 
 if TYPE_CHECKING:
     Record = PlainRecord

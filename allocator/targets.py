@@ -1,4 +1,4 @@
-"""The user's own functions, found by text: "package.module:function"."""
+"""Finds a user's function by its name, "package.module:function"."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["find", "to_call"]
 
 
 def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False) -> Any:
-    """What stands at `target`. `here`: modules in the current directory are found, as a command's user expects.
+    """The object with the name `target`. `here`: also search modules in the current directory.
 
-    Raises `error`, with `what` at its beginning, where the text has another form or nothing stands there.
+    Raises `error`, with a text that begins with `what`, if the name is malformed or not found.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise error(f"{what}: write 'package.module:function'")
     if here and "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # a console script starts without it, `python -m` with it
+        sys.path.insert(0, "")  # `python -m` has this entry, a console script does not
     try:
         found: Any = import_module(module_name)
-    except (Exception, SystemExit) as cause:  # importing runs the module's own code
-        raise error(f"{what}: module {module_name!r} does not import: {cause!r}") from cause
+    except (Exception, SystemExit) as cause:  # an import runs the module's code
+        raise error(f"{what}: module {module_name!r} cannot be imported: {cause!r}") from cause
     for part in path.split("."):
         if not hasattr(found, part):
             names = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))]
@@ -37,12 +37,12 @@ def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, h
 
 
 def to_call(found: Any, what: str, error: type[AllocatorError] = ConfigError) -> Any:
-    """The same, of a class one made without arguments. Raises `error` where it cannot be called."""
+    """`found`, or an instance if it is a class. Raises `error` if it is not callable."""
     if isinstance(found, type):
         try:
             found = found()
-        except Exception as cause:  # a constructor of the user's
+        except Exception as cause:  # the user's constructor
             raise error(f"{what}: its class cannot be called without arguments: {cause!r}") from cause
     if not callable(found):
-        raise error(f"{what} is {type(found).__name__}, not something to call")
+        raise error(f"{what} is {type(found).__name__}, not callable")
     return found

@@ -24,14 +24,14 @@ class BackgroundTasks:
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set would cancel them in another order each time
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
         self._ending = False
         self._closed = False
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Runs a coroutine as a task. While the tasks are being ended, it is cancelled before its first step.
+        """Runs a coroutine as a task. During `close` it is cancelled before its first step.
 
-        Raises RuntimeError when nothing would end the task.
+        Raises RuntimeError if nothing would end the task.
         """
         if self._closed:
             coroutine.close()
@@ -53,7 +53,7 @@ class BackgroundTasks:
                 await asyncio.wait(tuple(self._tasks))
             except asyncio.CancelledError:
                 cancelled = True
-                self._cancel()  # cancels the clean-up of the tasks too
+                self._cancel()  # also cancels the clean-up of the tasks
         self._closed = True
         if cancelled:
             raise asyncio.CancelledError
@@ -128,7 +128,7 @@ class TaskGroup(BackgroundTasks):
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
-    """Wait until the first coroutine has ended, cancel the others, and tell for each whether it had ended.
+    """Waits until the first coroutine has ended, cancels the others, and returns for each whether it had ended.
 
     Raises the error of a coroutine that failed.
     """
@@ -145,8 +145,8 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
     """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s` seconds, with the awaitable ended.
 
-    `asyncio.wait_for` forgets a cancellation that arrives together with the result (Python before 3.12), and a task
-    that was told to end goes on.
+    Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result, so a cancelled
+    task would continue.
     """
     work = asyncio.ensure_future(awaitable)
     if not await ends(work, timeout_s):
@@ -177,7 +177,7 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> boo
 
 
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
-    """Wait for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
+    """Waits for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
     if not event.is_set():
         try:
             await within(event.wait(), within_s)

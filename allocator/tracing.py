@@ -1,10 +1,9 @@
 """Spans for OpenTelemetry: of fetches, handler calls, commits and rebalances.
 
-Nothing has to be switched on: spans are made where the process has a tracer provider when a consumer starts, as
-`opentelemetry-instrument` and OpenTelemetry's SDK set one. Who has none pays for a comparison with None at each request
-and for nothing at each record, since this never imports OpenTelemetry by itself; `zk-partition-allocator[otel]` brings
-the SDK.
-Names and attributes are those of its conventions for messaging, and `allocator.*` where they have none.
+There is no setting: a consumer creates spans if the process has a tracer provider when it starts, for example from
+`opentelemetry-instrument` or OpenTelemetry's SDK (`zk-partition-allocator[otel]`). Without one, the cost is a
+comparison with None for each request, and nothing for each record; this module does not import OpenTelemetry then.
+Names and attributes follow its conventions for messaging; other attributes are `allocator.*`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any, Optional
 
 __all__ = ["handling"]
 
-OPERATIONS = {"fetch": "receive", "commit": "settle"}  # what the conventions call them
-# a commit belongs to what asks for it; the others go on in the background, whatever was current when they were started
+OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
+# a commit belongs to the span of its caller; the others run in the background, so the current span does not matter
 BACKGROUND = frozenset({"fetch", "rebalance"})
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
 
@@ -30,7 +29,7 @@ def wanted() -> bool:
 
 
 def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
-    """What begins the spans of one consumer, given their kind and what they are about; None: nobody wants any."""
+    """A function that starts spans of one consumer, from kind and attributes; None: tracing is off."""
     tracer = _tracer()
     if tracer is None:
         return None
@@ -52,11 +51,11 @@ def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
 
 @contextlib.contextmanager
 def handling(argument: Any, group: str | None = None) -> Iterator[None]:
-    """A span of the work on a record or a batch, `process <topic>`; nothing where nobody wants spans.
+    """A span `process <topic>` around the work on a record or a batch; nothing if tracing is off.
 
-    The spans that the block makes are its children. It is itself a child of the span in which the record was written,
-    if its headers name one (W3C Trace Context, as every OpenTelemetry producer writes it); a batch stands alone. An
-    exception that leaves the block is noted and goes on.
+    Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
+    (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent. An exception of the
+    block is recorded and raised.
     """
     tracer = _tracer()
     if tracer is None:
@@ -88,7 +87,7 @@ def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextMa
 
 
 def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) -> Any:
-    """The context that the headers carry."""
+    """The trace context in the headers."""
     from opentelemetry import propagate
 
     carrier = {name: value.decode("latin-1") for name, value in headers if value is not None}

@@ -1,13 +1,13 @@
-"""A recording of traffic: records of some topics in a file, to be produced again in a test.
+"""A recording of traffic: records of some topics in a file, which a test produces again.
 
-The file is text, a line of JSON for each record, so that a change of it can be reviewed; a name that ends in ".gz" is
-compressed. The first line says what follows:
+The file is text with one line of JSON for each record, so that changes can be reviewed; with the suffix ".gz" it is
+compressed. The first line is a header:
 
     {"format": 1, "partitions": {"orders": 4}}
     {"topic": "orders", "partition": 3, "timestamp": 1700000000000, "key": "c7", "value": "{...}", "headers": []}
 
-Keys and values that are not UTF-8 stand as {"base64": "..."}. Within a partition the lines are in the order of its log;
-between partitions in that of their timestamps, as far as the first rule allows. Pure but for the file.
+Keys and values that are not UTF-8 are written as {"base64": "..."}. Lines of a partition are in the order of its log;
+between partitions they are in the order of timestamps, if that does not break the first rule. The file is the only I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = 1
 
 
 class Recorded(Protocol):
-    """What can be recorded: records of this library, of kafka-python and of aiokafka are."""
+    """A record that can be recorded: of this library, kafka-python or aiokafka."""
 
     topic: str
     partition: int
@@ -48,23 +48,24 @@ class TrafficRecord:
     key: Optional[bytes]
     value: Optional[bytes]
     timestamp: Optional[int] = None
-    """Epoch ms; None where the broker had none (0.8, 0.9)."""
+    """Milliseconds since the epoch; None without a timestamp (0.8, 0.9)."""
     headers: tuple[tuple[str, Optional[bytes]], ...] = ()
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Records in the order in which they are produced again."""
+    """Records in the order of the replay."""
 
     partitions: Mapping[str, int]
-    """topic -> how many it has; at least as many as the records name."""
+    """Topic -> number of partitions."""
     records: Sequence[TrafficRecord] = field(default_factory=tuple)
 
     @classmethod
     def of(cls, records: Iterable[Recorded], partitions: Mapping[str, int] | None = None) -> Recording:
-        """From what any consumer read. Transactions, gaps and offsets are not kept: a replay has offsets of its own.
+        """A recording of records of any consumer. It keeps no transactions, gaps or offsets: a replay has its own
+        offsets.
 
-        `partitions`: how many each topic has, where more than the records show.
+        `partitions`: topic -> number of partitions, if there are more than the records show.
         """
         logs: dict[tuple[str, int], list[tuple[int, Recorded]]] = {}
         for each in records:
@@ -76,14 +77,14 @@ class Recording:
         for place, log in sorted(logs.items()):
             latest, stream = -1, []
             for offset, each in sorted(log, key=lambda pair: pair[0]):
-                latest = max(latest, each.timestamp or -1)  # clocks go back; the order of a log does not
+                latest = max(latest, each.timestamp or -1)  # timestamps may go back, but the order of the log counts
                 stream.append((latest, place, offset, each))
             streams.append(stream)
         merged = heapq.merge(*streams, key=lambda entry: entry[:3])
         return cls(counts, tuple(_taken(each) for _, _, _, each in merged))
 
     def save(self, path: str | Path) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file atomically."""
         lines = [json.dumps({"format": FORMAT, "partitions": dict(sorted(self.partitions.items()))})]
         lines += [json.dumps(_to_json(record), ensure_ascii=False) for record in self.records]
         data = ("\n".join(lines) + "\n").encode()
@@ -92,7 +93,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Raises ConfigError naming the file and the line."""
+        """Reads a file. Raises ConfigError with the file and the line."""
         path = Path(path)
         try:
             data = path.read_bytes()
@@ -107,11 +108,13 @@ class Recording:
                 try:
                     records.append(_from_json(json.loads(line)))
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ConfigError(f"{path}, line {number}: {error!r}; see allocator.traffic for the form") from None
+                    raise ConfigError(
+                        f"{path}, line {number}: {error!r}; see allocator.traffic for the format"
+                    ) from None
                 last = records[-1]
                 if not 0 <= last.partition < partitions.get(last.topic, 0):
                     raise ConfigError(
-                        f"{path}, line {number}: {last.topic}:{last.partition} is not among the partitions of line 1"
+                        f"{path}, line {number}: {last.topic}:{last.partition} is not in the partitions of line 1"
                     )
         return cls(partitions, tuple(records))
 
@@ -123,7 +126,7 @@ def _head(path: Path, line: str) -> dict[str, int]:
             raise ValueError(f"format {head['format']!r}; this version reads {FORMAT}")
         partitions = {str(topic): int(count) for topic, count in head["partitions"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}, line 1: {error!r}; this is no recording of traffic") from None
+        raise ConfigError(f"{path}, line 1: {error!r}; this is not a recording of traffic") from None
     return partitions
 
 

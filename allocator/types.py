@@ -1,7 +1,7 @@
-"""The nouns that every room shares, and the types of what users pass.
+"""Types that all rooms share, and types of arguments.
 
-`TopicPartition`, `OffsetAndMetadata` and `OffsetAndTimestamp` are kafka-python's own, so that values pass freely
-between both libraries.
+`TopicPartition`, `OffsetAndMetadata` and `OffsetAndTimestamp` are kafka-python's classes, so that values work with both
+libraries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
 
 Assignment = Mapping[str, Partitions]
-"""Member id -> the partitions it is given."""
+"""Member id -> its assigned partitions."""
 
 MembershipName = Literal["zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka"]
 """The setting `membership`: what assigns partitions to the members of a group."""
@@ -61,7 +61,7 @@ Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any
 """The setting `assignor`: a name, "package.module:function", a callable, or several in order of preference."""
 
 Deserializer = Optional[Callable[[bytes], Any]]
-"""Makes a key or a value of its bytes; it is not called for None."""
+"""Converts the bytes of a key or a value; not called for None."""
 
 ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 """The same for a whole column of keys or values."""
@@ -70,14 +70,14 @@ Offset = Union[int, OffsetAndMetadata]
 """The next record to read."""
 
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
-"""Called with the offsets of a commit once it is decided, and with None or why it failed."""
+"""Called with the offsets of a commit when it has ended, and with None or its error."""
 
 
 class Listener(Protocol):
-    """What a listener must have at least. kafka-python's and aiokafka's listeners have it.
+    """The methods of a listener. Listeners of kafka-python and aiokafka have them.
 
-    The methods may be plain ones or coroutines. With an `on_partitions_lost`, it is told of losses apart; with an
-    `on_records_lost`, of records that the log does not have any more.
+    They may be functions or coroutines. Optional methods: `on_partitions_lost`, for lost partitions, and
+    `on_records_lost`, for records that the log does not have any more.
     """
 
     def on_partitions_assigned(self, partitions: Any, /) -> Any: ...

@@ -43,23 +43,27 @@ __all__ = [
 REMEDIES: Final = (
     ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
     ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
-    ("CERTIFICATE|ALERT", True, "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile)?"),
-    ("TLS|SSL", True, "Is this a port with TLS? {protocol} needs one."),
+    ("CERTIFICATE|ALERT", True, "Check whether the broker needs a client certificate (ssl_certfile, ssl_keyfile)."),
+    ("TLS|SSL", True, "Check that the port uses TLS; {protocol} needs it."),
     ("TLS", False, "This port needs TLS: correct security_protocol, {protocol} now, or the port."),
-    ("HTTP", None, "Correct the address: this is no Kafka broker."),
+    ("HTTP", None, "Correct the address: this is not a Kafka broker."),
     (
         "clos",
         True,
-        "Does the broker demand a client certificate (ssl_certfile, ssl_keyfile), is this its port for {protocol}, "
-        "is it starting?",
+        "Check whether the broker needs a client certificate (ssl_certfile, ssl_keyfile), that this is its port for "
+        "{protocol}, and that it is not just starting.",
     ),
-    ("clos", False, "Is this the port of a Kafka broker for {protocol} (security_protocol), is it starting?"),
+    (
+        "clos",
+        False,
+        "Check that this is a Kafka broker's port for {protocol} (security_protocol), and that it is not just starting.",
+    ),
     (
         "answer|timed out after|decode",
         None,
-        "Is this the address of a Kafka broker, and its port for {protocol} (security_protocol)?",
+        "Check that this is the address of a Kafka broker, and its port for {protocol} (security_protocol).",
     ),
-    ("", None, "Is it running, is the address right?"),
+    ("", None, "Check that it runs, and the address."),
 )
 
 

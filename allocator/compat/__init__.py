@@ -1,7 +1,7 @@
 """Consumers with the interface of kiel 0.9.3: `GroupedConsumer` and `SingleConsumer`.
 
-In: kiel's own arguments. Out: values by topic, as kiel gives them, with the guarantees of `Consumer`.
-May touch: what `Consumer` touches.
+In: kiel's own arguments. Out: values by topic, as in kiel, with the guarantees of `Consumer`.
+May touch: the same as `Consumer`.
 """
 
 from __future__ import annotations

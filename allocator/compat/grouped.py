@@ -1,4 +1,4 @@
-"""The consumer that services written for kiel know, under its names."""
+"""`GroupedConsumer`, with the interface of kiel's class of that name."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ __all__ = ["GroupedConsumer"]
 
 log = logging.getLogger(__name__)
 
-# more: a member for which there is no partition connects later; less: `allocation` may be empty after `connect`
+# more: a member without partitions connects later; less: `allocation` may be empty after `connect`
 FIRST_SHARE_S = 5.0
-COMMIT_BACKOFF_S = 0.1  # before a commit that may succeed later is tried again; doubled each time, up to
+COMMIT_BACKOFF_S = 0.1  # pause before a commit is retried; doubled each time, up to
 COMMIT_BACKOFF_MAX_S = 2.0
 
 
 class GroupedConsumer(BaseConsumer):
-    """Drop-in for kiel 0.9.3's GroupedConsumer: the import is all that a service has to change.
+    """Replaces kiel 0.9.3's GroupedConsumer: a service only changes the import.
 
         consumer = GroupedConsumer(["kafka01:9092"], "work.group", ["zk01:2181"])
         yield consumer.connect()
         messages = yield consumer.consume("example")
 
-    Every method that waits returns an awaitable that works with `yield` in `@gen.coroutine` and with `await`; it
-    runs on tornado's asyncio loop. As there, the group shares the partitions of *all* topics, values are decoded as
-    JSON unless `deserializer` says otherwise, and `autocommit` commits *before* the values are returned (at most
-    once); with autocommit off, call `commit_offsets` after handling them (at least once).
+    Asynchronous methods return an awaitable for `yield` in `@gen.coroutine` and for `await`, on tornado's asyncio loop.
+    As in kiel, the group shares the partitions of *all* topics, the default `deserializer` decodes JSON, and
+    `autocommit` commits *before* the values are returned (at most once). With autocommit off, call `commit_offsets`
+    after you have handled them (at least once).
 
-    A group that kiel's own members left begins where they stopped: they commit to ZooKeeper, and what stands there is
-    taken where Kafka has nothing yet. Old and new members do not see each other; stop the old ones first, or use
-    `membership="kiel"`, with which a fleet is upgraded one process at a time (docs/old-groups.md).
+    A group of kiel's members continues where they stopped: they commit to ZooKeeper, and this consumer uses those
+    offsets for partitions without an offset in Kafka. Old and new members do not see each other. Stop the old ones
+    first, or use `membership="kiel"` to upgrade one process at a time (docs/old-groups.md).
 
-    What differs (docs/howto/kiel.md has all of it): a partition never has two owners; nothing blocks the loop; a
-    coordinator that refuses raises instead of being taken as found; a commit that is refused for one partition is tried
-    again for that one. As there, `consume` logs the errors of a topic or a partition and returns the others. Before a
-    partition moves, the values of it that were returned with autocommit off are waited for: until `commit_offsets`,
-    the next `consume` of that topic, or `close`; and so is every commit that was begun, awaited or not.
+    Differences from kiel (docs/howto/kiel.md has all): a partition never has two owners; nothing blocks the loop; a
+    refusing coordinator raises an error; a commit that is refused for one partition is retried for that partition. As
+    in kiel, `consume` logs errors of a topic or a partition and returns the values of the others. With autocommit off,
+    a partition moves only after `commit_offsets`, the next `consume` of that topic, or `close`, and after all commits
+    that were begun, awaited or not.
 
-    A group that is paused, or told to read another cluster (docs/migration.md), is followed by `consume`: it returns
-    nothing more once that is known, the member leaves when nothing that was returned is waited for, and goes on at what
-    is committed there. What was returned and never committed comes again.
+    If the group is paused or moved to another cluster (docs/migration.md), `consume` returns no more values. The member
+    leaves when the returned values are done, and continues at the committed offsets there. Returned values without a
+    commit are read again.
 
     `membership`, `settle_s`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
     With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
@@ -76,7 +76,7 @@ class GroupedConsumer(BaseConsumer):
         deserializer: Callable[[bytes], Any] | None = None,
         partition_allocator: Assignors | None = None,
         autocommit: bool = True,
-        max_wait_time: int = 1000,  # in milliseconds
+        max_wait_time: int = 1000,  # milliseconds
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
@@ -121,19 +121,19 @@ class GroupedConsumer(BaseConsumer):
         )
         self._brokers = brokers
         self._engine = self._make(brokers=brokers)
-        self._reads: Optional[ClusterChoice] = None  # None: not in the group
+        self._reads: Optional[ClusterChoice] = None  # the joined cluster; None: not in the group
         self._connect_timeout_s = connect_timeout_s
         self._watcher = None
         if membership == "zookeeper":
             ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
             self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
         self._asked: set[str] = set()
-        self._asked_of: dict[str, ConsumerCore] = {}  # topic -> the engine that `consume` has asked for it
-        self._synced: set[str] = set()  # `synced_offsets` without what the user has taken out of it
+        self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core whose fetching `consume` has started
+        self._synced: set[str] = set()  # `synced_offsets`, including topics that the user removed
         self._started = False
         self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- start and close ------------------------------------------------------------------------------------------
 
     def connect(self) -> asyncio.Future[None]:
         """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator."""
@@ -154,10 +154,10 @@ class GroupedConsumer(BaseConsumer):
             raise
         self._started = True
         if self._reads is not None:
-            await self._until_first_share()
+            await self._until_first_partition()
 
-    async def _until_first_share(self) -> None:
-        """Returns once this member owns a partition, or there is none for it: kiel's `allocation` is filled then."""
+    async def _until_first_partition(self) -> None:
+        """Waits until this member owns a partition, or there is none for it, so that `allocation` is filled."""
         loop, engine = asyncio.get_running_loop(), self._engine
         end = loop.time() + FIRST_SHARE_S
         while not (self.closing or engine.membership.held or engine.ended) and engine.client.topics():
@@ -167,18 +167,18 @@ class GroupedConsumer(BaseConsumer):
             await engine.news(left)
 
     async def _follow(self) -> bool:
-        """Leaves and joins as the group is told to; whether there is something to read."""
-        told = self._told()
+        """Leaves and joins by the cluster choice of the group. Returns whether there is something to read."""
+        told = self._wanted_cluster()
         if told == self._reads:
             return told is not None
         if self._engine.progress.in_hand:
             return False
         async with self._going:
-            told = self._told()
+            told = self._wanted_cluster()
             if self.closing or told == self._reads or self._engine.progress.in_hand:
-                return False  # somebody else saw to it while we waited; the next turn tells
+                return False  # another call did it meanwhile
             if self._reads is not None:
-                log.info("%s: told %s: leaves", self.group_name, told)
+                log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, told)
                 self._reads = None
                 await self._engine.close()
             if told is None:
@@ -190,8 +190,8 @@ class GroupedConsumer(BaseConsumer):
             self._reads = told
             return True
 
-    def _told(self) -> ClusterChoice | None:
-        """Which cluster the group is to read; None: none, it is paused."""
+    def _wanted_cluster(self) -> ClusterChoice | None:
+        """The cluster that the group shall read; None: it is paused."""
         told = ClusterChoice() if self._watcher is None else self._watcher.current
         return None if told.frozen else told
 
@@ -209,7 +209,7 @@ class GroupedConsumer(BaseConsumer):
     async def _wind_down(self) -> None:
         if not self._started:
             return
-        async with self._going:  # a join that is under way can be ended when it is through
+        async with self._going:  # waits for a join under way
             if self._reads is not None:
                 self._reads = None
                 await self._engine.close()
@@ -217,44 +217,44 @@ class GroupedConsumer(BaseConsumer):
                 await self._watcher.close()
 
     def on_records_lost(self, loss: RecordsLost) -> Any:
-        """The log did not have the position of a partition, so values of it are lost; there for subclasses to extend.
+        """Called when the log does not have the position of a partition, so values are lost. Subclasses may extend it.
 
-        A topic that was deleted and created again is read from its beginning. Nothing more is returned before this
-        returns; it may be a coroutine.
+        A topic that was deleted and created again is read from its beginning. `consume` returns no values before this
+        ends; it may be a coroutine.
         """
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """The partitions that are ours at this moment, by topic."""
+        """The partitions of this member at this moment, by topic."""
         found: dict[str, list[int]] = defaultdict(list)
         for topic, partition in sorted(self._engine.membership.held):
             found[topic].append(partition)
         return dict(found)
 
     def may_act(self) -> bool:
-        """Whether values may be handled and offsets committed at this instant.
+        """Whether the user may handle values and commit offsets at this instant.
 
-        Ask it before each value that was returned a while ago: the lease may have lapsed since.
+        Call it before you handle a value that was returned some time ago: the lease may have expired since.
         """
         return self._reads is not None and self._engine.membership.may_act()
 
     @property
     def coordinator_id(self) -> int | None:
-        """Node id of the broker that keeps the group's offsets."""
+        """Node id of the broker that stores the group's offsets."""
         return self._engine.offsets.coordinator
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:
             return None
         self._engine.progress.finish(topic)
-        self._asked_of.pop(topic, None)
-        if topic in self._synced and topic not in self.synced_offsets:  # the user took it out, as kiel's users may
+        self._fetching.pop(topic, None)
+        if topic in self._synced and topic not in self.synced_offsets:  # the user removed it, as in kiel
             try:
                 await self._determine_offsets(topic)
             except NoOffsetsError as error:
-                self._tell(error)
+                self._report(error)
                 return []
         values, starts = await self._read(topic)
         if self.autocommit and starts and not await self._committed_first(starts):
@@ -284,12 +284,12 @@ class GroupedConsumer(BaseConsumer):
         except AllocatorError as error:
             if not error.retriable:
                 raise
-            self._tell(error)
+            self._report(error)
             return False
-        if self._asked_of.get(topic) is not self._engine:
-            self._asked_of[topic] = self._engine
+        if self._fetching.get(topic) is not self._engine:
+            self._fetching[topic] = self._engine
             self._engine.polled()
-            self._ask(topic)
+            self._start_fetching(topic)
         return True
 
     def _next_batch(self, topic: str) -> Batch | None:
@@ -304,7 +304,7 @@ class GroupedConsumer(BaseConsumer):
         await self._engine.news(timeout_s)
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
-        """At most once: what could not be committed is not returned, but read again by whoever owns it then."""
+        """Commits before the values are returned. Returns False after a failure: the owner reads them again."""
         engine = self._engine
         wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
@@ -314,13 +314,13 @@ class GroupedConsumer(BaseConsumer):
                     await self._commit(engine, wanted, None)
                     self._committed(engine, {p.topic for p in wanted})
         except AllocatorError as error:
-            log.warning("%s: these values are read again, their commit failed: %s", self.group_name, error)
+            log.warning("%s: commit failed, reading the values again: %s", self.group_name, error)
             self._put_back(starts)
             return False
         return True
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        if self._engine.state.is_fetchable(partition):  # not if it is gone, or about to go
+        if self._engine.state.is_fetchable(partition):  # not if it was lost or is revoked
             self._engine.state.seek(partition, offset)
             self._engine.progress.rewind(partition, offset)
             self._engine.fetcher.wake()
@@ -331,8 +331,8 @@ class GroupedConsumer(BaseConsumer):
         self._engine.progress.rewind(partition, offset)
         self._engine.fetcher.wake()
 
-    def _ask(self, topic: str) -> None:
-        """Topics that nobody consumes are allocated as well, but not fetched."""
+    def _start_fetching(self, topic: str) -> None:
+        """Starts fetching a topic. The group allocates all topics, but fetches only those that the user consumes."""
         if topic not in self._asked:
             self._asked.add(topic)
             for partition in self._engine.state.assigned_partitions():
@@ -345,12 +345,12 @@ class GroupedConsumer(BaseConsumer):
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def determine_coordinator(self) -> asyncio.Future[Any]:
-        """Looks the coordinator up again; raises NoOffsetsError when it is refused."""
+        """Finds the coordinator again. Raises NoOffsetsError if that is refused."""
         self._must_be_connected()
         return asyncio.ensure_future(self._engine.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
-        """Goes back to what the group has committed for our partitions of a topic; `start` is unused."""
+        """Goes back to the committed offsets of this member's partitions of a topic; `start` is unused."""
         self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic))
 
@@ -358,7 +358,7 @@ class GroupedConsumer(BaseConsumer):
         ours = [p for p in self._engine.membership.held if p.topic == topic]
         committed = {p: value.offset for p, value in (await self._engine.committed(ours)).items()}
         rest = dict.fromkeys(set(ours) - set(committed), EARLIEST)
-        if rest:  # what was returned of them and never committed comes again
+        if rest:  # returned values without a commit are read again
             found = await list_offsets(self._engine.client, rest)
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
         self._put_back(committed)
@@ -366,21 +366,21 @@ class GroupedConsumer(BaseConsumer):
         self.synced_offsets.add(topic)
 
     def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
-        """Commits what was returned of every topic that waits for it, with a text of your own if you like.
+        """Commits the returned values of all topics, with an optional text.
 
-        What was returned when this is called is committed, whether the answer is awaited or not, and a partition moves
-        only after that. What may succeed later is tried again for as long as the partition is ours, so that a service
-        lives through a time without ZooKeeper or coordinator; values of a partition that is lost meanwhile are read
-        again by its next owner, with a line in the log. Raises CommitFailed when the coordinator refuses for good.
+        It commits the values that were returned before the call, awaited or not, and a partition moves only after that.
+        It retries while this member owns the partition, so a service survives an outage of ZooKeeper or the
+        coordinator. If a partition is lost meanwhile, its next owner reads the values again, and a warning is logged.
+        Raises CommitFailed if the coordinator refuses permanently.
 
-        A text that is too long for the broker is left out, with a warning.
+        A text that is too long for the broker is omitted, with a warning.
         """
         self._must_be_connected()
         engine, topics = self._engine, frozenset(self.topics_to_commit)
         wanted: dict[TopicPartition, int] = {}
-        if self._reads is not None:  # else nothing waits for it
+        if self._reads is not None:  # otherwise nothing waits for a commit
             wanted = {p: o for p, o in engine.progress.uncommitted(in_hand=True).items() if p.topic in topics}
-        # before anything else runs: a rebalance may begin
+        # before any await: a rebalance may begin
         until_done = contextlib.ExitStack()
         until_done.enter_context(engine.committing(wanted))
         task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, metadata))
@@ -390,7 +390,7 @@ class GroupedConsumer(BaseConsumer):
     async def _commit_offsets(
         self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
     ) -> None:
-        """One after the other: an earlier one that is tried again must not come after a later one."""
+        """Runs one commit after the other: a retry of an earlier one must not overtake a later one."""
         backoff_s = COMMIT_BACKOFF_S
         async with self._committing:
             while wanted:
@@ -400,19 +400,23 @@ class GroupedConsumer(BaseConsumer):
                 except (CommitFailed, NotOwned) as error:
                     if engine.closing or not (error.retriable or isinstance(error, (Fenced, NotOwned))):
                         raise
-                    log.warning("%s: tried again: %s", self.group_name, error)
+                    log.warning("%s: retrying the commit: %s", self.group_name, error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(COMMIT_BACKOFF_MAX_S, 2 * backoff_s)
                 while self._ours(engine, wanted) and not engine.membership.may_act() and not engine.closing:
                     await engine.fetcher.news(TURN_S)
                 gone = wanted.keys() - self._ours(engine, wanted)
                 if gone:
-                    log.warning("%s: values of %d partitions are read again: not ours any more", self.name, len(gone))
+                    log.warning(
+                        "%s: lost %d partitions before their commit; their next owners read the values again",
+                        self.name,
+                        len(gone),
+                    )
                     wanted = {p: offset for p, offset in wanted.items() if p not in gone}
             self._committed(engine, topics)
 
     async def _commit(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
-        """Once. Raises NotOwned or CommitFailed."""
+        """Commits once. Raises NotOwned or CommitFailed."""
         epoch = engine.fetcher.leader_epoch
         ours = f"committed by {self.name}"
         text = {p: engine.stamped(ours, p) if metadata is None else metadata for p in wanted}
@@ -420,7 +424,7 @@ class GroupedConsumer(BaseConsumer):
         engine.progress.finish_up_to(wanted)
 
     def _committed(self, engine: ConsumerCore, topics: Collection[str]) -> None:
-        # of some of them more may have been returned since
+        # more values may have been returned since
         self.topics_to_commit -= set(topics) - {p.topic for p in engine.progress.uncommitted(in_hand=True)}
 
     def _ours(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:

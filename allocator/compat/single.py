@@ -1,4 +1,4 @@
-"""kiel's consumer without a group."""
+"""`SingleConsumer`, kiel's consumer without a group."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ __all__ = ["SingleConsumer", "Start"]
 
 log = logging.getLogger(__name__)
 
-LOOKUP_S = (
-    5.0  # more: `consume` waits longer for a leader that is away; less: it gives up, and the next call asks again
-)
+LOOKUP_S = 5.0  # more: `consume` waits longer for a missing leader; less: it returns, and the next call retries
 METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more requests
 
 Start = Union[int, datetime.datetime, datetime.timedelta, None]
 
 
 class SingleConsumer(BaseConsumer):
-    """Drop-in for kiel 0.9.3's SingleConsumer: reads all partitions of each topic that is asked for, in no group.
+    """Replaces kiel 0.9.3's SingleConsumer: reads all partitions of each consumed topic, without a group.
 
         consumer = SingleConsumer(["kafka01:9092"])
         yield consumer.connect()
         messages = yield consumer.consume("example", start=SingleConsumer.BEGINNING)
 
-    Every method that waits returns an awaitable that works with `yield` in `@gen.coroutine` and with `await`; it
-    runs on tornado's asyncio loop. Nothing is committed, and no other consumer is told of this one.
+    Asynchronous methods return an awaitable for `yield` in `@gen.coroutine` and for `await`, on tornado's asyncio loop.
+    It commits nothing, and is invisible to other consumers.
 
-    `start` says where to begin a topic that is consumed for the first time, and where to go on when the log does not
-    have the position any more: `END` (the default), `BEGINNING`, a `datetime` (UTC unless it has a time zone), or a
-    `timedelta` before now. Partitions that appear later are read from their beginning.
+    `start` is the position at the first `consume` of a topic, and after the log has lost the position: `END` (the
+    default), `BEGINNING`, a `datetime` (UTC unless it has a time zone), or a `timedelta` before now. Partitions that
+    are created later are read from their beginning.
 
     `security` and `connect_timeout_s` are new, and optional.
     """
@@ -66,7 +64,7 @@ class SingleConsumer(BaseConsumer):
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
         super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
-        # without the colon, of which brokers of 0.9 cannot make a name in JMX
+        # without a colon, which breaks JMX names in brokers of 0.9
         self._client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", self.name), security=security)
         self._subscription = SubscriptionState("none")
         self._records = Fetcher(
@@ -79,11 +77,11 @@ class SingleConsumer(BaseConsumer):
         )
         self._connect_timeout_s = connect_timeout_s
         self._refresh_at = 0.0
-        self._chosen: set[TopicPartition] = set()  # the user set their offsets before their topic was consumed
-        self._astray: set[TopicPartition] = set()  # the log does not have their position
+        self._chosen: set[TopicPartition] = set()  # partitions whose offset the user set before the first `consume`
+        self._astray: set[TopicPartition] = set()  # partitions whose position the log has lost
 
     def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka and reads which topics there are. Raises BrokersUnavailable."""
+        """Connects to Kafka and reads the list of topics. Raises BrokersUnavailable."""
         return asyncio.ensure_future(self._connect())
 
     async def _connect(self) -> None:
@@ -100,13 +98,13 @@ class SingleConsumer(BaseConsumer):
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """All topics of the cluster, and their partitions."""
+        """All topics of the cluster -> their partitions."""
         return {topic: sorted(self._client.partitions(topic) or ()) for topic in sorted(self._client.topics())}
 
     def determine_offsets(
         self, topic: str, start: int | datetime.datetime | datetime.timedelta | None = None
     ) -> asyncio.Future[bool]:
-        """Goes to `start` in all partitions of a topic. Raises NoOffsetsError when no broker tells where that is."""
+        """Seeks to `start` in all partitions of a topic. Raises NoOffsetsError if no broker returns the offsets."""
         self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic, start))
 
@@ -124,12 +122,12 @@ class SingleConsumer(BaseConsumer):
             await self._refresh(topic)
             await self._sync(topic, timestamp)
         except AllocatorError as error:
-            self._tell(error)
+            self._report(error)
         else:
             if self._client.partitions(topic) is not None:
                 return (await self._read(topic))[0]
             self._log(f"topic {topic!r} is unknown, or this user may not see it")
-        await asyncio.sleep(self.max_wait_time / 1000.0)  # else a loop of the user's would not wait at all
+        await asyncio.sleep(self.max_wait_time / 1000.0)  # so that a loop of the user does not spin
         return None if self.closing else []
 
     async def _refresh(self, topic: str) -> None:
@@ -140,13 +138,13 @@ class SingleConsumer(BaseConsumer):
         try:
             await self._client.refresh([topic])
         except AllocatorError as error:
-            self._tell(error)  # what is known goes on being read
+            self._report(error)  # known partitions are still read
 
     async def _sync(self, topic: str, timestamp: int) -> None:
-        """Gives every partition of the topic a position."""
+        """Sets the position of every partition of the topic."""
         partitions = self._partitions_of(topic)
         if topic in self.synced_offsets:
-            # a topic that did not exist had no records either: what came since is new
+            # a topic that did not exist before has only new records
             known = self._subscription.all_consumed_offsets()
             await self._find([p for p in partitions if p not in known], EARLIEST)
             await self._find([p for p in partitions if p in self._astray], timestamp)
@@ -161,10 +159,10 @@ class SingleConsumer(BaseConsumer):
         try:
             found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
             late = [partition for partition in partitions if found[partition] is None]
-            if late:  # no record is as young as that
+            if late:  # no record is that new
                 found.update(await list_offsets(self._client, dict.fromkeys(late, LATEST), timeout_s=LOOKUP_S))
         except AllocatorError as error:
-            unknown = NoOffsetsError(f"cannot tell where to begin topic {partitions[0].topic!r}: {error}")
+            unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
             raise unknown from error
         self._read_also(partitions)
@@ -181,7 +179,7 @@ class SingleConsumer(BaseConsumer):
         assigned = self._subscription.assigned_partitions()
         self._subscription.assign_from_user(sorted(assigned.union(partitions)))
 
-    # -- what the base asks --------------------------------------------------------------------------------------
+    # -- methods for the base class -------------------------------------------------------------------------------
 
     @property
     def _state(self) -> SubscriptionState:
@@ -210,14 +208,14 @@ class SingleConsumer(BaseConsumer):
             self._chosen.add(partition)
         self._records.wake()
 
-    def _tell(self, error: AllocatorError) -> None:
-        super()._tell(error)
+    def _report(self, error: AllocatorError) -> None:
+        super()._report(error)
         if isinstance(error, OffsetOutOfRange):
             self._astray.add(TopicPartition(error.topic, error.partition))
 
 
 def start_to_timestamp(start: Start) -> int:
-    """What ListOffsets is asked for: epoch milliseconds, or one of its special values. Raises ConfigError."""
+    """The timestamp for ListOffsets: epoch milliseconds, or a special value. Raises ConfigError."""
     if start is None:
         return SingleConsumer.END
     if isinstance(start, datetime.timedelta):
@@ -228,6 +226,6 @@ def start_to_timestamp(start: Start) -> int:
         start = round(start.timestamp() * 1000)
     if isinstance(start, bool) or not isinstance(start, int) or start < EARLIEST:
         raise ConfigError(
-            f"start is {start!r}; give SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
+            f"start is {start!r}; pass SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
         )
     return start

@@ -18,11 +18,11 @@ Seek = Callable[[TopicPartition, int], None]
 
 
 class KielAllocator:
-    """What one member knows of its group, under the names of kiel's `PartitionAllocator`.
+    """A member's view of its group, with the names of kiel's `PartitionAllocator`.
 
-    `on_rebalance` is called without arguments in the consumer's loop after partitions have come or gone; replace it to
-    be told. `allocator_fn` is the allocator function that the consumer was given. There is no `members` and no
-    `mapping`: a member reads its own share alone.
+    Set `on_rebalance` to a function without arguments; the consumer's loop calls it after the assignment has changed.
+    `allocator_fn` is the allocator function of the consumer. There is no `members` and no `mapping`: a member only
+    knows its own partitions.
     """
 
     def __init__(self, consumer: GroupedConsumer, zk_hosts: str | Sequence[str] | None, allocator_fn: Any) -> None:
@@ -35,31 +35,31 @@ class KielAllocator:
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """The partitions that are the consumer's at this moment, by topic."""
+        """The partitions of the consumer at this moment, by topic."""
         return self._consumer.allocation
 
     @property
     def partitions(self) -> set[str]:
-        """All partitions that are shared out, as "topic:number"."""
+        """All partitions of the group's topics, as "topic:number"."""
         client = self._consumer._engine.client
         return {f"{topic}:{number}" for topic in client.topics() for number in client.partitions(topic) or ()}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"consumer.allocator has no {name!r}: kiel's members each know the whole group, ours their own share; "
-            f"`allocator group describe {self.__dict__.get('group_name')}` shows members and owners"
+            f"consumer.allocator has no {name!r}: unlike in kiel, a member only knows its own partitions; `allocator "
+            f"group describe {self.__dict__.get('group_name')}` shows members and owners"
         )
 
 
 def _nothing() -> None:
-    """Until a service sets its own."""
+    """The default of `on_rebalance`."""
 
 
 class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):
     """`consumer.offsets`: topic -> partition -> the next offset to read, always current. Setting it seeks, as in kiel.
 
-    Only partitions with a known position are in it. `seek` raises for a partition that cannot
-    be sought, and for a value that is no offset. Nothing can be deleted: a position cannot be taken back.
+    It has only partitions with a known position. `seek` raises for a partition that cannot be sought, and for an
+    invalid offset. Entries cannot be deleted.
     """
 
     def __init__(self, positions: Positions, seek: Seek) -> None:
@@ -67,7 +67,7 @@ class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):
         self._seek = seek
 
     def __getitem__(self, topic: str) -> MutableMapping[int, int]:
-        # without a KeyError for a topic without positions: offsets[topic][0] = 7 must come to `seek`
+        # no KeyError for a topic without positions, so that offsets[topic][0] = 7 calls `seek`
         return _OfTopic(topic, self._positions, self._seek)
 
     def __setitem__(self, topic: str, offsets: Mapping[int, int]) -> None:

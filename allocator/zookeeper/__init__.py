@@ -1,5 +1,5 @@
-"""ZooKeeper for the running asyncio loop: kazoo, bridged.
+"""ZooKeeper on the running asyncio loop, through kazoo.
 
 In: addresses, a session timeout, znode paths. Out: awaitables, session states, and errors of `allocator.errors`.
-May touch: kazoo and its threads, and no other room. It knows nothing of groups.
+May touch: kazoo and its threads. It does not know groups.
 """

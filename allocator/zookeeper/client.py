@@ -1,7 +1,7 @@
-"""kazoo for the running asyncio loop.
+"""kazoo on the running asyncio loop.
 
-kazoo works with threads: one that talks to the ensemble, one that runs watch callbacks. Nothing of them leaves this
-file: calls are awaited, watches and state changes are called on the loop.
+kazoo has two threads: one for the connection, one for watch callbacks. This file hides them: its calls are awaitable,
+and it calls watches and state listeners on the loop.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ Watch = Callable[[], None]
 
 
 class _Attempts(logging.Filter):
-    """kazoo warns of each attempt to connect, up to 20 times a second.
+    """Drops kazoo's warning for each attempt to connect, up to 20 a second.
 
-    The error that reaches the caller names the address and the cause of the last one, and `ZooKeeper` logs once that
-    its connection is lost.
+    The caller gets an error with the address and the last cause, and `ZooKeeper` logs a lost connection once.
     """
 
     NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
@@ -62,7 +61,7 @@ class _Attempts(logging.Filter):
         return not str(record.msg).startswith(self.NOISE)
 
 
-# of our own clients alone; below kazoo's, so that what is set for "kazoo" holds
+# only for clients of this library; a child of kazoo's logger, so that its settings apply
 _KAZOO_LOG = logging.getLogger("kazoo.client.allocator")
 
 
@@ -72,11 +71,11 @@ _KAZOO_LOG.addFilter(_Attempts())
 UNRESOLVED = "its name does not resolve"
 
 
-ACCEPTED = "it accepts connections and does not answer"
+ACCEPTED = "it accepts connections, but does not respond"
 
 
 class ZooKeeperError(AllocatorError):
-    """ZooKeeper refused a request, or did not answer it."""
+    """ZooKeeper refused a request, or did not respond."""
 
 
 class NoZnode(ZooKeeperError):
@@ -84,7 +83,7 @@ class NoZnode(ZooKeeperError):
 
 
 class NoChroot(NoZnode):
-    """The znode that the address ends in does not exist."""
+    """The chroot of the address does not exist."""
 
     retriable = True
 
@@ -94,19 +93,19 @@ class ZnodeExists(ZooKeeperError):
 
 
 class BadVersion(ZooKeeperError):
-    """A compare-and-set lost: somebody wrote the znode in between."""
+    """A compare-and-set failed: another client wrote the znode first."""
 
 
 class ConnectionLost(ZooKeeperError):
-    """No answer: the request may or may not have been carried out."""
+    """No response: ZooKeeper may or may not have executed the request."""
 
     retriable = True
 
 
 class SessionState(enum.Enum):
-    """What is known of our session.
+    """The state of the session.
 
-    SUSPENDED: not connected, the session may live on. LOST: it has ended, and all its ephemeral znodes with it.
+    SUSPENDED: not connected, but the session may still exist. LOST: the session and its ephemeral znodes have ended.
     """
 
     CONNECTED = "connected"
@@ -114,10 +113,10 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
-ENSURE_TRIES = 10  # to make a path that somebody else deletes at the same time
+ENSURE_TRIES = 10  # to create a path that another client deletes at the same time
 
 
-REOPEN_S = 0.5  # before another client takes the place of one whose thread died
+REOPEN_S = 0.5  # pause before a client with a dead thread is replaced
 
 
 STATES = {
@@ -128,8 +127,8 @@ STATES = {
 
 
 class Stat(NamedTuple):
-    """The part of a znode's stat that is used: version of the data, id of the owning session (0: persistent), and the
-    ids of the transactions that created the znode and that wrote it last."""
+    """A part of a znode's stat: version of the data, id of the owning session (0: persistent), times, and the ids of
+    the transactions that created the znode and that wrote it last."""
 
     version: int
     owner: int
@@ -150,16 +149,16 @@ class Op(NamedTuple):
 
 
 class ZooKeeper:
-    """One session at a time with the ensemble; after a lost one kazoo opens the next by itself.
+    """A client with one session at a time. After a lost session kazoo opens the next one.
 
-    A session that every server would refuse for ever, because the ensemble came back with older data or none, is given
-    up: its loss is told like any other (`_Handshake` says when).
+    If the ensemble came back with older or no data, all servers would refuse the session forever. Then the client gives
+    it up, and reports it as lost (see `Handshake`).
 
-    A request raises ConnectionLost at once when there is no connection, or when it is lost before the answer; what was
-    asked may have been done then, or be done still.
+    A request raises ConnectionLost without a connection, and when the connection is lost before the response. ZooKeeper
+    may execute the request anyway.
 
-    `hosts` is "host:port,host:port" with an optional chroot "/path" at its end. All times are seconds. The constructor
-    touches nothing; `connect` does.
+    `hosts` is "host:port,host:port" with an optional chroot "/path" at the end. All times are seconds. The constructor
+    does no I/O.
     """
 
     def __init__(
@@ -178,9 +177,9 @@ class ZooKeeper:
         self.session_timeout_s = session_timeout_s
         """The timeout that the ensemble granted, once connected."""
         self.connected_at = float("-inf")
-        """When the present connection, or the last, was asked for, by `boot_clock`."""
+        """`boot_clock` time of the request that opened the present, or last, connection."""
         self.state = SessionState.LOST
-        self._away_since = float("inf")  # when the last connection was lost, by `boot_clock`
+        self._away_since = float("inf")  # `boot_clock` time when the connection was lost
         self._options = options
         self._client: KazooClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,17 +196,17 @@ class ZooKeeper:
 
     @property
     def session_id(self) -> int | None:
-        """Id of the current session, None while there is none."""
+        """Id of the current session, or None."""
         client = self._client
         return None if client is None else client._session_id
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- session --------------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float | None = 15.0, *, make_chroot: bool = True) -> None:
-        """Opens the session, and makes the chroot if it is missing: False for who looks at what others made, or a
-        chroot with a typo would be there afterwards, and empty.
+        """Opens the session. `make_chroot`: create a missing chroot; use False to read existing data, so that a
+        mistyped chroot is not created.
 
-        Raises ZooKeeperUnavailable when no node answers within `timeout_s` (None waits for ever), NoChroot.
+        Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot.
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
@@ -223,50 +222,50 @@ class ZooKeeper:
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
             elif self.chroot and await self.exists("") is None:
-                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}: is that the chroot of the members?")
+                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
         except BaseException:
             await self.close()
             raise
 
     def _why_not(self, timeout_s: float | None) -> str:
-        """Why no session was opened, and what to do."""
+        """The reason why no session was opened, and the remedy."""
         if self._auth_failed:
-            return "it refused our credentials. Correct them."
-        why, remedy = self._last_try, "Is it running, is the address right?"
+            return "it refused the credentials. Correct them."
+        why, remedy = self._last_try, "Check that it runs, and the address."
         if isinstance(why, ssl.SSLCertVerificationError):
             remedy = "Correct ca, or use a host name that the certificate has."
         elif isinstance(why, ssl.SSLError):
-            remedy = "Is this a port with TLS? Does it demand a client certificate (certfile, keyfile)?"
+            remedy = "Check that the port uses TLS, and whether it needs a client certificate (certfile, keyfile)."
         elif why == ACCEPTED:
             tls = "with" if self._options.get("use_ssl") else "without"
-            remedy = f"Is this a port of ZooKeeper, {tls} TLS? Has the ensemble a quorum?"
+            remedy = f"Check that this is a ZooKeeper port {tls} TLS, and that the ensemble has a quorum."
         cause = why if isinstance(why, str) else os_cause(why)
-        return f"no node answered within {timeout_s:g} s ({cause}). {remedy}"
+        return f"no node responded within {timeout_s:g} s ({cause}). {remedy}"
 
     async def close(self) -> None:
-        """Ends the session: its ephemeral znodes go at once. Safe to call twice."""
+        """Ends the session, and with it its ephemeral znodes. May be called twice."""
         client, self._client = self._client, None
         if self._reopening is not None:
             self._reopening.cancel()
         if client is None or self._loop is None:
             return
-        # kazoo's stop joins its threads, for seconds if the ensemble is silent
+        # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
         self._dead.append(self._loop.run_in_executor(None, _stop, client))
         await asyncio.shield(asyncio.gather(*self._dead))
         self.state = SessionState.LOST
 
     def abort(self, why: str) -> None:
-        """Ends the session at once, from any thread, though the loop may stand still; another is opened when it runs.
+        """Ends the session at once. May be called from any thread, also if the loop is blocked.
 
-        Listeners hear LOST then.
+        When the loop runs again, listeners get LOST, and another session is opened.
         """
         client = self._client
         if client is not None:
-            log.error("ZooKeeper %s: this session is ended: %s", self.hosts, why)
+            log.error("ZooKeeper %s: ending this session: %s", self.hosts, why)
             _stop(client)
 
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Calls `listener(state)` on the loop at each change; returns what un-registers it."""
+        """Calls `listener(state)` on the loop at each change. Returns a function that removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -300,10 +299,10 @@ class ZooKeeper:
             elif result == "accepted":
                 self._last_try = ACCEPTED
             elif self._last_try == UNRESOLVED:
-                self._last_try = "no connection so far"  # an earlier cause says more than an attempt under way
+                self._last_try = "no connection so far"  # keep an earlier cause during the next attempt
 
         return Handshake(
-            self.requested_timeout_s / 3,  # so that kazoo tries three servers before the session ends
+            self.requested_timeout_s / 3,  # time for three servers before the session ends
             session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
             granted=granted,
             tried=tried,
@@ -316,24 +315,24 @@ class ZooKeeper:
 
     def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
         if client is not self._client or self._loop is None:
-            return  # one that was closed, or replaced
+            return  # of a closed or replaced client
         if state is SessionState.SUSPENDED and why != KeeperState.CLOSED:
-            log.warning("ZooKeeper %s: the connection was lost; trying again", self.hosts)
+            log.warning("ZooKeeper %s: lost the connection; reconnecting", self.hosts)
         elif state is SessionState.CONNECTED and self._connected is not None and self._connected.is_set():
             log.info("ZooKeeper %s: connected again", self.hosts)
         self.state = state
         if why == KeeperState.AUTH_FAILED:
             self._auth_failed = True
-            log.error("ZooKeeper %s refused our credentials", self.hosts)
+            log.error("ZooKeeper %s refused the credentials", self.hosts)
         elif why == KeeperState.CLOSED:
-            # `abort`, or an unforeseen error in kazoo's thread; it would stay silent for ever
+            # after `abort`, or after an error in kazoo's thread, kazoo would never reconnect
             log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
             self._dead.append(self._loop.run_in_executor(None, _stop, client))
             self._reopening = self._loop.call_later(REOPEN_S, self._open)
         if state is SessionState.CONNECTED and self._connected is not None:
             self._connected.set()
         if state is not SessionState.CONNECTED:
-            # kazoo keeps what it was asked meanwhile until it is connected again, which may never be
+            # kazoo would keep pending requests until it is connected again, perhaps forever
             for future in self._asked:
                 if not future.done():
                     future.set_exception(ConnectionLost(f"ZooKeeper {self.hosts}: the connection was lost"))
@@ -342,37 +341,37 @@ class ZooKeeper:
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        # the loop may be gone while kazoo's threads still report
+        # the loop may be closed while kazoo's threads still run
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watch | None = None, *, deleted: Watch | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. `watch` is called once, on the next change or when the connection is lost; `deleted` before
-        it, if that change is the deletion of the znode."""
+        """Data and stat. Calls `watch` once, at the next change or when the connection is lost. If the change is a
+        deletion, it calls `deleted` first."""
         data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch, deleted)))
         return data, _stat(stat)
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
-        """Stat, or None; `watch` also fires when the znode is created."""
+        """Stat, or None. `watch` also fires when the znode is created."""
         stat = await self._call("exists", path, lambda c, p: c.exists_async(p, self._watch(watch)))
         return None if stat is None else _stat(stat)
 
     async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """Names, in no order."""
+        """The names of the children, unsorted."""
         names = await self._call("get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch)))
         return list(names)
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
-        """Creates one znode whose parent exists; returns its path, with the sequence number if any."""
+        """Creates a znode; the parent must exist. Returns its path, with the sequence number if any."""
         made: str = await self._call(
             "create", path, lambda c, p: c.create_async(p, data, ephemeral=ephemeral, sequence=sequence)
         )
         return made[len(self.chroot) :]
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        """Replaces the data if the version is still `version` (-1: whatever it is), else BadVersion."""
+        """Replaces the data if the version is `version` (-1: any). Raises BadVersion."""
         return _stat(await self._call("set", path, lambda c, p: c.set_async(p, data, version)))
 
     async def delete(self, path: str, version: int = -1) -> None:
@@ -380,13 +379,13 @@ class ZooKeeper:
         await self._call("delete", path, lambda c, p: c.delete_async(p, version))
 
     async def ensure_path(self, path: str) -> None:
-        """Makes the persistent znode and its parents where they are missing."""
+        """Creates the persistent znode and its parents if they are missing."""
         if self.chroot:
             await self._ensure(self.chroot)
         await self._ensure(self.chroot + path)
 
     async def multi(self, ops: Sequence[Op]) -> int:
-        """All steps or none; the first step that fails decides the error.
+        """Executes all steps or none. Raises the error of the first failed step.
 
         Returns the id of the transaction, 0 if no step is a "set".
         """
@@ -406,7 +405,7 @@ class ZooKeeper:
                 raise ValueError(op.kind)
         results = await self._await("multi", ops[0].path, transaction.commit_async())
         for op, result in zip(ops, results):
-            # the steps before and after the one that failed report "rolled back" and "runtime inconsistency"
+            # the other steps report "rolled back" or "runtime inconsistency"
             if isinstance(result, kazoo_errors.KazooException) and not isinstance(
                 result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
             ):
@@ -420,7 +419,7 @@ class ZooKeeper:
         return await self._ensure_once(full)
 
     async def _ensure_once(self, full: str) -> None:
-        """Raises NoZnode when somebody deletes a parent between two steps."""
+        """Raises NoZnode if another client deletes a parent between two steps."""
         parts = full.strip("/").split("/")
         for depth in range(1, len(parts) + 1):
             path = "/" + "/".join(parts[:depth])
@@ -464,7 +463,7 @@ class ZooKeeper:
             else:
                 future.set_exception(_translate(self.hosts, what, path, error))
 
-        # rawlink, not link: the callback runs in kazoo's own thread at once, and only hops to the loop
+        # rawlink, not link: the callback only schedules on the loop, so it may run in kazoo's thread
         result.rawlink(lambda _: self._post(finish))
         self._asked.add(future)
         try:
@@ -501,13 +500,13 @@ def _stat(stat: Any) -> Stat:
 TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.NoNodeError, NoZnode, "no such znode"),
     (kazoo_errors.NodeExistsError, ZnodeExists, "the znode exists"),
-    (kazoo_errors.BadVersionError, BadVersion, "somebody else wrote it first"),
+    (kazoo_errors.BadVersionError, BadVersion, "another client wrote it first"),
     (
         kazoo_errors.NoAuthError,
         ZooKeeperError,
-        "its ACL does not allow it. Give the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
+        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
     ),
-    (kazoo_errors.AuthFailedError, ZooKeeperError, "our credentials were refused"),
+    (kazoo_errors.AuthFailedError, ZooKeeperError, "the credentials were refused"),
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
     (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
     (kazoo_errors.ConnectionClosedError, ConnectionLost, "the connection is closed"),
@@ -523,13 +522,13 @@ def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKee
 
 
 # -- watched ----------
-# A value read from ZooKeeper once, and again only after its watch has fired.
+# A value that is read again only after its watch has fired.
 
 
 class Watched(Generic[T]):
-    """Keeps one watch at most, whatever the number of reads; `changed` is called when it fires.
+    """Has at most one watch. Calls `changed` when it fires.
 
-    A lost connection fires every watch, so nothing is missed over a reconnect.
+    A lost connection fires every watch, so no change is missed.
     """
 
     def __init__(self, read: Callable[[Callable[[], None]], Awaitable[T]], changed: Callable[[], None]) -> None:
@@ -539,9 +538,9 @@ class Watched(Generic[T]):
         self._value: T | None = None
 
     async def get(self) -> T:
-        """The value; asks ZooKeeper only if it may have changed."""
+        """The value. Reads ZooKeeper only if it may have changed."""
         if not self._fresh:
-            # set before the read: the watch may fire before this coroutine runs on
+            # set before the read: the watch may fire before this coroutine continues
             self._fresh = True
             try:
                 self._value = await self._read(self._fired)
@@ -551,7 +550,7 @@ class Watched(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Read it again next time, whatever the watch says."""
+        """Makes the next `get` read ZooKeeper."""
         self._fresh = False
 
     def _fired(self) -> None:

@@ -1,10 +1,9 @@
 """The one place that replaces a part of kazoo: how its client opens a connection and a session.
 
-kazoo keeps the granted session timeout to itself, waits for one silent server as long as the session lasts, and tries
-for ever to bring an old session to an ensemble that lost its data. None of the three can be set from outside. So
-`Handshake` puts its own functions in the place of two methods, `ConnectionHandler._invoke` and
-`handler.create_connection`, and uses `_socket` and `_socket_error_handling` of the connection. tests/zookeeper pins
-each of these names: a kazoo that changes one fails there.
+kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
+old session forever on an ensemble that lost its data. None of this is configurable. So `Handshake` replaces two
+methods, `ConnectionHandler._invoke` and `handler.create_connection`, and uses `_socket` and `_socket_error_handling` of
+the connection. tests/zookeeper fails if kazoo changes one of these names.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Handshake:
     """Opens connections for one kazoo client, in kazoo's thread.
 
     A server refuses a client that has seen newer data than it has: it closes the connection without a response, as a
-    server without a quorum does. If the ensemble lost its data, or got an old copy back, that never ends. So this
-    gives up a session that had no connection for its whole timeout, when a server refuses it, serves a new client, and
-    refuses it again. A server without a quorum serves nobody, so the session waits for it, however long that takes; a
-    server that is behind its ensemble cannot end a session that may still be alive.
+    server without a quorum does. If the ensemble lost its data, or got an old copy back, that never ends. So this gives
+    up a session that had no connection for its whole timeout, if a server refuses it, serves a new client, and refuses
+    it again. A server without a quorum serves no client, so the session waits for it without limit. A server that is
+    behind its ensemble cannot end a session that may still be alive.
 
     attempt_s: the limit of one attempt at one server. session_is_over: whether a session that asks at this time of
     `boot_clock` had no connection for its whole timeout. granted: called with the timeout in seconds that the server
@@ -54,7 +53,7 @@ class Handshake:
         self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def install(self, client: KazooClient) -> None:
-        """Take over the connections of `client`, which has not started yet."""
+        """Replaces the methods of `client`, which has not started yet."""
         self._connection = client._connection
         self._kazoo_invoke = client._connection._invoke
         self._kazoo_connect = client.handler.create_connection
@@ -97,8 +96,8 @@ class Handshake:
             return self._kazoo_invoke(timeout, request)
         except ConnectionDropped:
             log.error(
-                "ZooKeeper %s serves others and refuses this session: its data is older than what was read before, or "
-                "gone; opening a new session",
+                "ZooKeeper %s serves other clients and refuses this session: it has lost data that was read before; "
+                "opening a new session",
                 "{}:{}".format(*self._connect_args[1].get("address", ("?", "?"))),
             )
             raise SessionExpiredError("the ensemble has lost data") from None

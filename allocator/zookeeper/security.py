@@ -1,4 +1,4 @@
-"""Options of the connection to ZooKeeper: checked before anything connects, secrets kept out of logs."""
+"""Checks the options of the connection to ZooKeeper, and keeps secrets out of logs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["OPTIONS", "check_options", "check_tls", "hide_credentials"]
 
 OPTIONS = {
     "auth_data": "credentials, a list of (scheme, credential), e.g. [('digest', 'user:password')]",
-    "default_acl": "ACL of the znodes made here; with credentials the default is: only the creator",
-    "sasl_options": "mapping for SASL, as kazoo takes it (needs the package pure-sasl)",
+    "default_acl": "ACL of created znodes; the default with credentials is: only the creator",
+    "sasl_options": "mapping for SASL, as in kazoo (needs the package pure-sasl)",
     "use_ssl": "True: TLS",
-    "ca": "file of the CA certificates, beside those of the system",
+    "ca": "file with CA certificates, in addition to those of the system",
     "certfile": "file of the client certificate",
     "keyfile": "file of the client key",
     "keyfile_password": "password of the client key",
@@ -31,7 +31,7 @@ _TLS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What kazoo is to be given: a copy, with safe defaults. Raises `ConfigError` naming what is at fault."""
+    """A copy of the options for kazoo, with safe defaults. Raises `ConfigError` with the wrong option."""
     checked = dict(options or {})
     for key in checked:
         if key not in OPTIONS:
@@ -43,28 +43,28 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
         checked["default_acl"] = CREATOR_ALL_ACL
     unused = [key for key in _TLS if checked.get(key) is not None and not checked.get("use_ssl")]
     if unused:
-        # half a configuration connects in the clear without a word; better to be told
+        # half a configuration would connect without TLS, and nobody would notice
         raise ConfigError(f"ZooKeeper options without effect unless use_ssl is True: {', '.join(unused)}")
     if bool(checked.get("certfile")) != bool(checked.get("keyfile")):
-        # kazoo would then show no certificate at all
+        # kazoo would then send no certificate
         raise ConfigError("ZooKeeper options certfile and keyfile need each other; one file may be both")
     if checked.get("use_ssl"):
         verify = checked.get("verify_certs") is not False
         if checked.get("check_hostname") and not verify:
             raise ConfigError("ZooKeeper option check_hostname has no effect with verify_certs=False")
-        # kazoo's default is not to check, and it trusts the system's authorities: anyone's certificate would do
+        # by default kazoo trusts all system authorities and does not check the host name, so it accepts any certificate
         checked["check_hostname"] = verify and checked.get("check_hostname") is not False
     return checked
 
 
 def check_tls(options: Mapping[str, Any]) -> None:
-    """Reads the files that kazoo's thread will read, where an error would end it. Raises `ConfigError`."""
+    """Reads the TLS files: an error in kazoo's thread would end it. Raises `ConfigError`."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if options.get("ca"):
             context.load_verify_locations(options["ca"])
         if options.get("certfile"):
-            # no password is an empty one: OpenSSL would ask for it on the terminal
+            # empty, because without a password OpenSSL would prompt on the terminal
             context.load_cert_chain(options["certfile"], options["keyfile"], options.get("keyfile_password") or "")
     except (OSError, ValueError) as error:
         files = {name: options[name] for name in ("ca", "certfile", "keyfile") if options.get(name)}
@@ -72,13 +72,13 @@ def check_tls(options: Mapping[str, Any]) -> None:
 
 
 def hide_credentials() -> None:
-    """Drop the log records of kazoo that would hold credentials. Idempotent."""
+    """Drops log records of kazoo that contain credentials. Idempotent."""
     for name in ("kazoo.client", "kazoo.client.allocator", "kazoo.protocol.connection"):
         logging.getLogger(name).addFilter(_shows_none)
 
 
 def _shows_none(record: logging.LogRecord) -> bool:
-    # kazoo logs its requests at DEBUG: those that authenticate have the password in them, the one that opens a session
-    # has what it takes to take that session over; a level below it logs the latter by itself
+    # at DEBUG kazoo logs its requests: authentication with the password, and the connect request with the session's
+    # password; one level below it logs the latter again
     secret = isinstance(record.args, tuple) and any(isinstance(each, (Auth, SASL, Connect)) for each in record.args)
     return not secret and "passwd" not in str(record.msg)

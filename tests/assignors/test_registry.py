@@ -155,10 +155,10 @@ def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
     [
         ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, lag-aware, naive,"),
         ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, lag-aware, naive,"),
-        ("no.such.module:f", "module 'no.such.module' does not import"),
+        ("no.such.module:f", "module 'no.such.module' cannot be imported"),
         ("functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
         ("functions:", "write 'package.module:function'"),
-        ("functions:number", "is int, not something to call"),
+        ("functions:number", "is int, not callable"),
         ("functions:too_late", "is a coroutine"),
         ("functions:three", "asks for (a: 'Any', b: 'Any', c: 'Any')"),
         ("functions:Needy", "cannot be called without arguments"),

@@ -153,7 +153,7 @@ def test_servers_that_cannot_be_reached_are_named_once_and_nothing_else_is_said(
     )  # fmt: skip
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ZooKeeper 127.0.0.1:1: no node answered within 0.5 s")
+    assert line.startswith("error: ZooKeeper 127.0.0.1:1: no node responded within 0.5 s")
 
 
 @pytest.mark.parametrize("command", [["web", "--zookeeper", "127.0.0.1:1"], ["run", "orders.toml", "--check"]])

@@ -212,7 +212,7 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
     ):
         with pytest.raises(ConfigError, match="is not earliest, latest"):
             parse_target(wrong)
-    with pytest.raises(ConfigError, match="does not say its zone; add Z"):
+    with pytest.raises(ConfigError, match="has no time zone; add Z"):
         parse_target("2023-11-14T22:13:20")
 
 

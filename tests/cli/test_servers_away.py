@@ -113,13 +113,13 @@ def refused(name: str, tmp_path: Path, address: str) -> str:
 def test_servers_that_are_away_are_told_in_one_line_with_a_remedy(name: str, tmp_path: Path) -> None:
     said = refused(name, tmp_path, AWAY)
     assert "Connection refused" in said
-    assert "Is it running, is the address right?" in said
+    assert "Check that it runs, and the address." in said
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_what_accepts_connections_and_is_no_such_server_is_told_so(name: str, tmp_path: Path, silent: str) -> None:
     said = refused(name, tmp_path, silent)
-    assert "Is this a port of ZooKeeper" in said or "Is this the address of a Kafka broker" in said
+    assert "Check that this is a ZooKeeper port" in said or "Check that this is the address of a Kafka broker" in said
 
 
 @pytest.mark.parametrize("name", ["doctor", "group list", "traffic record", "top"])
@@ -138,4 +138,4 @@ def test_a_daemon_whose_servers_are_away_says_so_once(membership: str, tmp_path:
     loud = [line for line in done.stderr.splitlines() if " info " not in line]
     assert len(loud) == 1, done.stderr
     assert f"{AWAY}" in loud[0]
-    assert "Is it running, is the address right?" in loud[0]
+    assert "Check that it runs, and the address." in loud[0]

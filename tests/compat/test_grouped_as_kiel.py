@@ -308,7 +308,7 @@ async def test_what_cannot_work_is_refused_with_its_name(kind: Any) -> None:
     if kind is GroupedConsumer:
         calls += [consumer.commit_offsets, consumer.determine_coordinator]
     for call in calls:
-        with pytest.raises(IllegalState, match=r"wait for connect\(\) first"):
+        with pytest.raises(IllegalState, match=r"await connect\(\) first"):
             await call()
     await consumer.close()
 

@@ -99,7 +99,7 @@ def test_retention_is_a_time_or_the_brokers_own() -> None:
         ("membership", "fixed", "must be 'zookeeper' or 'kafka'"),
         ("watch_partition_changes", 1, "must be true or false"),
         ("topics", "orders", "must be a list of texts"),
-        ("topics", ["or/ders"], "'or/ders' is no topic name"),
+        ("topics", ["or/ders"], "'or/ders' is not a topic name"),
         ("topics", [5], "must be a list of texts"),
         ("brokers", "b:port", "'b:port' is not an address"),
         ("brokers", [7], "7 is not an address"),

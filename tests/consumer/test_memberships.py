@@ -233,7 +233,7 @@ async def test_another_subscription_takes_the_place_of_the_first(
     await service.produce(100, 140, other)
     async with service.consumer() as consumer:
         assert len(await read(consumer, 40)) == 40
-        with pytest.raises(ConfigError, match="no topic name"):
+        with pytest.raises(ConfigError, match="not a topic name"):
             consumer.subscribe("no/topic")
         consumer.subscribe(other)
         assert sorted(await read(consumer, 40)) == list(range(100, 140))

@@ -253,8 +253,8 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
         ('["kafka1:9092", "[::1]:9093"]', '"a:1,,b:1"', "it has an empty entry"),
         ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'or a list of "host:port"; 5 is not an address'),
         ('["orders", "returns"]', '["orders", "orders"]', "'orders' stands there twice"),
-        ('["orders", "returns"]', '["no topic"]', "'no topic' is no topic name"),
-        ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot follows the '/'"),
+        ('["orders", "returns"]', '["no topic"]', "'no topic' is not a topic name"),
+        ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot must follow the '/'"),
         ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not an address"),
     ],
 )

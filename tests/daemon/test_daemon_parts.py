@@ -87,12 +87,12 @@ def test_a_handler_is_found_by_text_and_run_as_it_is_written(module: str, name: 
     ("target", "says"),
     [
         ("some_handlers:plan", "has no 'plan'; did you mean 'plain'?"),
-        ("some_handlers:number", "is int, not something to call"),
+        ("some_handlers:number", "is int, not callable"),
         ("some_handlers:two", "takes (record, other); it is called with one argument, the batch"),
         ("some_handlers:Needy", "its class cannot be called without arguments"),
-        ("no_such_module:f", "module 'no_such_module' does not import: ModuleNotFoundError"),
-        ("broken_handlers:f", "module 'broken_handlers' does not import: ZeroDivisionError"),
-        ("leaving_handlers:f", "module 'leaving_handlers' does not import: SystemExit(0)"),
+        ("no_such_module:f", "module 'no_such_module' cannot be imported: ModuleNotFoundError"),
+        ("broken_handlers:f", "module 'broken_handlers' cannot be imported: ZeroDivisionError"),
+        ("leaving_handlers:f", "module 'leaving_handlers' cannot be imported: SystemExit(0)"),
         ("some_handlers", "write 'package.module:function'"),
     ],
 )

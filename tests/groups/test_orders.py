@@ -60,7 +60,7 @@ def test_an_order_of_each_kind_survives_the_round_trip(kind: str) -> None:
         ("cordon", {"member": "a", "rack": "b"}, "have to be member"),
         ("pin", {"partitions": {"t": "3-1"}, "place": {"rack": "a"}}, "does not name partitions"),
         ("pin", {"partitions": {"t": "0-9999999"}, "place": {"rack": "a"}}, "does not name partitions"),
-        ("pin", {"partitions": {"no topic!": "1"}, "place": {"rack": "a"}}, "no topic name"),
+        ("pin", {"partitions": {"no topic!": "1"}, "place": {"rack": "a"}}, "not a topic name"),
         ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
         ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
         ("exclude", {"partitions": {"t": "1"}, "places": {"rack": "a"}}, "no list of places"),

@@ -339,7 +339,7 @@ async def test_a_wrong_address_times_out_with_a_message(group: str) -> None:
     member = TestMember("127.0.0.1:1", group, "a", topics, history)
     member.membership._settings = type(member.membership._settings)(connect_timeout_s=1.0)
     began = asyncio.get_running_loop().time()
-    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1.*no node answered within 1"):
+    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1.*no node responded within 1"):
         await member.membership.join()
     assert asyncio.get_running_loop().time() - began < 20
 

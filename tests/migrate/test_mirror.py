@@ -206,7 +206,7 @@ async def test_one_cluster_under_two_names_is_refused(
     """A mirror would read what it writes, for ever."""
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
     chosen = replace(settings(new, new, group, topics=[topic]), old=new.bootstrap.replace("127.0.0.1", "localhost"))
-    with pytest.raises(ConfigError, match=r"the old and the new cluster are one: broker 127\.0\.0\.1:"):
+    with pytest.raises(ConfigError, match=r"the old and the new cluster are the same: broker 127\.0\.0\.1:"):
         await Mirror(chosen).run(until_caught_up=True)
 
 

@@ -77,9 +77,13 @@ KAFKA: Final[Mapping[str, Door]] = {
     "plain text to TLS": ("SSL", lambda *_: {}, "This port needs TLS"),
     "plain text to SASL": ("SASL_PLAINTEXT", lambda *_: {}, "security_protocol"),
     "SASL in the clear to TLS": ("SASL_SSL", lambda ours, _: ours.kafka("SASL_PLAINTEXT"), "This port needs TLS"),
-    "TLS to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SSL"), "Is this a port with TLS?"),
+    "TLS to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SSL"), "Check that the port uses TLS"),
     "SASL to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SASL_PLAINTEXT"), "security_protocol"),
-    "SASL over TLS to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SASL_SSL"), "Is this a port with TLS?"),
+    "SASL over TLS to plain text": (
+        "PLAINTEXT",
+        lambda ours, _: ours.kafka("SASL_SSL"),
+        "Check that the port uses TLS",
+    ),
     "TLS to SASL over TLS": (
         "SASL_SSL",
         lambda ours, _: {"security_protocol": "SSL", "ssl_cafile": str(ours.certificates.ca)},
@@ -122,7 +126,7 @@ ZOOKEEPER: Final[Mapping[str, Keeper]] = {
         "certfile",
     ),
     "plain text to TLS": (True, lambda *_: {}, "a port of ZooKeeper, without TLS?"),
-    "TLS to plain text": (False, lambda ours, _: ours.zookeeper_options(), "Is this a port with TLS?"),
+    "TLS to plain text": (False, lambda ours, _: ours.zookeeper_options(), "Check that the port uses TLS"),
 }
 
 

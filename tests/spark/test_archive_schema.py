@@ -112,7 +112,7 @@ def test_an_avro_schema_without_a_column_type_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("nowhere:f", "module 'nowhere' does not import"),
+        ("nowhere:f", "module 'nowhere' cannot be imported"),
         ("json:nothing", "'json' has no 'nothing'"),
         ("json:dumpz", "did you mean 'dump"),
         ("json", "write 'package.module:function'"),

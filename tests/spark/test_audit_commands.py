@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "gruop=x"), "did you mean group"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "x"), "NAME=VALUE"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "is not a schema"),
-        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "does not import"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "cannot be imported"),
         (("skew", "--brokers", "b:1"), "--topic"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path), "--html"),

@@ -143,7 +143,7 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "starting_offsets": '{"others": {"0": 3}}'}, READ, "others:0, which is not read"),
         ({**OURS, "ending_offsets": '{"orders": {"0": -2}}'}, READ, "cannot be the end"),
         ({**OURS, "ending_offsets": "committed"}, READ, "must be latest"),
-        ({**OURS, "starting_offsets": "timestamp:2026-01-01T00:00:00"}, READ, "does not say its zone"),
+        ({**OURS, "starting_offsets": "timestamp:2026-01-01T00:00:00"}, READ, "has no time zone"),
         ({**OURS, "starting_offsets": "earliest", "startingTimestamp": "5"}, READ, "exclude each other"),
         ({"brokers": "a:1", "assign": '{"orders": [0, 0]}'}, READ, "listed twice"),
         ({"brokers": "a:1", "assign": '{"orders": []}'}, READ, "needs a list"),

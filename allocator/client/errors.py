@@ -56,7 +56,7 @@ REMEDIES: Final = (
     (
         "clos",
         False,
-        "Check that this is a Kafka broker's port for {protocol} (security_protocol), and that it is not just starting.",
+        "Check that this is a Kafka broker's port for {protocol} (security_protocol), and is not just starting.",
     ),
     (
         "answer|timed out after|decode",

@@ -22,7 +22,7 @@ from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Access", "MembersAlive", "execute_reset", "plan_reset", "read_all", "read_group"]
+__all__ = ["Access", "MembersAlive", "copy_offsets", "execute_reset", "plan_reset", "read_all", "read_group"]
 
 
 class MembersAlive(AllocatorError):
@@ -204,6 +204,26 @@ async def _plan(
         answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
         times = {p: None if answer is None else answer.offset for p, answer in answers.items()}
     return ResetPlan.make(group, target, logs, times, tuple(map(state.name_of, state.members)) if state else ())
+
+
+async def copy_offsets(access: Access, group: str, other: str, *, execute: bool) -> ResetPlan:
+    """Commits the offsets of a group for another one on the same brokers, or only plans it.
+
+    Raises MembersAlive and changes nothing while the other group has members, NoSuchGroup if there is nothing to copy.
+    """
+    async with access.cluster() as client:
+        offsets = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
+        if not offsets:
+            raise NoSuchGroup(f"group {group!r} has no committed offsets to copy")
+        target = GroupOffsets(client, other, timeout_s=access.timeout_s)
+        before = await target.fetch(None)
+        state = await _members_of(access, client, other)
+        alive = tuple(map(state.name_of, state.members)) if state is not None else ()
+        if execute:
+            _refuse_members(state, other)
+            await target.commit({p: offset._replace(leader_epoch=-1) for p, offset in offsets.items()})
+        was = {p: before[p].offset if p in before else None for p in offsets}
+        return ResetPlan(other, was, {p: offset.offset for p, offset in sorted(offsets.items())}, alive)
 
 
 def _refuse_members(state: GroupState | None, group: str) -> None:

@@ -61,10 +61,10 @@ def offsets_table(report: GroupReport) -> Listing:
 # -- resetting ---------------------------------------------------------------------------------------------------
 
 Target = Union[str, int]
-"""What `--to` says: "earliest", "latest", "timestamp:MS", or an offset."""
+"""What `--to` says: "earliest", "latest", "timestamp:MS", "shift:N", or an offset."""
 
 
-TARGETS = "earliest, latest, an offset, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
+TARGETS = "earliest, latest, an offset, shift:-100, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
 
 
 def parse_target(text: str) -> Target:
@@ -73,6 +73,8 @@ def parse_target(text: str) -> Target:
         return text
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
+    if re.fullmatch(r"shift:[+-]?[0-9]{1,18}", text):
+        return text
     try:
         return f"timestamp:{milliseconds(text[len('timestamp:') :] if text.startswith('timestamp:') else text)}"
     except ValueError as error:
@@ -100,7 +102,8 @@ class ResetPlan:
     ) -> ResetPlan:
         """For all partitions of `logs.end`; `times` has the offsets found for a timestamp (None: no record so late).
 
-        Raises ConfigError when an offset lies outside the log of a partition.
+        A shift stays within the log, and leaves out partitions without a committed offset. Raises ConfigError when an
+        offset lies outside the log of a partition.
         """
         after: dict[TopicPartition, int] = {}
         outside = []
@@ -110,6 +113,10 @@ class ResetPlan:
                 after[partition] = start
             elif target == "latest":
                 after[partition] = end
+            elif isinstance(target, str) and target.startswith("shift:"):
+                if partition in logs.committed:
+                    wanted = logs.committed[partition].offset + int(target[len("shift:") :])
+                    after[partition] = min(max(start, wanted), end)
             elif isinstance(target, str):
                 found = times.get(partition)
                 after[partition] = end if found is None else found

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
     from allocator.consumer.consumer import Consumer
     from allocator.daemon.config import Config
     from allocator.daemon.process import Beside, Runner
-    from allocator.web.actions import Reset
+    from allocator.web.actions import Copy, Reset
+    from allocator.web.guard import Guard, Login
+    from allocator.web.history_file import HistoryFile
 
-__all__ = ["beside", "resetting", "web"]
+__all__ = ["beside", "copying", "resetting", "web"]
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,33 @@ log = logging.getLogger(__name__)
     type=Seconds(0.2, 3600),
     help="Seconds between polls of Kafka.",
 )
+@click.option(
+    "--history",
+    help="SQLite file of the history, or `none` (default: one for each ensemble and root in ~/.local/state/allocator).",
+)
+@click.option(
+    "--history-mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Megabytes of history; the oldest entries make room.",
+)
+@click.option(
+    "--user-header", help="Header in which a proxy names the user that it logged in, such as X-Forwarded-User."
+)
+@click.option("--groups-header", help="Header in which the proxy names the groups of the user, with commas.")
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    help="IP address of the proxy; may be repeated (default: this machine). Others may not name users.",
+)
+@click.option("--operator", "operators", multiple=True, help="User or @group that may change groups; may be repeated.")
+@click.option(
+    "--viewer", "viewers", multiple=True, help="User or @group that may read; may be repeated (default: all users)."
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate chain: serves https.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with the key (default: in --tls-cert).")
 @with_clusters
 def web(
     access: Any,
@@ -63,11 +95,21 @@ def web(
     hosts: tuple[str, ...],
     token_file: Optional[str],
     interval: float,
+    history: Optional[str],
+    history_mb: int,
+    user_header: Optional[str],
+    groups_header: Optional[str],
+    proxies: tuple[str, ...],
+    operators: tuple[str, ...],
+    viewers: tuple[str, ...],
+    tls_cert: Optional[str],
+    tls_key: Optional[str],
 ) -> None:
     """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
 
     Prometheus finds metrics at /metrics, a load balancer /health/live and /health/ready, a program the API that
-    /api/openapi.json describes. Without a token (from the file, or ALLOCATOR_WEB_TOKEN) nothing can be changed.
+    /api/openapi.json describes. Without a token (from the file, or ALLOCATOR_WEB_TOKEN) and without operators nothing
+    can be changed.
 
     Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
     """
@@ -75,22 +117,42 @@ def web(
     from allocator.web.guard import Guard
 
     _need_the_extra()
-    guard = Guard.make(hosts, _token(token_file))
+    guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
+    tls = _tls(tls_cert, tls_key)
     logs.configure("warning", "text")  # who changed something is of use with the time alone
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # what does not answer is said once
-    asyncio.run(_serve(access, guard, host, port, interval, as_json))
+    archive = _archive(history, history_mb * 1_000_000, access)
+    try:
+        asyncio.run(_serve(access, guard, host, port, interval, as_json, archive, tls))
+    finally:
+        if archive is not None:
+            archive.close()
 
 
-async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: float, as_json: bool) -> None:
+async def _serve(
+    access: Any,
+    guard: Any,
+    host: str,
+    port: int,
+    interval_s: float,
+    as_json: bool,
+    archive: Optional[HistoryFile],
+    tls: Optional[ssl.SSLContext],
+) -> None:
     from prometheus_client import CollectorRegistry
 
     from allocator.tasks import TaskGroup
     from allocator.web.actions import actions
+    from allocator.web.history import POINTS
+    from allocator.web.history_file import keep
     from allocator.web.metrics import GroupCollector
     from allocator.web.server import Health, Site, serve
     from allocator.web.watch import Watcher
 
-    watcher = Watcher(access, interval_s=interval_s)
+    past = None if archive is None else partial(archive.do, partial(archive.past, kept_points=POINTS))
+    watcher = Watcher(access, interval_s=interval_s, past=past)
+    if archive is not None:
+        watcher.log.recall(await archive.do(archive.events))
 
     def not_ready() -> list[str]:
         wrong = [watcher.problems[cluster] for cluster in watcher.clusters if cluster in watcher.problems]
@@ -108,13 +170,69 @@ async def _serve(access: Any, guard: Any, host: str, port: int, interval_s: floa
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, resetting(access)),
+        actions=actions(lambda: watcher.zk, access.root, resetting(access), copying(access)),
+        archive=archive,
+        tls=tls,
     )
+    beside = {} if archive is None else {"history": keep(watcher, archive)}
     async with serve(site, host, port) as bound:
         name = f"[{host}]" if ":" in host else host
-        url, changes = f"http://{name}:{bound}/", "changes need the token" if guard.token else "read-only"
+        url, changes = f"{'http' if tls is None else 'https'}://{name}:{bound}/", _changes(guard)
         click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
-        await TaskGroup().run(stop.wait(), watcher=watcher.run())
+        await TaskGroup().run(stop.wait(), watcher=watcher.run(), **beside)
+
+
+def _changes(guard: Guard) -> str:
+    if guard.read_only:
+        return "read-only"
+    return "changes need the token" if guard.login is None else "changes need an operator"
+
+
+def _archive(history: Optional[str], max_bytes: int, access: Access) -> Optional[HistoryFile]:
+    from allocator.web.history_file import HistoryFile
+
+    if history == "none":
+        return None
+    if history is not None:
+        return HistoryFile(Path(history), max_bytes)
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    key = hashlib.sha256(f"{access.zookeeper}\n{access.root}".encode()).hexdigest()[:12]
+    try:
+        return HistoryFile(Path(state).expanduser() / "allocator" / f"history-{key}.sqlite", max_bytes)
+    except (ConfigError, RuntimeError) as error:
+        click.echo(f"the history ends with this process: {error}", err=True)
+        return None
+
+
+def _login(
+    user_header: Optional[str],
+    groups_header: Optional[str],
+    proxies: Collection[str],
+    operators: Collection[str],
+    viewers: Collection[str],
+) -> Optional[Login]:
+    from allocator.web.guard import Login
+
+    if user_header is None:
+        if groups_header or proxies or operators or viewers:
+            raise ConfigError("--groups-header, --proxy, --operator and --viewer need --user-header")
+        return None
+    trusted = frozenset(proxies) or frozenset({"127.0.0.1", "::1"})
+    return Login(user_header, groups_header, trusted, frozenset(operators), frozenset(viewers))
+
+
+def _tls(cert: Optional[str], key: Optional[str]) -> Optional[ssl.SSLContext]:
+    if cert is None:
+        if key is not None:
+            raise ConfigError("--tls-key needs --tls-cert")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate {cert} or its key {key or 'in it'} cannot be used: {error}") from error
+    return context
 
 
 def beside(settings: Config) -> Beside:
@@ -139,7 +257,7 @@ def beside(settings: Config) -> Beside:
             brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
             access = Access(zookeeper.hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
             watcher = Watcher(access, only=config.group.name)
-            allowed = actions(lambda: watcher.zk, access.root, resetting(access))
+            allowed = actions(lambda: watcher.zk, access.root, resetting(access), copying(access))
         async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed) as port:
             log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
             yield
@@ -157,6 +275,16 @@ def resetting(access: Access) -> Reset:
         return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
 
     return reset
+
+
+def copying(access: Access) -> Copy:
+    """What the page does to copy offsets; refuses while the other group has members."""
+    from allocator.cli.read import copy_offsets
+
+    async def copy(group: str, other: str, execute: bool) -> dict[str, Any]:
+        return (await copy_offsets(access, group, other, execute=execute)).to_json(executed=execute)
+
+    return copy
 
 
 def _need_the_extra() -> None:

@@ -10,13 +10,18 @@ from allocator.consumer.switching import choose, path_of, read_choice
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import Paths
+from allocator.names import GROUP_NAME
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
-__all__ = ["Action", "NotNow", "Reset", "actions"]
+__all__ = ["Action", "Copy", "NotNow", "Reset", "actions"]
 
 Action = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 Reset = Callable[[str, str, Collection[str], bool], Awaitable[dict[str, Any]]]
 """Given group, target ("earliest", ...), topics (none: all) and whether to do it: what was or would be committed."""
+
+Copy = Callable[[str, str, bool], Awaitable[dict[str, Any]]]
+"""Given group, the other group, and whether to do it: what was or would be committed there."""
+NOTE = 500  # characters of a note
 
 
 class NotNow(AllocatorError):
@@ -25,9 +30,14 @@ class NotNow(AllocatorError):
     retriable = True
 
 
-def actions(zookeeper: Callable[[], Optional[ZooKeeper]], root: str, reset: Reset) -> dict[str, Action]:
+def actions(
+    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, reset: Reset, copy: Optional[Copy] = None
+) -> dict[str, Action]:
     """The actions by the last part of their path."""
+    more: dict[str, Action] = {} if copy is None else {"offsets/copy": partial(_copy, copy)}
     return {
+        **more,
+        "note": _note,
         "rebalance": partial(_rebalance, zookeeper, root),
         "pause": partial(_freeze, zookeeper, root, True),
         "resume": partial(_freeze, zookeeper, root, False),
@@ -88,6 +98,26 @@ async def _reset(reset: Reset, group: str, given: Mapping[str, Any]) -> dict[str
             f'"confirm" must be the name of the group, {group!r}, or be left out to see what would be done'
         )
     return await reset(group, str(to), topics, confirm is not None)
+
+
+async def _copy(copy: Copy, group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives another group the offsets of this one; only says what it would do, until `confirm` is the other's name."""
+    _only(given, "to", "confirm")
+    to, confirm = given.get("to"), given.get("confirm")
+    if not isinstance(to, str) or not GROUP_NAME.match(to) or to == group:
+        raise ConfigError(f'"to" must be the name of another group than {group!r}')
+    if confirm is not None and confirm != to:
+        raise ConfigError(f'"confirm" must be the name of the other group, {to!r}, or be left out to see the plan')
+    return await copy(group, to, confirm is not None)
+
+
+async def _note(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Marks a deployment, or anything else that people want to see beside the rebalances. The server keeps it."""
+    _only(given, "text")
+    text = given.get("text")
+    if not isinstance(text, str) or not text.strip() or len(text) > NOTE:
+        raise ConfigError(f'"text" must be a text of at most {NOTE} characters, such as "version 1.4.2"')
+    return {"group": group, "noted": text}
 
 
 def _connected(zookeeper: Callable[[], Optional[ZooKeeper]]) -> ZooKeeper:

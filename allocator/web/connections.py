@@ -7,9 +7,10 @@ import contextlib
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from tornado import httpserver, httputil, iostream
 
@@ -47,7 +48,9 @@ class Server(httpserver.HTTPServer):
     accepts nothing for `Limits.pause_s`.
     """
 
-    def initialize(self, application: Any, limits: Limits) -> None:  # type: ignore[override]
+    def initialize(  # type: ignore[override]
+        self, application: Any, limits: Limits, tls: Optional[ssl.SSLContext] = None
+    ) -> None:
         super().initialize(
             application,
             max_header_size=limits.header_bytes,
@@ -56,6 +59,7 @@ class Server(httpserver.HTTPServer):
             body_timeout=limits.body_s,
         )
         self._limits = limits
+        self._tls = tls
         self._listening: list[socket.socket] = []
         self._open = 0
         self._waiting: dict[Any, None] = {}  # connections whose next request is not there yet, the longest first
@@ -108,11 +112,19 @@ class Server(httpserver.HTTPServer):
             self._exhausted = False
             connection.setblocking(False)
             if self._open >= self._limits.connections and not self._make_room(1):
-                with contextlib.suppress(OSError):
-                    connection.send(BUSY)
+                if self._tls is None:
+                    with contextlib.suppress(OSError):
+                        connection.send(BUSY)
                 connection.close()
                 continue
-            self.handle_stream(iostream.IOStream(connection), address)
+            self.handle_stream(self._stream(connection), address)
+
+    def _stream(self, connection: socket.socket) -> iostream.IOStream:
+        if self._tls is None:
+            return iostream.IOStream(connection)
+        # the handshake happens in the loop, within the time for a header
+        wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return iostream.SSLIOStream(wrapped, ssl_options=self._tls)
 
     def _make_room(self, count: int) -> bool:
         """Closes so many of those that wait for a request, the longest first; whether there were so many."""

@@ -1,16 +1,18 @@
-"""Who may ask what: names of the host, origins, the token; and the headers that keep a browser from being misused."""
+"""Who may ask what: names of the host, origins, the token, users of a proxy; and the headers that protect a browser."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Optional
 from urllib.parse import urlsplit
 
 from allocator.errors import ConfigError
 
-__all__ = ["HEADERS", "Guard"]
+__all__ = ["HEADERS", "Guard", "Login", "User"]
 
 HEADERS = {
     # everything is in files of ours: nothing inline, nothing from elsewhere, and nobody may frame it
@@ -29,6 +31,57 @@ TOKEN_CHARACTERS = 16  # fewer can be guessed
 
 
 @dataclass(frozen=True)
+class User:
+    """The sender of a request."""
+
+    name: str
+    role: str
+    """"viewer" may read, "operator" may change groups, too; "" may do nothing."""
+
+    @property
+    def operates(self) -> bool:
+        return self.role == "operator"
+
+
+@dataclass(frozen=True)
+class Login:
+    """A proxy that logs users in, and names them in headers of each request that it passes on.
+
+    The proxy must drop these headers of its clients. A request from another address than the proxy's is refused.
+    """
+
+    user_header: str
+    groups_header: Optional[str] = None
+    """The user's groups with commas."""
+    proxies: frozenset[str] = frozenset({"127.0.0.1", "::1"})
+    operators: frozenset[str] = frozenset()
+    """Names of users, and of groups after "@"."""
+    viewers: frozenset[str] = frozenset()
+    """Empty: every user may read."""
+
+    def __post_init__(self) -> None:
+        for header in filter(None, (self.user_header, self.groups_header)):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
+                raise ConfigError(f"{header!r} is not the name of a header, such as X-Forwarded-User")
+        for address in self.proxies:
+            if not _is_address(address):
+                raise ConfigError(f"the proxy {address!r} is not an IP address")
+
+    def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
+        """None: the request does not come from the proxy, or the proxy names no user."""
+        name = headers.get(self.user_header, "").strip()
+        if address not in self.proxies or not name:
+            return None
+        groups = headers.get(self.groups_header, "") if self.groups_header is not None else ""
+        known = {f"@{group.strip()}" for group in groups.split(",") if group.strip()}
+        if not name.startswith("@"):  # which names a group
+            known.add(name)
+        if known & self.operators:
+            return User(name, "operator")
+        return User(name, "viewer" if not self.viewers or known & self.viewers else "")
+
+
+@dataclass(frozen=True)
 class Guard:
     """Whether a request may be answered.
 
@@ -41,10 +94,23 @@ class Guard:
     hosts: frozenset[str] = LOCAL
     """Names, without port, under which this server is called. Addresses count by themselves: no name leads to them."""
     token: str | None = field(default=None, repr=False)
-    """Allows changes; None: nothing can be changed."""
+    """Allows changes; None: no token does."""
+    login: Optional[Login] = None
+    """None: every sender may read."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nobody may change anything."""
+        return self.token is None and (self.login is None or not self.login.operators)
+
+    def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
+        """The sender of a request; None: it has to log in first."""
+        if self.allows(headers.get("Authorization")):
+            return User("token", "operator")
+        return User("", "viewer") if self.login is None else self.login.user(headers, address)
 
     @classmethod
-    def make(cls, hosts: Collection[str] = (), token: str | None = None) -> Guard:
+    def make(cls, hosts: Collection[str] = (), token: str | None = None, login: Login | None = None) -> Guard:
         """Raises ConfigError for a token that can be guessed or a host that is none."""
         if token is not None and (len(token) < TOKEN_CHARACTERS or not token.isascii() or not token.isprintable()):
             raise ConfigError(
@@ -54,7 +120,7 @@ class Guard:
         for host in hosts:
             if _name(host) is None or _name(host) != host.lower():
                 raise ConfigError(f"{host!r} is not the name of a host; write it without scheme and port")
-        return cls(LOCAL | {host.lower() for host in hosts}, token)
+        return cls(LOCAL | {host.lower() for host in hosts}, token, login)
 
     def knows_host(self, header: str | None) -> bool:
         """Whether a Host header names us."""

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from allocator.groups.describe import GroupState, Logs
 from allocator.types import TopicPartition
 
-__all__ = ["History", "News", "Point", "Rebalance", "Series", "targets"]
+__all__ = ["History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]
 
 REBALANCES = 100  # kept; more: memory, a few kB each
 POINTS = 720  # kept: an hour, of one every 5 s
@@ -129,6 +129,16 @@ def _rounded(value: Optional[float]) -> Optional[float]:
     return None if value is None else round(value, 3)
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """The assignment that a server saw last before it ended."""
+
+    generation: int
+    owners: Owners
+    names: Mapping[str, str]
+    """How these members are called."""
+
+
 class History:
     """The rebalances of one group, as `observe` was shown them.
 
@@ -157,6 +167,19 @@ class History:
         """The state of the last observation."""
         self._released: dict[TopicPartition, float] = {}
         """When each partition that has no owner lost it."""
+        self._remembered: Optional[Remembered] = None
+
+    def recall(self, remembered: Optional[Remembered]) -> None:
+        """Caller: the watcher, before the first observation."""
+        self._remembered = remembered
+
+    def to_remember(self) -> Optional[Remembered]:
+        """The present assignment; None during a rebalance, and before the first observation."""
+        if self._settled is None or self._open is not None or self._last is None:
+            return None
+        state = self._last
+        owners = targets(state) if state.members else {}
+        return Remembered(state.generation, owners, {m: self.name_of(m, state) for m in set(owners.values())})
 
     @property
     def open(self) -> Optional[Rebalance]:
@@ -182,6 +205,8 @@ class History:
             self._settled = state
             if not settled(state):
                 self._begin(state, now, ["it was under way when watching began"], _holders(state), timed=False)
+            elif self._remembered is not None:
+                self._compare(self._remembered, state, now)
             return True
         happened = False
         current = self._open
@@ -204,6 +229,26 @@ class History:
                 self._time_claims(current, last, state, now if news.at is None else news.at)
             happened |= self._follow(current, before, state, now)
         return happened
+
+    def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
+        """Adds one rebalance for all that changed while no server watched."""
+        new = targets(state) if state.members else {}
+        moves = {p: (then.owners.get(p), new.get(p)) for p in {*then.owners, *new} if then.owners.get(p) != new.get(p)}
+        if moves:
+            self.rebalances.append(
+                Rebalance(
+                    state.generation,
+                    now,
+                    ["changed while no server watched"],
+                    strategy=state.strategy or "",
+                    ended=now,
+                    timed=False,
+                    unnoticed_s=None,
+                    moves=moves,
+                    total=len(new),
+                    names={**then.names, **self._names},
+                )
+            )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
         """Notes which partitions lost their owner or got one between two observations."""
@@ -427,3 +472,13 @@ class Series:
             )
         self.points.append(point)
         self._logs = logs
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of a group from before the start of this server."""
+
+    points: list[Point] = field(default_factory=list)
+    rebalances: list[dict[str, Any]] = field(default_factory=list)
+    """The newest first, as `Rebalance.to_json` made them."""
+    remembered: Optional[Remembered] = None

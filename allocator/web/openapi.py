@@ -198,6 +198,27 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
     ),
+    "Event": _object(at=REAL, kind={"enum": ["order", "deployment", "outage"]}, text=TEXT, who=_maybe(TEXT)),
+    "Past": _object(points=_list(_ref("Point")), rebalances=_list(_ref("Rebalance")), events=_list(_ref("Event"))),
+    "Comparison": _object(
+        **{"from": _maybe(_ref("Point")), "to": _maybe(_ref("Point"))},
+        rebalances=_list(_ref("Rebalance")),
+        members=_list(_object(name=TEXT)),
+        topics=_list(_object(topic=TEXT, partitions=_list(COUNT), **{"from": _list(WHOLE), "to": _list(WHOLE)})),
+    ),
+    "Changes": _object(
+        changes=_list(
+            _object(
+                at=REAL,
+                kind=TEXT,
+                text=TEXT,
+                group=_maybe(TEXT),
+                who=_maybe(TEXT),
+                address=_maybe(TEXT),
+                detail={"type": "object"},
+            )
+        )
+    ),
     "Asked": _object(group=TEXT, asked=YES),
     "Paused": _object(group=TEXT, paused=YES),
     "Reset": _object(
@@ -206,11 +227,18 @@ SCHEMAS: dict[str, Schema] = {
         members_alive=_list(TEXT),
         partitions=_list(_object(**{"topic": TEXT, "partition": COUNT, "from": _maybe(COUNT), "to": COUNT})),
     ),
+    "Noted": _object(group=TEXT, noted=TEXT),
+    "NoteRequest": _object(text={**TEXT, "description": "What was deployed, or what else happened."}),
+    "CopyRequest": _object(
+        "confirm",
+        to={**TEXT, "description": "The other group, which has no members."},
+        confirm={**TEXT, "description": "The name of the other group. Without it the server only returns the plan."},
+    ),
     "ResetRequest": _object(
         *("topics", "confirm"),
         to={
             "type": ["string", "integer"],
-            "description": "earliest, latest, an offset, timestamp:MILLISECONDS, or an ISO 8601 time",
+            "description": "earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time",
         },
         topics={**_list(TEXT), "description": "Empty: all topics of the group."},
         confirm={**TEXT, "description": "The name of the group. Without it the server only returns the plan."},
@@ -219,6 +247,10 @@ SCHEMAS: dict[str, Schema] = {
 
 GROUP = {"name": "group", "in": "path", "required": True, "schema": TEXT}
 
+TIMES = tuple(
+    {"name": name, "in": "query", "required": False, "schema": REAL, "description": "Epoch seconds."}
+    for name in ("from", "to")
+)
 REBALANCE_ID = {"name": "id", "in": "path", "required": True, "schema": COUNT}
 
 
@@ -278,12 +310,26 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/rebalances/{id}": _get(
                 "One rebalance with all its moves", "RebalanceMoves", GROUP, REBALANCE_ID
             ),
+            "/api/groups/{group}/history": _get(
+                "Figures, rebalances and events between two times", "Past", GROUP, *TIMES, errors=(400, 404)
+            ),
+            "/api/groups/{group}/compare": _get(
+                "What changed its owner between two times", "Comparison", GROUP, *TIMES, errors=(400, 404)
+            ),
+            "/api/groups/{group}/export": _text(
+                "The history, one JSON object a line", "application/x-ndjson", GROUP, *TIMES, errors=(400, 404)
+            ),
+            "/api/audit": _get("The changes that were asked for; for operators", "Changes", errors=(403, 404)),
             "/api/groups/{group}/rebalance": _post("Have the leader compute the assignment anew", "Asked"),
             "/api/groups/{group}/pause": _post("Have members that follow the group's setting leave", "Paused"),
             "/api/groups/{group}/resume": _post("Have them join again", "Paused"),
             "/api/groups/{group}/offsets/reset": _post("Replace committed offsets", "Reset", _ref("ResetRequest")),
+            "/api/groups/{group}/offsets/copy": _post(
+                "Commit the same offsets for another group", "Reset", _ref("CopyRequest")
+            ),
+            "/api/groups/{group}/note": _post("Mark a deployment in the history", "Noted", _ref("NoteRequest")),
             "/api/events": _text(
-                "Server-sent events: overview, group, lag, rebalances, findings, series, missing",
+                "Server-sent events: clock, overview, group, lag, rebalances, findings, events, series, missing",
                 "text/event-stream",
                 watched,
                 errors=(404, 503),

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +23,11 @@ from allocator.foreign import shown
 from allocator.tasks import wait_for_event, within
 from allocator.web import snapshot
 from allocator.web.actions import Action
+from allocator.web.compare import compare
 from allocator.web.connections import Limits, Server
-from allocator.web.guard import HEADERS, Guard
+from allocator.web.events import Event
+from allocator.web.guard import HEADERS, Guard, User
+from allocator.web.history_file import HistoryFile
 from allocator.web.openapi import describe_api
 from allocator.web.watch import WatchedGroup, Watcher
 
@@ -78,17 +83,20 @@ class Site:
     actions: Mapping[str, Action] = field(default_factory=dict)
     """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
     limits: Limits = field(default_factory=Limits)
+    archive: Optional[HistoryFile] = None
+    """None: the past is what the watcher has in memory."""
+    tls: Optional[ssl.SSLContext] = None
 
-    @property
-    def read_only(self) -> bool:
-        """Whether every change is refused."""
-        return self.guard.token is None or not self.actions
+    def read_only(self, user: User) -> bool:
+        """Whether a user is offered no changes. Without a login, the token comes with the change itself."""
+        return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
 
 
 class PageHandler(web.RequestHandler):
     """Checks who asks before anything else, and answers errors as JSON."""
 
     site: Site
+    user = User("", "viewer")
 
     def initialize(self, site: Site, what: str = "") -> None:
         self.site = site
@@ -104,13 +112,23 @@ class PageHandler(web.RequestHandler):
             raise Refused(421, "this server is not called so; whoever started it can allow the name (--allow-host)")
         if not self.same_origin():
             raise Refused(403, "a page of another origin may not ask; a proxy with TLS has to set X-Forwarded-Proto")
+        self.check_user()
+
+    def check_user(self) -> None:
+        """Refuses a sender that may not read."""
+        user = self.site.guard.user(self.request.headers, self.request.remote_ip or "")
+        if user is None:
+            raise Refused(401, "log in at the proxy in front of this server; it passes no user on, or is not the proxy")
+        if not user.role:
+            raise Refused(403, f"user {shown(user.name)} is neither viewer nor operator here")
+        self.user = user
 
     def knows_host(self) -> bool:
         return self.site.guard.knows_host(self.request.headers.get("Host"))
 
     def same_origin(self) -> bool:
         # no page of another origin can set this header: the browser would ask us first, and we do not answer that
-        scheme = self.request.headers.get("X-Forwarded-Proto", "http").lower()
+        scheme = self.request.headers.get("X-Forwarded-Proto", "https" if self.site.tls else "http").lower()
         headers = self.request.headers
         return self.site.guard.same_origin(headers.get("Origin"), headers.get("Host"), scheme)
 
@@ -173,7 +191,7 @@ class Page(PageHandler):
 class Overview(PageHandler):
     async def get(self) -> None:
         async with self.watching():
-            self.answer(snapshot.overview(self.watcher(), self.site.read_only))
+            self.answer(snapshot.overview(self.watcher(), self.site.read_only(self.user)))
 
 
 class Detail(PageHandler):
@@ -209,11 +227,111 @@ class OneRebalance(PageHandler):
     async def get(self, name: str, number: str) -> None:
         async with self.watching():
             found = snapshot.rebalance(self.group(name), int(number))
+        if found is None and self.site.archive is not None:
+            found = await self.site.archive.do(self.site.archive.rebalance, name, int(number))
         if found is None:
             raise Refused(
                 404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids"
             )
         self.answer(found)
+
+
+class Between(PageHandler):
+    """What is known of a group between two times, `from` and `to` in epoch seconds."""
+
+    def times(self) -> tuple[float, float]:
+        now = time.time()
+        until = self._time("to", now)
+        since = self._time("from", until - 3600)
+        if since >= until:
+            raise Refused(400, f"from={since:g} is not before to={until:g}")
+        return since, until
+
+    def _time(self, name: str, default: float) -> float:
+        text = self.get_query_argument(name, "")
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= 1e11:
+            raise Refused(400, f"{name}={shown(text)} is no time; write epoch seconds")
+        return value
+
+    async def rebalances(self, group: WatchedGroup, since: float, until: float) -> list[dict[str, Any]]:
+        """The newest first."""
+        archive = self.site.archive
+        found = (
+            {}
+            if archive is None
+            else {each["id"]: each for each in await archive.do(archive.rebalances, group.name, since, until)}
+        )
+        found.update((each["id"], each) for each in snapshot.rebalances(group) if since <= each["began"] <= until)
+        return [found[number] for number in sorted(found, reverse=True)]
+
+    async def moves(self, group: WatchedGroup, number: int) -> dict[str, Any]:
+        found = snapshot.rebalance(group, number)
+        if found is None and self.site.archive is not None:
+            found = await self.site.archive.do(self.site.archive.rebalance, group.name, number)
+        return found or {"members": [], "topics": []}
+
+
+class PastAnswer(Between):
+    async def get(self, name: str) -> None:
+        since, until = self.times()
+        async with self.watching():
+            group = self.group(name)
+        points = [each for each in snapshot.series(group) if since <= each["at"] <= until]
+        archive = self.site.archive
+        if archive is not None:
+            older = await archive.do(archive.points, name, since, min(until, points[0]["at"] if points else until))
+            points = [*(each for each in older if not points or each["at"] < points[0]["at"]), *points]
+        events = [each for each in snapshot.events(self.watcher(), name) if since <= each["at"] <= until]
+        self.answer({"points": points, "rebalances": await self.rebalances(group, since, until), "events": events})
+
+
+class Compared(Between):
+    async def get(self, name: str) -> None:
+        since, until = self.times()
+        async with self.watching():
+            group = self.group(name)
+        between = await self.rebalances(group, since, until)
+        moves = [await self.moves(group, each["id"]) for each in reversed(between)]
+        points = [await self.point(group, at) for at in (since, until)]
+        self.answer({"from": points[0], "to": points[1], "rebalances": between, **compare(moves)})
+
+    async def point(self, group: WatchedGroup, at: float) -> dict[str, Any] | None:
+        """The last figures at or before a time; null if none are known."""
+        live = [each for each in snapshot.series(group) if each["at"] <= at]
+        if live or self.site.archive is None:
+            return live[-1] if live else None
+        return await self.site.archive.do(self.site.archive.nearest, group.name, at)
+
+
+class Export(Between):
+    async def get(self, name: str) -> None:
+        since, until = self.times()
+        async with self.watching():
+            self.group(name)
+        archive = self.site.archive
+        if archive is None:
+            raise Refused(404, "this server keeps no history; start it with --history")
+        lines = await archive.do(lambda: list(archive.export(name, since, until)))
+        self.set_header("Content-Type", "application/x-ndjson; charset=utf-8")
+        self.set_header("Content-Disposition", 'attachment; filename="history.jsonl"')
+        self.finish("".join(lines))
+
+
+class Audit(PageHandler):
+    """The changes that were asked for, the newest first. For operators: it has the names of users."""
+
+    async def get(self) -> None:
+        if not self.user.operates:
+            raise Refused(403, "the audit log is for operators")
+        archive, watcher = self.site.archive, self.watcher()
+        kept = [] if archive is None else await archive.do(archive.events, 0.0, 1000, "order")
+        live = [event for event in watcher.log.events if event.kind == "order"]
+        events = {(event.at, event.text): event for event in (*kept, *live)}
+        self.answer({"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]})
 
 
 class Description(PageHandler):
@@ -222,6 +340,9 @@ class Description(PageHandler):
 
 
 class Metrics(PageHandler):
+    def check_user(self) -> None:
+        """Prometheus does not log in."""
+
     def get(self) -> None:
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         self.finish(generate_latest(self.site.registry))
@@ -243,11 +364,16 @@ class HealthOf(PageHandler):
 
 class Act(PageHandler):
     async def post(self, name: str, what: str) -> None:
-        if self.site.guard.token is None:
-            raise Refused(403, "this server is read-only: it was started without a token")
-        if not self.site.guard.allows(self.request.headers.get("Authorization")):
+        guard = self.site.guard
+        if guard.read_only:
+            raise Refused(403, "this server is read-only: it was started without a token, and without operators")
+        if not self.user.operates:
+            if guard.login is not None:
+                raise Refused(403, f"user {shown(self.user.name)} is no operator here")
             self.set_header("WWW-Authenticate", "Bearer")
             raise Refused(401, "the token is missing or wrong")
+        if guard.login is not None and self._kind() != "application/json":
+            raise Refused(415, "the body has to be application/json")  # no form of another page can send this
         action = self.site.actions.get(what)
         if action is None:
             raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
@@ -257,18 +383,34 @@ class Act(PageHandler):
 
     async def _do(self, name: str, what: str, action: Action) -> None:
         given = self._body()
-        log.warning("%s of %s is asked for by %s: %s", what, shown(name), self.request.remote_ip, shown(given))
+        address = self.request.remote_ip
+        log.warning("%s of %s is asked for by %s at %s: %s", what, shown(name), self.user.name, address, shown(given))
         try:
-            self.answer(await action(name, given))
+            done = await action(name, given)
         except ConfigError as error:
             raise Refused(400, str(error)) from error
         except AllocatorError as error:
+            self._note(name, what, given, f"refused: {error}")
             raise Refused(409, str(error), retriable=error.retriable) from error
+        if done.get("executed", True):
+            self._note(name, what, given, "done")
+        self.answer(done)
+
+    def _note(self, name: str, what: str, given: dict[str, Any], outcome: str) -> None:
+        """A line of the audit log. A plan that is only shown changes nothing, and gets none."""
+        kind = "deployment" if what == "note" and outcome == "done" else "order"
+        text = str(given.get("text", "")) if kind == "deployment" else what
+        detail = {"request": given, "outcome": outcome}
+        self.watcher().log.add(Event(time.time(), kind, text, name, self.user.name, self.request.remote_ip, detail))
+        self.watcher().changed()
+
+    def _kind(self) -> str:
+        return self.request.headers.get("Content-Type", "").partition(";")[0].strip()
 
     def _body(self) -> dict[str, Any]:
         if not self.request.body:
             return {}
-        if self.request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+        if self._kind() != "application/json":
             raise Refused(415, "the body has to be application/json")
         try:
             given = json.loads(self.request.body)
@@ -292,7 +434,7 @@ class Events(PageHandler):
         self.set_header("Content-Type", "text/event-stream")
         self.set_header("X-Accel-Buffering", "no")
         self.write("retry: 2000\n\n")
-        self._event("clock", snapshot.encode({"now": round(time.time(), 3)}))
+        self._event("clock", snapshot.encode(self._hello()))
         self._news = watcher.subscribe()
         Events.viewers += 1
         try:
@@ -305,6 +447,17 @@ class Events(PageHandler):
         finally:
             Events.viewers -= 1
             watcher.unsubscribe(self._news)
+
+    def _hello(self) -> dict[str, Any]:
+        site = self.site
+        return {
+            "now": round(time.time(), 3),
+            "user": self.user.name,
+            "role": self.user.role,
+            "needs_token": site.guard.login is None,
+            "actions": [] if site.read_only(self.user) else sorted(site.actions),
+            "history": site.archive is not None,
+        }
 
     def on_connection_close(self) -> None:
         self._gone = True
@@ -321,10 +474,11 @@ class Events(PageHandler):
                 await within(self.flush(), self.site.limits.stalled_s)
                 continue
             self._news.clear()
-            parts = {"overview": snapshot.encode(snapshot.overview(watcher, self.site.read_only))}
+            parts = {"overview": snapshot.encode(snapshot.overview(watcher, self.site.read_only(self.user)))}
             group = watcher.groups.get(name) if name is not None else None
             if group is not None and group.seen:
                 parts.update((part, snapshot.encoded(group, part)) for part in snapshot.PARTS)
+                parts["events"] = snapshot.encode(snapshot.events(watcher, group.name))
                 points = snapshot.series(group, after)
                 if points:
                     self._event("series", snapshot.encode({"whole": after == 0.0, "points": points}))
@@ -351,8 +505,12 @@ def application(site: Site) -> web.Application:
         (group, Detail, {"site": site}),
         (f"{group}/partitions", Partitions, {"site": site}),
         (f"{group}/offsets", Offsets, {"site": site}),
+        (f"{group}/history", PastAnswer, {"site": site}),
+        (f"{group}/compare", Compared, {"site": site}),
+        (f"{group}/export", Export, {"site": site}),
         (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
         (f"{group}/(.+)", Act, {"site": site}),
+        ("/api/audit", Audit, {"site": site}),
         ("/api/events", Events, {"site": site}),
         ("/api/openapi.json", Description, {"site": site}),
         ("/metrics", Metrics, {"site": site}),
@@ -383,7 +541,7 @@ async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         sockets = netutil.bind_sockets(port, host)
     except (OSError, socket.gaierror) as error:
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address") from error
-    server = Server(application(site), site.limits)
+    server = Server(application(site), site.limits, site.tls)
     server.listen_on(sockets)
     try:
         yield sockets[0].getsockname()[1]

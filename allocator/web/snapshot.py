@@ -9,6 +9,7 @@ from typing import Any
 
 from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
+from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "detail",
     "encode",
     "encoded",
+    "events",
     "figures",
     "findings",
     "lags",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 FINDINGS = 100  # shown
+EVENTS = 200  # shown
 SUBSCRIBED = 20  # topics named of a member
 
 
@@ -231,8 +234,18 @@ def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
 
 
 def rebalances(group: WatchedGroup) -> list[dict[str, Any]]:
-    """The newest first."""
-    return [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
+    """The newest first, those from before the start of this server included."""
+    live = [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
+    known = {each["id"] for each in live}
+    return [*live, *(each for each in group.past if each["id"] not in known)][:REBALANCES]
+
+
+def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
+    """Orders, deployments and outages, the newest first; without addresses and requests."""
+    return [
+        {"at": round(event.at, 3), "kind": event.kind, "text": event.text, "who": event.who}
+        for event in reversed(watcher.log.of(group)[-EVENTS:])
+    ]
 
 
 def rebalance(group: WatchedGroup, number: int) -> dict[str, Any] | None:

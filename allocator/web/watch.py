@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Optional, Protocol
 
@@ -30,7 +30,8 @@ from allocator.groups.zookeeper.znodes import (
 from allocator.names import GROUP_NAME
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import TaskGroup, wait_for_event
-from allocator.web.history import History, News, Series
+from allocator.web.events import Event, EventLog
+from allocator.web.history import History, News, Past, Point, Series
 from allocator.web.offset_history import Age, OffsetHistory, oldest
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
@@ -43,6 +44,7 @@ PAUSE_FACTOR = 4  # the pause after a poll, as a multiple of its duration: bound
 DOCTOR_S = 30.0  # between two polls of the doctor; more: later findings; less: more requests, O(members) for a poll
 DOCTOR_PAUSE_S = 2.0
 SHOWN_PROBLEMS = 20
+OUTAGE_S = 2.0  # outages that are shorter are not events
 EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
 # lag that grows and missing progress are judged over this time. More: later findings; less: false alarms
 TREND_S = 90.0
@@ -73,6 +75,8 @@ class WatchedGroup:
         self.name = name
         self.report = GroupReport(GroupState(name, {}, {}, None))
         self.history = History()
+        self.past: list[dict[str, Any]] = []
+        """Rebalances before the start of this server, the newest first."""
         self.series = Series()
         self.offsets = OffsetHistory()
         self.age = Age(None)
@@ -107,6 +111,14 @@ class WatchedGroup:
     def wrong(self) -> int:
         """The number of `problems` above INFO."""
         return sum(finding.severity > Severity.INFO for finding in self.problems)
+
+    def recall(self, past: Past, now: float) -> None:
+        """Caller: the watcher, before the first observation."""
+        self.past = past.rebalances
+        self.history.recall(past.remembered)
+        if past.points:
+            # nothing is known of the time between
+            self.series.points.extend([*past.points, Point(now, None)])
 
     def judge(self, findings: list[Finding], of_state: int) -> None:
         """Caller: the doctor, with the version of the state that it examined."""
@@ -290,7 +302,13 @@ class Watcher:
     """
 
     def __init__(
-        self, access: ClusterAccess, *, only: str | None = None, interval_s: float = 5.0, examine: bool = True
+        self,
+        access: ClusterAccess,
+        *,
+        only: str | None = None,
+        interval_s: float = 5.0,
+        examine: bool = True,
+        past: Callable[[str], Awaitable[Past]] | None = None,
     ) -> None:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
@@ -306,6 +324,9 @@ class Watcher:
         self._interval_s = interval_s
         self._doctor = examine
         self._waiters: set[asyncio.Event] = set()
+        self._past = past
+        self.log = EventLog()
+        """Outages, and what else the server adds."""
         self.zk: Optional[ZooKeeper] = None
         self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
         """The clusters that it polls."""
@@ -322,13 +343,30 @@ class Watcher:
     def unsubscribe(self, event: asyncio.Event) -> None:
         self._waiters.discard(event)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Sets the events of `subscribe`."""
         for event in self._waiters:
             event.set()
 
+    def complain(self, what: str, why: str) -> None:
+        """Notes that a part does not answer."""
+        if self.problems.get(what) != why:
+            self.problems[what] = why
+            self.changed()
+        self.away_since.setdefault(what, time.time())
+
+    def mend(self, what: str) -> None:
+        """Notes that a part answers."""
+        since = self.away_since.pop(what, None)
+        if self.problems.pop(what, None) is None or since is None:
+            return
+        away_s = time.time() - since
+        if away_s >= OUTAGE_S:
+            self.log.add(Event(since, "outage", f"{what} did not answer for {away_s:.0f} s"))
+        self.changed()
+
     def _answered(self, what: str) -> None:
-        self.problems.pop(what, None)
-        self.away_since.pop(what, None)
+        self.mend(what)
         self.answered_at[what] = time.time()
 
     def _outdated(self) -> None:
@@ -348,7 +386,7 @@ class Watcher:
         if group is not None and group.noted != findings:
             group.noted = findings
             group.version["findings"] += 1
-            self._changed()
+            self.changed()
 
     def forget(self) -> None:
         """Drops a state that is so old that later rebalances would get wrong times."""
@@ -379,7 +417,7 @@ class Watcher:
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
         self.away_since = {"watcher": time.time()}
         self._outdated()
-        self._changed()
+        self.changed()
 
     async def run(self) -> None:
         """Until cancelled. Raises ConfigError for settings with which nothing can be read."""
@@ -401,14 +439,13 @@ class Watcher:
                 why = str(error) if known else f"a fault in allocator: {error!r:.200}"
                 if self.problems.get(what) != why:
                     log.warning("%s", why, exc_info=None if known else error)
-                self.problems[what] = why
-                self.away_since.setdefault(what, time.time())
+                self.complain(what, why)
                 if what == "zookeeper":
                     self._outdated()
                 elif what == "kafka":
                     for group in self.groups.values():
                         group.unmeasured(time.time())
-                self._changed()
+                self.changed()
             await asyncio.sleep(RETRY_S)
 
     # -- ZooKeeper -----------------------------------------------------------------------------------------------
@@ -432,15 +469,23 @@ class Watcher:
             self._answered("zookeeper")
             for name in names:
                 if name not in watched or watched[name].done():
-                    group = self.groups.setdefault(name, WatchedGroup(name))
-                    watched[name] = tasks.start(GroupWatch(zk, self._access, group, self._changed).run(), name)
+                    group = await self._group(name)
+                    watched[name] = tasks.start(GroupWatch(zk, self._access, group, self.changed).run(), name)
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
             for name in set(self.groups) - {*names}:
                 del self.groups[name]
             self.ready = True
-            self._changed()
+            self.changed()
             await poked.wait()
+
+    async def _group(self, name: str) -> WatchedGroup:
+        if name not in self.groups:
+            group = WatchedGroup(name)
+            if self._past is not None:
+                group.recall(await self._past(name), time.time())
+            self.groups[name] = group
+        return self.groups[name]
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
 
@@ -455,7 +500,7 @@ class Watcher:
                         if group.seen:
                             await self._measure(client, group)
                     self._answered("kafka")
-                    self._changed()
+                    self.changed()
                     took = time.monotonic() - began
                     await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
             finally:
@@ -469,7 +514,7 @@ class Watcher:
         committed = await offsets.fetch(None)
         wanted = {*existing, *committed, *state.assigned}
         group.measure(await read_logs(client, wanted, committed, timeout_s), existing, time.time())
-        self._changed()
+        self.changed()
 
     # -- the doctor ----------------------------------------------------------------------------------------------
 
@@ -486,11 +531,11 @@ class Watcher:
                 now = await observe(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
                 trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
                 group.judge(trends.judge(now), version)
-                self._changed()
+                self.changed()
             self._trends = {name: trends for name, trends in self._trends.items() if name in self.groups}
             if "doctor" in self.problems:
                 self._answered("doctor")
-                self._changed()
+                self.changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def _is_due(self, group: WatchedGroup) -> bool:

@@ -173,10 +173,14 @@ def test_a_page_without_its_extra_names_the_extra(
     assert line.endswith("pip install 'zk-partition-allocator[web]'")
 
 
-def test_the_page_says_where_it_is_for_a_program_too() -> None:
+def test_the_page_says_where_it_is_for_a_program_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "web", "--zookeeper", "127.0.0.1:1", "--port", "0", "--json"]
     with subprocess.Popen(
-        [*command, "--timeout", "0.2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--timeout", "0.2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -186,7 +190,29 @@ def test_the_page_says_where_it_is_for_a_program_too() -> None:
         assert process.wait(60) == 0
     assert said["url"].startswith("http://127.0.0.1:")
     assert said["changes"] == "read-only"
+    (history,) = (tmp_path / "allocator").iterdir()
+    assert history.name.startswith("history-"), "it keeps its history unless told otherwise"
     assert re.match(r"20\S+Z warning allocator\.web\.watch: ZooKeeper 127\.0\.0\.1:1: no node", logged)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--operator", "alice"], "need --user-header"),
+        (["--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
+        (["--tls-cert", "nowhere.pem"], "nowhere.pem"),
+        (["--user-header", "X-User", "--proxy", "proxy.example"], "not an IP address"),
+        (["--history", "orders.toml/h.sqlite"], "name another file with --history"),
+    ],
+)
+def test_a_page_that_cannot_be_served_so_says_what_is_wrong(
+    options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("orders.toml").write_text("")
+    result = CliRunner().invoke(main, ["web", "--zookeeper", "127.0.0.1:1", *options])
+    assert result.exit_code == 2
+    assert says in result.output
 
 
 def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,9 @@ class Session:
         program.write_text(code + ("wait\n" if in_shell and block.verb == "keep" else ""))
         command = ["bash", "-eu", program.name] if in_shell else [sys.executable, program.name]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        environ = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPATH": ".", **self.variables}
+        environ = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPATH": "."}
+        environ["XDG_STATE_HOME"] = str(self.directory)  # files of the user stay as they are
+        environ.update(self.variables)
         with open(log, "wb") as output:
             return subprocess.Popen(
                 command,

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
 from allocator.cli.read import Access
-from allocator.cli.web import resetting
+from allocator.cli.web import copying, resetting
 from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import actions
@@ -73,7 +73,7 @@ async def served(zookeeper: str, brokers: str | None = None, token: str | None =
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, resetting(access)),
+        actions=actions(lambda: watcher.zk, access.root, resetting(access), copying(access)),
     )
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)

@@ -312,6 +312,12 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             page.sees(".facts", "4005")
             page.sees("#partitions", "orders:")
             fits()
+            page.go(
+                f"#/group/billing/compare?from={int(rebalances[1]['began']) - 5}&to={int(rebalances[0]['began']) + 5}"
+            )
+            page.sees("#between", "crashed or lost its session")
+            page.sees("#view", "172 partitions with another owner")
+            fits()
             page.go("#/group/billing/topic/payments")
             page.sees("#readers", "worker-")
             fits()
@@ -389,16 +395,33 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             page.sees("#phase", "stable")
             page.run("document.getElementById('act').click()")
             press("Rebalance")
+            page.sees("dialog .step", "do not stop")
+            press("Yes, rebalance g")
             page.sees("dialog .answer", "the token is missing or wrong")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
-            press("Rebalance")
+            press("Yes, rebalance g")
             page.sees("dialog .answer", "the next generation will follow")
+            assert page.focused() == "Rebalance"
             press("Pause")
+            page.sees("dialog", "The group reads nothing until you resume")
+            assert page.focused() == "Yes, pause g"
+            press("Yes, pause g")
             page.sees("dialog .answer", "its members will leave")
             page.sees("#phase", "paused, going on: 1")
             press("Resume")
+            press("Yes, resume g")
             page.sees("#phase", "stable")
+            press("Reset offsets")
+            page.sees("dialog .answer", "look at the plan of exactly this change first")
+            page.run("document.querySelector('dialog input[name=note]').focus()")
+            page.press("version 1.4.2")
+            press("Mark")
+            page.sees("dialog .answer", "Noted")
+            assert page.violations() == []
+            press("Close")
+            page.sees("#timeline", "◆")
+            assert page.focused() == "Change…"
             assert TOKEN not in page.driver.page_source
             assert page.run(
                 "return document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)"

@@ -1,6 +1,9 @@
-// Changes to a group; the page shows each one before it makes it. The token stays in the memory of this page.
+// Changes to a group. Each says first what it will do, and is made only after that. The token stays in this page.
 
 import { element } from "./dom.js";
+import { plural, whole } from "./format.js";
+import { state } from "./state.js";
+import { Table } from "./table.js";
 
 let token = "";
 const dialog = document.getElementById("dialog");
@@ -8,7 +11,7 @@ const dialog = document.getElementById("dialog");
 const ask = async (group, what, body) => {
   const answer = await fetch(`api/groups/${encodeURIComponent(group)}/${what}`, {
     method: "POST",
-    headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) },
     body: JSON.stringify(body),
   });
   const value = await answer.json();
@@ -16,54 +19,122 @@ const ask = async (group, what, body) => {
   return value;
 };
 
-const field = (label, input, hint = "") => element("label", {}, label, input, ...(hint ? [element("small", { class: "muted" }, hint)] : []));
+const field = (label, input, hint = "") => element("label", {}, label, input, hint ? element("small", { class: "muted" }, hint) : null);
+const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
+
+const PLAN = [
+  { key: "partition", head: "partition", width: 150, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
+  { key: "from", head: "committed", width: 100, rank: 1, numeric: true, value: (r) => r.from, text: (r) => (r.from === null ? "none" : whole(r.from)) },
+  { key: "to", head: "new", width: 100, rank: 2, numeric: true, value: (r) => r.to, text: (r) => whole(r.to) },
+  { key: "effect", head: "effect", width: 160, numeric: true, value: (r) => (r.from === null ? null : r.to - r.from), text: (r) => effect(r) },
+];
+const effect = (row) => (row.from === null ? "a first offset" : row.to > row.from ? `skips ${whole(row.to - row.from)}` : row.to < row.from ? `repeats ${whole(row.from - row.to)}` : "no change");
+export const sum = (rows) => {
+  const known = rows.filter((row) => row.from !== null), of = (sign) => known.filter((row) => sign * (row.to - row.from) > 0);
+  const count = (list) => list.reduce((total, row) => total + Math.abs(row.to - row.from), 0);
+  const parts = [[of(1), "skipped"], [of(-1), "read again"]].filter(([list]) => list.length).map(([list, words]) => `${plural(count(list), "record")} of ${plural(list.length, "partition")} would be ${words}`);
+  const first = rows.length - known.length;
+  if (first) parts.push(`${plural(first, "partition")} would get a first offset`);
+  return parts.length ? `${parts.join("; ")}.` : "No offset would change.";
+};
+
+// local time or UTC, as the user chose
+const milliseconds = (text, zone) => { const at = Date.parse(zone === "utc" ? `${text}Z` : text); if (Number.isNaN(at)) throw new Error("choose a date and a time"); return at; };
 
 export const openActions = (group) => {
-  const name = group.group;
+  const name = group.group, offered = state.hello?.actions ?? [];
   const answer = element("p", { class: "answer", role: "status" });
+  let table = null;
+  const tell = async (work, node) => {
+    answer.className = "answer"; answer.textContent = "…"; if (node) node.disabled = true;
+    try { answer.textContent = await work(); } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; }
+    if (node) { node.disabled = false; node.focus(); }
+  };
+  const button = (words, kind, work) => element("button", { type: "button", class: kind, onclick: (event) => tell(work, event.currentTarget) }, words);
+  // the first press says what will happen, the second does it
+  const twice = (words, what, body, says, done) => {
+    const box = element("div", { class: "step" });
+    const first = element("button", { type: "button" }, words);
+    const yes = button(`Yes, ${words.toLowerCase()} ${name}`, "danger", async () => { await ask(name, what, body); close(); return done; });
+    const no = element("button", { type: "button" }, "No");
+    const close = () => { box.replaceChildren(first); first.focus(); };
+    first.addEventListener("click", () => { box.replaceChildren(element("p", {}, says), yes, " ", no); yes.focus(); });
+    no.addEventListener("click", close);
+    box.append(first);
+    return box;
+  };
+  const members = plural(group.members.length, "member"), part = (title, ...children) => element("section", {}, element("h3", {}, title), ...children);
+
   const secret = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
   secret.addEventListener("input", () => { token = secret.value; });
-  const to = element("input", { value: "earliest", name: "to", spellcheck: "false" });
+
+  // -- offsets ---------------------------------------------------------------------------------------------------
+  const plan = element("div"), confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
+  const kind = choice("kind", [["earliest", "the first record"], ["latest", "the end: only new records"], ["time", "a time"], ["shift", "so many records later or earlier"], ["offset", "an offset"]]);
+  const when = element("input", { type: "datetime-local", step: "1", name: "when" }), zone = choice("zone", [["local", `local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`], ["utc", "UTC"]]);
+  const amount = element("input", { type: "number", name: "amount", value: "0", step: "1" });
   const topics = element("input", { name: "topics", placeholder: "all of the group", spellcheck: "false" });
-  const confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
-  const plan = element("div", { class: "scroll" });
-  const button = (words, kind, work) => {
-    const node = element("button", { type: "button", class: kind }, words);
-    node.addEventListener("click", async () => {
-      answer.className = "answer"; answer.textContent = "…"; node.disabled = true;
-      try { answer.textContent = await work(); } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; }
-      node.disabled = false;
-    });
-    return node;
+  const fields = { time: [field("Date and time", when), field("Time zone", zone)], shift: [field("Records", amount, "negative: earlier, so records are read again")], offset: [field("Offset", amount)] };
+  const more = element("div");
+  const body = () => {
+    const target = { earliest: "earliest", latest: "latest", offset: amount.value, shift: `shift:${amount.value}`, get time() { return `timestamp:${milliseconds(when.value, zone.value)}`; } }[kind.value];
+    return { to: target, topics: topics.value.split(",").map((topic) => topic.trim()).filter(Boolean) };
   };
-  const body = () => ({ to: to.value.trim(), topics: topics.value.split(",").map((topic) => topic.trim()).filter(Boolean) });
-  const show = (reset) => {
-    const rows = reset.partitions.slice(0, 500).map((each) => element("tr", {}, ...[each.topic, each.partition, each.from ?? "–", each.to].map((value) => element("td", {}, String(value)))));
-    plan.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...["topic", "partition", "committed", "new"].map((head) => element("th", {}, head)))), element("tbody", {}, ...rows)));
+  const show = (rows, place) => {
+    table?.close();
+    table = new Table({ id: "plan", label: "Plan", columns: PLAN, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
+    place.replaceChildren(table.node);
+    table.show(rows);
   };
+  let planned = null;
+  const forget = () => { planned = null; plan.replaceChildren(); };
+  kind.addEventListener("change", () => { more.replaceChildren(...(fields[kind.value] ?? [])); forget(); });
+  for (const input of [when, zone, amount, topics]) input.addEventListener("input", forget);
+  const reset = part("Reset offsets",
+    element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
+    field("To", kind), more, field("Topics, with commas", topics),
+    button("Show the plan", "", async () => {
+      const asked = body(), found = await ask(name, "offsets/reset", asked);
+      show(found.partitions, plan); planned = JSON.stringify(asked);
+      return `${sum(found.partitions)} Nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`;
+    }), plan,
+    field(`To confirm, enter the name of the group: ${name}`, confirm),
+    button("Reset offsets", "danger", async () => {
+      if (planned !== JSON.stringify(body())) throw new Error("look at the plan of exactly this change first");
+      const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value });
+      show(done.partitions, plan);
+      return done.executed ? `${plural(done.partitions.length, "offset")} committed.` : "Nothing was changed: enter the name of the group.";
+    }));
+
+  const other = element("input", { name: "other", spellcheck: "false" }), again = element("input", { name: "other-confirm", autocomplete: "off", spellcheck: "false" }), copied = element("div");
+  const copy = part("Copy offsets to another group",
+    element("p", { class: "muted" }, "The other group begins where this one is. It must have no members; this one may go on."),
+    field("Other group", other),
+    button("Show the plan of the copy", "", async () => {
+      const found = await ask(name, "offsets/copy", { to: other.value.trim() });
+      show(found.partitions, copied);
+      return `${sum(found.partitions)} Nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`;
+    }), copied,
+    field("To confirm, enter the name of the other group", again),
+    button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
+
+  const words = element("input", { name: "note", maxlength: "500", placeholder: "version 1.4.2" });
+  const sections = [
+    ["rebalance", part("Recompute the assignment", twice("Rebalance", "rebalance", {}, "The leader computes the assignment anew. Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without a member that joins.", "Requested: the next generation will follow."))],
+    ["pause", part("Pause and resume",
+      twice("Pause", "pause", {}, `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
+      twice("Resume", "resume", {}, "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
+    ["offsets/reset", reset], ["offsets/copy", copy],
+    ["note", part("Mark a deployment", field("What happened", words, "it stands in the history beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
+  ];
+  const close = element("button", { type: "button", onclick: () => dialog.close() }, "Close");
   dialog.replaceChildren(
     element("h2", { id: "dialog-title" }, `Change ${name}`),
-    element("p", { class: "muted" }, "Every change needs the token of the server."),
-    field("Token", secret),
-    element("h3", {}, "Recompute the assignment"),
-    element("p", { class: "muted" }, "Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without anybody joining."),
-    button("Rebalance", "", async () => { await ask(name, "rebalance", {}); return "Requested: the next generation will follow."; }),
-    element("h3", {}, "Pause and resume"),
-    element("p", { class: "muted" }, "Members that follow the group's setting (SwitchingConsumer) finish what they have, commit, and leave until it is resumed. Others go on, and have to be stopped where they run."),
-    element("div", { class: "row" },
-      button("Pause", "", async () => { await ask(name, "pause", {}); return "Requested: its members will leave."; }),
-      button("Resume", "", async () => { await ask(name, "resume", {}); return "Requested: its members will join."; })),
-    element("h3", {}, "Reset offsets"),
-    element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
-    field("To", to, "earliest, latest, timestamp:MILLISECONDS, or an offset"),
-    field("Topics, with commas", topics),
-    button("Show the plan", "", async () => { const found = await ask(name, "offsets/reset", body()); show(found); return `${found.partitions.length} partitions; nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`; }),
-    plan,
-    field(`To confirm, enter the name of the group: ${name}`, confirm),
-    element("div", { class: "row" },
-      button("Reset offsets", "danger", async () => { const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value }); show(done); return done.executed ? `${done.partitions.length} offsets were committed.` : "Nothing was changed."; }),
-      (() => { const close = element("button", { type: "button" }, "Close"); close.addEventListener("click", () => dialog.close()); return close; })()),
+    state.hello?.needs_token === false ? element("p", { class: "muted" }, `You are ${state.hello.user}. Each change is logged with your name.`) : element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, "Every change needs the token of the server, and is logged."), field("Token", secret)),
     answer,
+    ...sections.filter(([what]) => offered.includes(what)).map(([, node]) => node),
+    element("div", { class: "row" }, close),
   );
+  dialog.addEventListener("close", () => { table?.close(); document.getElementById("act")?.focus(); }, { once: true });
   dialog.showModal();
 };

@@ -1,15 +1,15 @@
 // One group: the head that all its views share, and the summary.
 
-import { Chart, timeline } from "./charts.js";
+import { Chart, MARKS, timeline } from "./charts.js";
 import { element, link, say } from "./dom.js";
 import { findings } from "./findings.js";
 import { age, number, rate, span, whole } from "./format.js";
 import { map } from "./map.js";
 import { figures, phaseBadge, section, swatch, to } from "./parts.js";
-import { cells, knownNow, now, state } from "./state.js";
+import { cells, knownNow, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
 
-const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"]];
+const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["compare", "Compare"]];
 
 // Name, state and tabs; `act` opens the dialog of changes
 export const groupHead = (route, act) => {
@@ -55,6 +55,9 @@ export const groupFigures = (group) => {
   ]);
 };
 
+const RANGES = [[1, "1 hour"], [6, "6 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]];
+const LEGEND = [["fault", "a member crashed"], ["order", "an order"], ["deployment", "a deployment"], ["outage", "a cluster was away"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
+
 export const summary = (route, query) => {
   const found = findings(route.group), grids = map(() => state.topics, query);
   const numbers = element("div", { id: "figures" });
@@ -72,27 +75,47 @@ export const summary = (route, query) => {
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" });
+  // the last hour is live; longer times come from the file of the history
+  let range = RANGES.find(([hours]) => String(hours) === route.query.hours)?.[0] ?? 1, past = null;
+  const buttons = element("div", { class: "range", role: "group", "aria-label": "Time" }, ...RANGES.map(([hours, words]) => {
+    const node = element("button", { type: "button", "aria-pressed": String(hours === range), "data-hours": hours }, words);
+    node.addEventListener("click", () => { range = hours; query({ hours: hours === 1 ? "" : hours }); for (const each of buttons.children) each.setAttribute("aria-pressed", String(each === node)); loadPast(); });
+    return node;
+  }));
+  const loadPast = async () => {
+    past = null;
+    if (range > 1) {
+      try {
+        const answer = await fetch(`api/groups/${encodeURIComponent(route.group)}/history?from=${(now() - 3600 * range).toFixed(0)}`);
+        if (answer.ok) past = await answer.json();
+      } catch { /* the head of the page says that the server is away */ }
+    }
+    update("series");
+  };
   const body = element("div", { class: "body" },
     element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node,
     element("div", { class: "columns" },
       section("Owners", grids.node),
       section("Members", members.node)),
-    section("Rebalances", strip, none, link(to("rebalances"), "All rebalances")),
+    section("Rebalances", buttons, strip, none, element("p", { class: "legend" }, ...LEGEND), link(to("rebalances"), "All rebalances")),
     section("Over time", element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure))));
+  const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
   const history = () => {
-    timeline(strip, state.rebalances, state.points[0]?.at ?? opened, now(), (each) => to("rebalance", each.id));
-    none.textContent = state.rebalances.length ? "" : "None since this server watches.";
+    const { points, rebalances, events } = shown(), since = past ? now() - 3600 * range : points[0]?.at ?? opened;
+    timeline(strip, rebalances.filter((each) => each.began >= since), since, now(), (each) => to("rebalance", each.id), marks(events, rebalances).filter((each) => each.at >= since));
+    none.textContent = rebalances.length ? "" : past ? "None in this time." : "None that this server knows.";
   };
   const opened = now();
-  const drawCharts = () => { for (const chart of charts) chart.show(state.points, state.rebalances.map((each) => each.began)); };
+  const drawCharts = () => { for (const chart of charts) chart.show(shown().points, shown().rebalances.map((each) => each.began)); };
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
     if (["group", "lag", "all"].includes(kind)) { members.show(state.group.members); grids.update(); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
-    if (["rebalances", "series", "resize", "all"].includes(kind)) { history(); drawCharts(); }
+    if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }
     if (kind === "resize") grids.draw();
   };
+  if (range > 1) loadPast();
   const ticking = setInterval(() => { if (state.group && !document.hidden) history(); }, 5000);
   return { node: body, update, close: () => { members.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
 };

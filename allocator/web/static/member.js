@@ -32,7 +32,7 @@ export const member = (route, query) => {
   const title = element("h2", { tabindex: "-1", class: "owner" }), about = element("div"), gone = element("p", { class: "empty", hidden: true });
   const facts = element("dl", { class: "facts" });
   const grids = map(() => state.topics, query), table = partitionTable(route, query, mine, "Partitions of the member");
-  const history = new Table({ id: "shares", label: "What it got and lost", columns: HISTORY, key: (r) => r.id, sort: "-when", empty: "Nothing since this server watches." });
+  const history = new Table({ id: "shares", label: "What it got and lost", columns: HISTORY, key: (r) => r.id, sort: "-when", empty: "Nothing that this server knows." });
   const inner = element("div", { class: "body" }, section("About", about, facts), section("Owners", grids.node), section("Partitions", table.node), section("Got and lost", history.node));
   let drawn = "";
   const update = (kind) => {

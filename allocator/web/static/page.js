@@ -2,6 +2,7 @@
 
 import { element, link, say } from "./dom.js";
 import { clock, moment, span } from "./format.js";
+import { audit, compare } from "./compare.js";
 import { groupHead, summary } from "./group.js";
 import { member, topic } from "./member.js";
 import { overview } from "./overview.js";
@@ -12,8 +13,9 @@ import { KEPT, clear, knownNow, learn, now, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
-const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic };
-const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher" };
+const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, audit };
+const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher", history: "The file of the history" };
+const MEANS = { kafka: "Offsets and lag are unknown", history: "What happens now may be lost with this server" };
 let view = null, head = null;
 
 // -- the stream --------------------------------------------------------------------------------------------------
@@ -31,7 +33,8 @@ const connect = () => {
     if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (stream === source) connect(); }, 3000);
   };
   const on = (kind, take) => source.addEventListener(kind, (event) => { state.heard = now(); take(JSON.parse(event.data)); head?.update(); view?.update(kind); });
-  on("clock", (value) => { state.skew = value.now - Date.now() / 1000; });
+  on("clock", (value) => { state.hello = value; state.skew = value.now - Date.now() / 1000; });
+  on("events", (value) => { state.events = value; });
   on("overview", (value) => { state.overview = value; showLink(); });
   on("group", (value) => { learn(value); get("missing").hidden = true; get("view").hidden = false; showTitle(); });
   on("lag", (value) => { state.lag = value; load(); });
@@ -66,7 +69,7 @@ const showLink = () => {
   get("link").className = `badge ${!state.connected ? (state.lost ? "bad" : "quiet busy") : problems.length ? "busy" : "good"}`;
   document.body.classList.toggle("old-zookeeper", !!state.overview && !knownNow("zookeeper"));
   document.body.classList.toggle("old-kafka", !!state.overview && !knownNow("kafka") && (!state.connected || state.overview.clusters.some((each) => each.cluster === "kafka")));
-  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why}. ${each.cluster === "kafka" ? "Offsets and lag are unknown" : "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
+  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
   if (!state.connected && state.lost) lines.unshift(`The server of this page does not answer since ${moment(state.lost)}. Everything below is as of ${moment(state.heard ?? state.lost)}.`);
   const wrong = get("wrong");
   wrong.hidden = !lines.length;
@@ -93,6 +96,7 @@ const crumbs = () => {
   const { view: kind, group, item } = state.route;
   const steps = [[build({}), "All groups"]];
   if (group !== null) steps.push([build({ view: "summary", group }), group]);
+  if (kind === "audit") steps.push([build({ view: "audit" }), "Changes"]);
   if (kind === "rebalance") steps.push([build({ view: "rebalances", group }), "Rebalances"]);
   if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" ? item : "Member"]);
   get("crumbs").replaceChildren(element("ol", {}, ...steps.map(([href, words], at) => element("li", {}, link(href, words, { "aria-current": at === steps.length - 1 ? "page" : undefined })))));

@@ -6,7 +6,7 @@ import { flow } from "./flow.js";
 import { moment, plural, span, whole } from "./format.js";
 import { field, figures, search, section, to } from "./parts.js";
 import { matches } from "./rows.js";
-import { looks, now, state } from "./state.js";
+import { looks, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
 
 const took = (each) => (each.ended === null ? "goes on" : each.took_s === null ? "not seen" : span(each.took_s));
@@ -31,14 +31,14 @@ const COLUMNS = [
 ];
 
 export const rebalances = (route, query) => {
-  const table = new Table({ id: "history", label: "Rebalances", columns: COLUMNS, key: (r) => r.id, sort: route.query.sort ?? "-when", empty: "None since this server watches.", onsort: (sort) => query({ sort }) });
+  const table = new Table({ id: "history", label: "Rebalances", columns: COLUMNS, key: (r) => r.id, sort: route.query.sort ?? "-when", empty: "None that this server knows.", onsort: (sort) => query({ sort }) });
   const strip = element("div", { id: "timeline" }), opened = now();
   const filters = element("div", { class: "filters" }, field("Search", search("q", route.query.q ?? "", (q) => { route.query.q = q; query({ q }); update("rebalances"); }, "reason or member")));
   const update = (kind) => {
     if (kind === "lag" || kind === "findings" || kind === "overview") return;
     const q = route.query.q ?? "";
     table.show(q ? state.rebalances.filter((r) => matches(`${r.why.join(" ")} ${ways(r.between)} ${r.generation}`, q)) : state.rebalances);
-    timeline(strip, state.rebalances, state.points[0]?.at ?? opened, now(), (each) => to("rebalance", each.id));
+    timeline(strip, state.rebalances, state.points[0]?.at ?? opened, now(), (each) => to("rebalance", each.id), marks());
   };
   return { node: element("section", { class: "view", "aria-label": "Rebalances" }, strip, filters, table.node), update, close: () => table.close(), title: () => `Rebalances of ${route.group}` };
 };

@@ -1,6 +1,6 @@
 // Addresses inside the page: "#/group/billing/partitions?q=orders&sort=-lag". Pure.
 
-export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "records"];
+export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "compare"];
 
 const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
 
@@ -11,12 +11,13 @@ export const parse = (hash) => {
   const [path, search = ""] = text.split("?", 2);
   const query = Object.fromEntries(new URLSearchParams(search));
   const [kind, group, view = "summary", item = null] = path.split("/").slice(1).map(decoded);
+  if (kind === "audit") return { view: "audit", group: null, item: null, query };
   if (kind !== "group" || !group) return { view: "overview", group: null, item: null, query };
   return VIEWS.includes(view) ? { view, group, item, query } : { view: "summary", group, item: null, query };
 };
 
 export const build = ({ view = "overview", group = null, item = null, query = {} }) => {
-  const parts = group === null ? [""] : ["group", group, ...(view === "summary" ? [] : [view]), ...(item === null ? [] : [item])];
+  const parts = group === null ? [view === "audit" ? "audit" : ""] : ["group", group, ...(view === "summary" ? [] : [view]), ...(item === null ? [] : [item])];
   const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false)).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 };

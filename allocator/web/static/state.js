@@ -5,10 +5,10 @@ import { expand } from "./format.js";
 
 export const KEPT = 720; // points of the charts
 export const looks = new Looks();
-export const state = { route: null, overview: null, skew: 0, connected: false, lost: null, heard: null };
+export const state = { route: null, overview: null, skew: 0, hello: null, connected: false, lost: null, heard: null };
 
 // Forgets one group before another is shown
-export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), lag: null, rebalances: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
+export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), lag: null, rebalances: [], events: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
 clear();
 
 // The time by the clock of the server
@@ -40,6 +40,12 @@ export const lagOf = (cell) => state.lag?.topics[cell.topic]?.[cell.at] ?? null;
 export const ageOf = (cell) => state.lag?.ages[cell.topic]?.[cell.at] ?? null;
 export const nameOf = (id) => state.members.get(id)?.name ?? id;
 export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${nameOf(id)}` : id);
+
+// Marks for the timeline: what people and clusters did, and members that crashed
+export const marks = (events = state.events, rebalances = state.rebalances) => [
+  ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
+  ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
+];
 
 const COLUMNS = ["committed", "start", "end", "lag", "lag_s", "rate", "committed_at"];
 // One row for each partition: the cell and its offsets, which are undefined until they are loaded

@@ -1,0 +1,57 @@
+"""What happened beside the rebalances: orders of people, deployments, outages of a cluster. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+__all__ = ["Event", "EventLog"]
+
+KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. `kind` is "order", "deployment" or "outage"."""
+
+    at: float
+    kind: str
+    text: str
+    group: Optional[str] = None
+    """None: it concerns all groups."""
+    who: Optional[str] = None
+    """The user, as the proxy named him, or "token"."""
+    address: Optional[str] = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Of an order: the request and its outcome."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "at": round(self.at, 3)}
+
+
+class EventLog:
+    """The newest events, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=KEPT)
+        self.count = 0
+        """Events ever added: a reader sees by it whether there are new ones."""
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self.count += 1
+
+    def recall(self, older: Iterable[Event]) -> None:
+        """Caller: the archive, at the start."""
+        self.events.extendleft(reversed(list(older)))
+
+    def since(self, count: int) -> list[Event]:
+        """The events added after `count` of them."""
+        fresh = min(self.count - count, len(self.events))
+        return list(self.events)[len(self.events) - fresh :]
+
+    def of(self, group: str) -> list[Event]:
+        """Those of a group, and those of all groups."""
+        return [event for event in self.events if event.group in (None, group)]

@@ -1,0 +1,327 @@
+"""The past of the groups in an SQLite file, so that a restart of the page loses nothing.
+
+One thread works on the file. It is bounded in size: the oldest entries make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, TypeVar
+
+from allocator.errors import ConfigError
+from allocator.groups.zookeeper.znodes import to_ranges
+from allocator.types import TopicPartition
+from allocator.web.events import Event
+from allocator.web.history import Past, Point, Remembered
+from allocator.web.watch import WatchedGroup, Watcher
+
+__all__ = ["HistoryFile", "keep"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FORMAT = 1
+WRITE_S = 2.0  # between two writes. More: more is lost with a crash; less: more writes
+TIDY_S = 600.0
+FINE_S = 2 * 3600.0  # points older than this are thinned to one in COARSE_S
+COARSE_S = 60.0
+ROOM = 0.9  # the size after tidying, as a share of the limit
+SHOWN = 100  # rebalances that the page gets of the past
+POINTS = 1000  # points of one answer
+SCHEMA = """
+CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
+    PRIMARY KEY (grp, at)) WITHOUT ROWID;
+CREATE TABLE rebalances (grp TEXT, id INTEGER, ended REAL, summary TEXT, moves BLOB,
+    PRIMARY KEY (grp, id)) WITHOUT ROWID;
+CREATE TABLE events (number INTEGER PRIMARY KEY, at REAL, kind TEXT, grp TEXT, who TEXT, address TEXT, text TEXT,
+    detail TEXT);
+CREATE TABLE assignments (grp TEXT PRIMARY KEY, at REAL, owners BLOB) WITHOUT ROWID;
+CREATE INDEX events_at ON events (at);
+"""
+POINT = ("at", "lag", "lag_s", "produced", "consumed", "commits")
+
+
+class HistoryFile:
+    """The file. Its methods block; `do` calls one in the thread of the file."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Raises ConfigError for a file that cannot be used."""
+        self.path = path
+        self._max_bytes = max_bytes
+        self._thread = ThreadPoolExecutor(1, "history")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
+            path.chmod(0o600)  # names of users are in it
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                self._db.executescript(
+                    f"PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL; BEGIN; {SCHEMA} "
+                    f"PRAGMA user_version={FORMAT}; COMMIT;"
+                )
+            elif version != FORMAT:
+                raise ConfigError(
+                    f"the history {path} has format {version}, this version knows {FORMAT}; name another file"
+                )
+            self._db.execute("PRAGMA synchronous=NORMAL")
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"the history {path} cannot be used: {error}; name another file with --history"
+            ) from error
+
+    async def do(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def finish(self, *entries: Any) -> None:
+        """Adds the last entries at the end of the process."""
+        try:
+            self._thread.submit(self.add, *entries).result(10)
+        except sqlite3.Error as error:
+            log.warning("the history %s misses the last seconds: %s", self.path, error)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._db.close()
+
+    @property
+    def bytes(self) -> int:
+        """The size of what is in use."""
+        ((pages,), (free,), (size,)) = (
+            self._db.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        points: Iterable[tuple[str, Point]] = (),
+        rebalances: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = (),
+        events: Iterable[Event] = (),
+        assignments: Iterable[tuple[str, float, Remembered]] = (),
+    ) -> None:
+        """All of it or nothing. A rebalance that goes on is written again when it ends."""
+        with self._db:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
+                ((group, *(getattr(point, name) for name in POINT)) for group, point in points),
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO rebalances VALUES (?, ?, ?, ?, ?)",
+                (
+                    (group, summary["id"], summary["ended"], json.dumps(summary), _packed(moves))
+                    for group, summary, moves in rebalances
+                ),
+            )
+            self._db.executemany(
+                "INSERT INTO events (at, kind, grp, who, address, text, detail) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                ((e.at, e.kind, e.group, e.who, e.address, e.text, json.dumps(e.detail)) for e in events),
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO assignments VALUES (?, ?, ?)",
+                ((group, at, _packed(_owners_to_json(remembered))) for group, at, remembered in assignments),
+            )
+
+    def tidy(self, now: float) -> None:
+        """Thins old points, and deletes the oldest entries if the file is too large."""
+        with self._db:
+            self._db.execute(
+                "DELETE FROM points WHERE at < ? AND (grp, at) NOT IN (SELECT grp, min(at) FROM points WHERE at < ? "
+                "GROUP BY grp, CAST(at / ? AS INTEGER))",
+                (now - FINE_S, now - FINE_S, COARSE_S),
+            )
+        if self.bytes > self._max_bytes:
+            self._shrink(now)
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _shrink(self, now: float) -> None:
+        while self.bytes > ROOM * self._max_bytes:
+            oldest = [
+                self._db.execute(f"SELECT min({what}) FROM {table}").fetchone()[0]
+                for table, what in (("points", "at"), ("rebalances", "id / 1000.0"), ("events", "at"))
+            ]
+            known = [at for at in oldest if at is not None]
+            if not known:
+                return
+            until = min(known) + max(1.0, (now - min(known)) / 10)
+            with self._db:
+                self._db.execute("DELETE FROM points WHERE at <= ?", (until,))
+                self._db.execute("DELETE FROM rebalances WHERE id <= ?", (1000 * until,))
+                self._db.execute("DELETE FROM events WHERE at <= ?", (until,))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def past(self, group: str, kept_points: int) -> Past:
+        """What a group that is seen again begins with."""
+        rows = self._db.execute(
+            f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? ORDER BY at DESC LIMIT ?", (group, kept_points)
+        ).fetchall()
+        row = self._db.execute("SELECT owners FROM assignments WHERE grp = ?", (group,)).fetchone()
+        return Past(
+            [Point(**dict(zip(POINT, each))) for each in reversed(rows)],
+            self.rebalances(group, 0.0, time.time() + 1e6)[:SHOWN],
+            None if row is None else _owners_from_json(_unpacked(row[0])),
+        )
+
+    def points(self, group: str, since: float, until: float, most: int = POINTS) -> list[dict[str, Any]]:
+        """At most about `most` of them, spread over the time: in each interval the one with the largest lag."""
+        step = max(1.0, (until - since) / most)
+        rows = self._db.execute(
+            f"SELECT {', '.join(POINT)}, max(coalesce(lag, -1)) FROM points WHERE grp = ? AND at BETWEEN ? AND ? "
+            "GROUP BY CAST(at / ? AS INTEGER) ORDER BY at",
+            (group, since, until, step),
+        )
+        return [dict(zip(POINT, row)) for row in rows]
+
+    def nearest(self, group: str, at: float) -> Optional[dict[str, Any]]:
+        """The last point at or before a time."""
+        row = self._db.execute(
+            f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at <= ? ORDER BY at DESC LIMIT 1", (group, at)
+        ).fetchone()
+        return None if row is None else dict(zip(POINT, row))
+
+    def rebalances(self, group: str, since: float, until: float) -> list[dict[str, Any]]:
+        """The newest first."""
+        rows = self._db.execute(
+            "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT 10000",
+            (group, 1000 * since, 1000 * until),
+        )
+        return [json.loads(summary) for (summary,) in rows]
+
+    def rebalance(self, group: str, number: int) -> Optional[dict[str, Any]]:
+        """One rebalance with its moves."""
+        row = self._db.execute(
+            "SELECT summary, moves FROM rebalances WHERE grp = ? AND id = ?", (group, number)
+        ).fetchone()
+        return None if row is None else {**json.loads(row[0]), **_unpacked(row[1])}
+
+    def events(self, since: float = 0.0, most: int = 1000, kind: Optional[str] = None) -> list[Event]:
+        """The newest ones, the oldest of them first."""
+        rows = self._db.execute(
+            "SELECT at, kind, text, grp, who, address, detail FROM events WHERE at >= ? AND (? IS NULL OR kind = ?) "
+            "ORDER BY number DESC LIMIT ?",
+            (since, kind, kind, most),
+        ).fetchall()
+        return [
+            Event(at, kind, text, group, who, address, json.loads(detail))
+            for at, kind, text, group, who, address, detail in reversed(rows)
+        ]
+
+    def export(self, group: str, since: float, until: float) -> Iterator[str]:
+        """Everything of a group in a time, one JSON object a line."""
+        for point in self._db.execute(
+            f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at BETWEEN ? AND ? ORDER BY at",
+            (group, since, until),
+        ).fetchall():
+            yield json.dumps({"kind": "point", **dict(zip(POINT, point))}) + "\n"
+        for summary in self.rebalances(group, since, until):
+            yield json.dumps({"kind": "rebalance", **(self.rebalance(group, summary["id"]) or {})}) + "\n"
+        for event in self.events(since):
+            if event.at <= until and event.group in (None, group):
+                yield json.dumps({**event.to_json(), "event": event.kind, "kind": "event"}) + "\n"
+
+
+def _packed(value: Any) -> bytes:
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+
+
+def _unpacked(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data))
+
+
+def _owners_to_json(remembered: Remembered) -> dict[str, Any]:
+    by_member: dict[str, list[TopicPartition]] = {}
+    for partition, member in remembered.owners.items():
+        by_member.setdefault(member, []).append(partition)
+    owned = {member: to_ranges(parts) for member, parts in by_member.items()}
+    return {"generation": remembered.generation, "owners": owned, "names": dict(remembered.names)}
+
+
+def _owners_from_json(value: Mapping[str, Any]) -> Remembered:
+    owners = {
+        TopicPartition(topic, number): member
+        for member, topics in value["owners"].items()
+        for topic, ranges in topics.items()
+        for number in _numbers(ranges)
+    }
+    return Remembered(value["generation"], owners, value["names"])
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    for run in ranges.split(","):
+        first, _, last = run.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+class _Written(NamedTuple):
+    """What of a group is in the file already."""
+
+    point: float = 0.0
+    rebalances: Mapping[int, Any] = {}
+    assignment: Any = None
+
+
+def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
+    """Adds to `entries` what is not in the file."""
+    entries.points += [(name, point) for point in group.series.points if point.at > before.point]
+    versions = {}
+    for rebalance in group.history.rebalances:
+        version = versions[rebalance.id] = (rebalance.ended, rebalance.generation, len(rebalance.moves))
+        if before.rebalances.get(rebalance.id) != version:
+            entries.rebalances.append((name, rebalance.to_json(), rebalance.moves_to_json()))
+    assignment = (group.report.state.generation, group.history.last.id if group.history.last else 0)
+    remembered = group.history.to_remember() if before.assignment != assignment else None
+    if remembered is not None:
+        entries.assignments.append((name, time.time(), remembered))
+    newest = group.series.points[-1].at if group.series.points else before.point
+    return _Written(newest, versions, assignment if remembered is not None else before.assignment)
+
+
+@dataclass
+class _Entries:
+    points: list[tuple[str, Point]] = field(default_factory=list)
+    rebalances: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    assignments: list[tuple[str, float, Remembered]] = field(default_factory=list)
+
+
+async def keep(watcher: Watcher, archive: HistoryFile) -> None:
+    """Until cancelled: writes what the watcher learns. A file that cannot be written is a problem of the watcher."""
+    began = time.time()
+    written: dict[str, _Written] = {}
+    events, tidied = 0, 0.0
+
+    def collect() -> tuple[_Entries, dict[str, _Written]]:
+        entries, now = _Entries(events=watcher.log.since(events)), {}
+        for name, group in watcher.groups.items():
+            if group.seen:
+                now[name] = _fresh(name, group, written.get(name, _Written(began)), entries)
+        return entries, now
+
+    try:
+        while True:
+            await asyncio.sleep(WRITE_S)
+            (entries, now), count = collect(), watcher.log.count
+            try:
+                await archive.do(archive.add, entries.points, entries.rebalances, entries.events, entries.assignments)
+                written, events = now, count
+                if time.monotonic() - tidied > TIDY_S:
+                    await archive.do(archive.tidy, time.time())
+                    tidied = time.monotonic()
+                watcher.mend("history")
+            except sqlite3.Error as error:
+                watcher.complain("history", f"{archive.path}: {error}")
+    finally:
+        entries, _ = collect()
+        archive.finish(entries.points, entries.rebalances, entries.events, entries.assignments)

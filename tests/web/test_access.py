@@ -1,0 +1,131 @@
+"""Who may do what over HTTP: users that a proxy names, the audit log, TLS. Groups are made in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from certificates import Certificates
+from made_groups import watcher_of
+from prometheus_client import CollectorRegistry
+from served import TOKEN, Served
+from test_server import as_described
+from tornado.httpclient import AsyncHTTPClient
+
+from allocator.errors import ConfigError
+from allocator.web.guard import Guard, Login, User
+from allocator.web.history_file import HistoryFile
+from allocator.web.server import Site, serve
+
+LOGIN = Login("X-User", "X-Groups", operators=frozenset({"alice", "@ops"}), viewers=frozenset({"bob", "@dev"}))
+ALICE, BOB, EVE = {"X_User": "alice"}, {"X_User": "bob"}, {"X_User": "eve"}
+
+
+async def pause(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    if "oops" in given:
+        raise ConfigError("oops is not known here")
+    return {"group": group, "executed": given.get("confirm") == group}
+
+
+@contextlib.asynccontextmanager
+async def site(
+    login: Optional[Login] = None,
+    token: Optional[str] = None,
+    archive: Optional[HistoryFile] = None,
+    tls: Optional[ssl.SSLContext] = None,
+) -> AsyncIterator[Served]:
+    watcher = watcher_of(groups=1, members=3, partitions=12)
+    guard = Guard.make(token=token, login=login)
+    found = Site(guard, CollectorRegistry(), watcher=watcher, actions={"pause": pause}, archive=archive, tls=tls)
+    async with serve(found) as port:
+        yield Served(port, watcher)
+
+
+@pytest.mark.parametrize(
+    ("headers", "address", "user"),
+    [
+        ({"X-User": "alice"}, "127.0.0.1", User("alice", "operator")),
+        ({"X-User": "carol", "X-Groups": "dev, ops"}, "127.0.0.1", User("carol", "operator")),
+        ({"X-User": "carol", "X-Groups": "dev"}, "127.0.0.1", User("carol", "viewer")),
+        ({"X-User": "eve"}, "127.0.0.1", User("eve", "")),
+        ({"X-User": "@ops"}, "127.0.0.1", User("@ops", "")),
+        ({"X-User": "alice"}, "10.0.0.9", None),
+        ({}, "127.0.0.1", None),
+    ],
+)
+def test_the_role_of_a_user(headers: dict[str, str], address: str, user: Optional[User]) -> None:
+    assert LOGIN.user(headers, address) == user
+
+
+def test_a_login_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="X User"):
+        Login("X User")
+    with pytest.raises(ConfigError, match=r"proxy\.example"):
+        Login("X-User", proxies=frozenset({"proxy.example"}))
+
+
+async def test_users_of_the_proxy_do_what_their_role_allows_and_leave_a_trace(tmp_path: Path) -> None:
+    archive = HistoryFile(tmp_path / "h.sqlite", 10_000_000)
+    async with site(LOGIN, archive=archive) as it:
+        path = "/api/groups/billing/pause"
+        for asked in ("/", "/page.js", "/api/groups", "/api/events", "/api/groups/billing"):
+            assert (await it.ask(asked)).code == 401, asked
+            assert (await it.ask(asked, **EVE)).code == 403, asked
+        assert (await it.ask("/metrics")).code == 200, "Prometheus does not log in"
+        assert (await it.ask("/health/live")).code == 200
+        assert (await it.json("/api/groups", **BOB))["read_only"] is True
+        assert (await it.json("/api/groups", **ALICE))["read_only"] is False
+        assert (await it.ask(path, {}, **BOB)).code == 403
+        assert (await it.ask(path, "", method="POST", Content_Type="text/plain", **ALICE)).code == 415
+        assert (await it.ask(path, {}, Origin="http://evil.example.org", **ALICE)).code == 403
+        assert (await it.ask(path, {"oops": 1}, **ALICE)).code == 400
+        assert (await it.ask(path, {}, **ALICE)).code == 200, "a plan"
+        assert (await it.ask(path, {"confirm": "billing"}, **ALICE)).code == 200
+        assert (await it.ask("/api/audit", **BOB)).code == 403
+        audit = await it.json("/api/audit", **ALICE)
+        as_described("/api/audit", audit)
+        (change,) = audit["changes"]
+        assert (change["who"], change["text"], change["group"]) == ("alice", "pause", "billing")
+        assert change["detail"] == {"request": {"confirm": "billing"}, "outcome": "done"}
+    archive.close()
+
+
+async def test_the_past_is_answered_with_and_without_a_file(tmp_path: Path) -> None:
+    for archive in (None, HistoryFile(tmp_path / "h.sqlite", 10_000_000)):
+        async with site(archive=archive) as it:
+            for what in ("history", "compare"):
+                found = await it.json(f"/api/groups/billing/{what}?from=1000")
+                as_described(f"/api/groups/{{group}}/{what}", found)
+                assert len(found["rebalances"]) == 2
+                for wrong in ("from=soon", "from=nan", "from=5&to=4", "to=-1"):
+                    assert (await it.ask(f"/api/groups/billing/{what}?{wrong}")).code == 400, wrong
+            rebalance = found["rebalances"][0]
+            as_described(
+                "/api/groups/{group}/rebalances/{id}",
+                await it.json(f"/api/groups/billing/rebalances/{rebalance['id']}"),
+            )
+            assert (await it.ask("/api/groups/billing/rebalances/17")).code == 404
+            as_described("/api/groups/{group}/offsets", await it.json("/api/groups/billing/offsets"))
+            assert (await it.ask("/api/groups/billing/export")).code == (404 if archive is None else 200)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+async def test_it_serves_tls(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.make("page")
+    cert = made.ca
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made.certificate("page"), made.key("page"))
+    async with site(token=TOKEN, tls=tls) as it:
+        client = AsyncHTTPClient(force_instance=True)
+        url = f"https://localhost:{it.port}/api/groups"
+        answer = await client.fetch(url, ca_certs=str(cert), headers={"Origin": f"https://localhost:{it.port}"})
+        assert json.loads(answer.body)["ready"] is True
+        with pytest.raises(OSError, match=r"reset|closed"):
+            await it.ask("/api/groups")

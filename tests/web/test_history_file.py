@@ -1,0 +1,156 @@
+"""The past of the groups in a file: what a server wrote, the next one knows. No server."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_groups import group_of, watcher_of
+from test_history import A, B, of, state
+
+from allocator.errors import ConfigError
+from allocator.tasks import BackgroundTasks
+from allocator.testing.waiting import wait_until_async
+from allocator.types import TopicPartition
+from allocator.web import history_file as module
+from allocator.web.compare import compare
+from allocator.web.events import Event, EventLog
+from allocator.web.history import History, Past, Point, Remembered
+from allocator.web.history_file import HistoryFile, keep
+from allocator.web.watch import WatchedGroup
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Any:
+    found = HistoryFile(tmp_path / "new" / "history.sqlite", 10_000_000)
+    yield found
+    found.close()
+
+
+def points(count: int, start: float, step: float = 5.0) -> list[Point]:
+    return [Point(start + step * at, at, lag_s=0.5) for at in range(count)]
+
+
+async def test_the_next_server_knows_what_the_last_one_saw(
+    archive: HistoryFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_S", 0.01)
+    failures: list[BaseException] = []
+    tasks = BackgroundTasks(failures.append)
+    watcher = watcher_of(groups=2, members=5, partitions=100)
+    group = watcher.groups["billing"]
+    tasks.start(keep(watcher, archive), "history")
+    now = time.time()
+    group.series.points.append(Point(now + 1, 7))
+    watcher.log.add(Event(now, "order", "pause", "billing", "alice", "10.0.0.1", {"request": {"a": 1}}))
+    await wait_until_async(lambda: archive.past("billing", 10).points != [], 30)
+    group.series.points.append(Point(now + 2, 8))
+    await tasks.close()  # the last entries are not lost
+    assert not failures
+
+    past = archive.past("billing", 720)
+    assert [point.lag for point in past.points] == [7, 8]
+    live = [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
+    assert past.rebalances == live
+    moves = archive.rebalance("billing", live[0]["id"])
+    assert moves == {**live[0], **group.history.rebalances[-1].moves_to_json()}
+    assert [(event.who, event.detail) for event in archive.events(kind="order")] == [("alice", {"request": {"a": 1}})]
+    lines = [json.loads(line) for line in archive.export("billing", 0, now + 100)]
+    assert [line["kind"] for line in lines] == ["point", "point", "rebalance", "rebalance", "event"]
+
+    restarted = WatchedGroup("billing")
+    restarted.recall(past, now + 60)
+    restarted.learn(group.report.state, now + 61)
+    assert restarted.series.points[-1] == Point(now + 60, None), "nothing is known of the time between"
+    assert not restarted.history.rebalances, "nothing changed meanwhile"
+    log = EventLog()
+    log.recall(archive.events())
+    assert log.of("billing")[0].text == "pause"
+
+
+def test_what_changed_while_no_server_watched_is_one_rebalance() -> None:
+    history = History()
+    p = [TopicPartition("t", number) for number in range(2)]
+    history.recall(Remembered(1, {p[0]: A, p[1]: "gone"}, {"gone": "old@host"}))
+    history.observe(state(4, {A: of(0), B: of(1)}), 50.0)
+    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
+    assert (only["why"], only["moved"], only["took_s"]) == (["changed while no server watched"], 1, None)
+    assert only["between"] == [{"from": "old@host", "to": "beta@host#1", "partitions": 1}]
+
+
+def test_the_size_is_bounded_and_old_points_are_thinned(tmp_path: Path) -> None:
+    found = HistoryFile(tmp_path / "h.sqlite", 160_000)
+    now = time.time()
+    found.add([("g", point) for point in points(4000, now - 4000 * 5)])
+    found.tidy(now)
+    kept = found.points("g", 0, now, most=10**9)
+    assert sum(point["at"] > now - 2 * HOUR for point in kept) == pytest.approx(1440, abs=2), (
+        "the newest stay as they are"
+    )
+    assert sum(point["at"] <= now - 2 * HOUR for point in kept) == pytest.approx((20_000 - 7200) / 60, abs=3)
+    for day in range(40):
+        found.add([(f"group-{at}", point) for at in range(10) for point in points(60, now - (40 - day) * 1000, 10.0)])
+        found.tidy(now)
+        assert found.bytes <= 160_000
+    assert found.points("group-3", 0, now - 35_000) == [], "the oldest made room"
+    assert found.points("group-3", now - 2000, now)
+    found.close()
+
+
+def test_a_long_time_is_told_in_few_points_that_keep_the_peaks(archive: HistoryFile) -> None:
+    archive.add([("g", Point(float(at), 5000 if at == 33_333 else 1)) for at in range(0, 100_000, 3)])
+    found = archive.points("g", 0, 100_000, most=200)
+    assert len(found) <= 202
+    assert max(point["lag"] for point in found) == 5000
+    nearest = archive.nearest("g", 50_000)
+    assert nearest is not None
+    assert nearest["at"] == 49_998
+
+
+def test_a_file_that_is_no_history_is_named(tmp_path: Path) -> None:
+    wrong = tmp_path / "notes.txt"
+    wrong.write_text("no database, but long enough to be read as one" * 10)
+    with pytest.raises(ConfigError, match=r"notes\.txt"):
+        HistoryFile(wrong, 1_000_000)
+    newer = tmp_path / "newer.sqlite"
+    database = sqlite3.connect(newer)
+    database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(ConfigError, match="format 99"):
+        HistoryFile(newer, 1_000_000)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        HistoryFile(wrong / "below-a-file.sqlite", 1_000_000)
+
+
+def test_two_moments_are_compared_by_the_sum_of_the_moves() -> None:
+    group = group_of("g", 4, {"t": 40}, time.time())
+    first, second = (rebalance.moves_to_json() for rebalance in group.history.rebalances)
+    alone, both = compare([first]), compare([first, second])
+    assert {tuple(sorted(topic)) for topic in alone["topics"]} == {("from", "partitions", "to", "topic")}
+
+    def moved(found: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
+        names = [member["name"] for member in found["members"]]
+        return {
+            number: (None if a < 0 else names[a], None if b < 0 else names[b])
+            for topic in found["topics"]
+            for number, a, b in zip(topic["partitions"], topic["from"], topic["to"])
+        }
+
+    one, two, sum_ = moved(first), moved(second), moved(both)
+    assert moved(alone) == one
+    for number in one.keys() | two.keys():
+        a, b = one.get(number, two.get(number, (None, None)))[0], two.get(number, one.get(number, (None, None)))[1]
+        assert sum_.get(number) == (None if a == b else (a, b))
+    back = {**first, "topics": [{**topic, "from": topic["to"], "to": topic["from"]} for topic in first["topics"]]}
+    assert compare([first, back]) == {"members": [], "topics": []}
+
+
+def test_no_past_is_no_past(archive: HistoryFile) -> None:
+    assert archive.past("nobody", 10) == Past()
+    assert (archive.nearest("nobody", 1.0), archive.rebalance("nobody", 1)) == (None, None)

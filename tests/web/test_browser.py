@@ -82,8 +82,8 @@ class Page:
         wait_until(lambda: text in self.text(selector), PATIENCE_S, lambda: f"{text!r} in {self.text(selector)!r}")
 
     def press(self, *keys: str) -> None:
-        for key in keys:
-            self.driver.switch_to.active_element.send_keys(key)
+        for key in keys:  # to the page: the focused element may be drawn anew at any moment
+            selenium.ActionChains(self.driver).send_keys(key).perform()
 
     def go(self, hash_: str) -> None:
         """Shows another view of the page that is open."""

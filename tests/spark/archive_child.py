@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from spark_records import Made
+from spark_settings import CHEAP, JVM
 
 from allocator.spark import session
 from allocator.spark.archive import archive
@@ -16,8 +17,10 @@ if __name__ == "__main__":
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": JVM,
         "spark.local.dir": directory + "-scratch",
+        "spark.sql.shuffle.partitions": "1",
+        **CHEAP,
     }
     spark = session("child", "local[1]", conf)
     archive(Made([int(size) for size in sizes.split(",")]), directory, offsets_per_commit=int(most), spark=spark)

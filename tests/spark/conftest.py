@@ -7,11 +7,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from spark_settings import CHEAP, JVM
 
 from allocator.testing.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def sparks_defaults(spark: SparkSession) -> Iterator[None]:
+    """Queries are planned and compiled as in a session of a user."""
+    for name in CHEAP:
+        spark.conf.unset(name)
+    yield
+    for name, value in CHEAP.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +41,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "768m",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": JVM,
             "spark.local.dir": str(scratch),
-            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.shuffle.partitions": "1",
+            **CHEAP,
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

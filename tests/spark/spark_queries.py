@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Query"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
+INTERVAL_S = 0.2  # to see what a query wrote is to read its files
 
 
 class Query:
@@ -66,7 +67,7 @@ class Query:
         """
         query = self.start()
         try:
-            wait_until(lambda: query.exception() is not None or done(), PATIENCE_S, what)
+            wait_until(lambda: query.exception() is not None or done(), PATIENCE_S, what, interval_s=INTERVAL_S)
             assert query.exception() is None, query.exception()
             if to_the_end:
                 query.processAllAvailable()

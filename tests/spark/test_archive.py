@@ -284,11 +284,12 @@ def test_a_full_disk_is_one_line_and_leaves_whole_commits(spark: SparkSession, s
 
 # -- killed ------------------------------------------------------------------------------------------------------
 
-SIZES = [1500, 1500]
-PER_COMMIT = 100  # 30 commits
+SIZES = [500, 500]
+LONG_SIZES = [1500, 1500]
+PER_COMMIT = 100
 
 
-def run_and_kill(directory: Path, when: Callable[[], object]) -> bool:
+def run_and_kill(directory: Path, sizes: list[int], when: Callable[[], object]) -> bool:
     """Archives in a process of its own, killed as soon as `when` holds; whether it came to its end before."""
     here = Path(__file__).parent
     with (directory.parent / "log").open("ab") as log:
@@ -297,7 +298,7 @@ def run_and_kill(directory: Path, when: Callable[[], object]) -> bool:
                 sys.executable,
                 str(here / "archive_child.py"),
                 str(directory),
-                ",".join(map(str, SIZES)),
+                ",".join(map(str, sizes)),
                 str(PER_COMMIT),
             ],
             stdout=log,
@@ -306,7 +307,7 @@ def run_and_kill(directory: Path, when: Callable[[], object]) -> bool:
             start_new_session=True,
         )
         try:
-            wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.001)
+            wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.01)
         finally:
             # Python and Spark, as a machine that loses its power
             os.killpg(child.pid, signal.SIGKILL)
@@ -315,12 +316,12 @@ def run_and_kill(directory: Path, when: Callable[[], object]) -> bool:
     return code == 0
 
 
-def kill_and_check(spark: SparkSession, directory: Path, moments: list[Callable[[], object]]) -> None:
-    topic = Made(SIZES)
+def kill_and_check(spark: SparkSession, directory: Path, sizes: list[int], moments: list[Callable[[], object]]) -> None:
+    topic = Made(sizes)
     commits = directory / "topic=made/_commits"
     before = 0
     for moment in moments:
-        ended = run_and_kill(directory, moment)
+        ended = run_and_kill(directory, sizes, moment)
         count = len(Archive(directory).manifests) if commits.is_dir() else 0
         assert count >= before
         before = count
@@ -336,6 +337,7 @@ def test_killed_for_real_while_it_writes_it_goes_on_without_gap_or_double(spark:
     kill_and_check(
         spark,
         tmp_path / "archive",
+        SIZES,
         [lambda: (home / "commit=00000003").exists() and list(home.glob("_new-*/**/*.parquet"))],
     )
 
@@ -357,7 +359,7 @@ def test_killed_again_and_again_at_any_moment(spark: SparkSession, tmp_path: Pat
 
         return come
 
-    kill_and_check(spark, tmp_path / "archive", [after(2 * n + 1, dice.randrange(400)) for n in range(12)])
+    kill_and_check(spark, tmp_path / "archive", LONG_SIZES, [after(2 * n + 1, dice.randrange(400)) for n in range(12)])
 
 
 # -- on real servers ---------------------------------------------------------------------------------------------

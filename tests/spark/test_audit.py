@@ -234,12 +234,12 @@ def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: li
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(cases(), min_size=20, max_size=100))
 def test_what_is_found_is_what_the_definition_says_of_many_more(
-    spark: SparkSession, many: list[tuple[Log, Log]]
+    spark: SparkSession, sparks_defaults: None, many: list[tuple[Log, Log]]
 ) -> None:
     check(spark, many)
 
 
-def test_what_is_ignored_may_differ(spark: SparkSession) -> None:
+def test_what_is_ignored_may_differ(spark: SparkSession, sparks_defaults: None) -> None:
     left = frame(spark, [("t", sound())])
     changed = [[row._replace(ms=None, headers=()) for row in records] for records in sound()]
     right = frame(spark, [("t2", changed)]).drop("headers", "timestamp")

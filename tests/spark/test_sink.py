@@ -72,7 +72,7 @@ def test_a_stream_writes_what_it_reads(
         .start()
     )
     try:
-        wait_until(lambda: not query.isActive, 60, "the query to end")
+        wait_until(lambda: not query.isActive, 240, "the query to end")
     finally:
         query.stop()
     assert query.exception() is None

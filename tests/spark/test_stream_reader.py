@@ -154,7 +154,7 @@ def test_partitions_that_appear_are_read_from_their_first_record_after_a_restart
         planned.append(query.plan())
         return '"10": 3' in planned[-1][1] and '"9": 2' in planned[-1][1]
 
-    wait_until(seen, METADATA_S + 20, "the new partitions to be planned", interval_s=0.2)
+    wait_until(seen, METADATA_S + 120, "the new partitions to be planned", interval_s=0.2)
     query.restart()  # the batch was written to the checkpoint, and not read
     wanted = records(topic, {0: range(2, 3), 9: range(2), 10: range(3)})
     assert query.read(*planned[-1]) == wanted
@@ -244,7 +244,7 @@ def test_a_topic_that_is_deleted_is_told_or_left_out(
     kafka_cluster.delete_topic(goes)
     fill(kafka_cluster, stays, {0: 1})
 
-    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the deletion to be seen", interval_s=0.2)
+    told = wait_until(lambda: loss(strict), METADATA_S + 120, "the deletion to be seen", interval_s=0.2)
     assert f"'{goes}' was deleted" in told
     assert lenient.batch() == records(stays, {0: range(2, 3)})
 
@@ -262,7 +262,7 @@ def test_a_topic_made_anew_without_an_id_is_told_or_read_from_its_first_record_u
     recreate(kafka_cluster, anew, 5)
     fill(kafka_cluster, busy, {0: 1000})
 
-    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    told = wait_until(lambda: loss(strict), METADATA_S + 120, "the new topic to be seen", interval_s=0.2)
     assert f"{anew}:0 was read up to offset 50 and now ends at 5" in told
     assert lenient.batch() == sorted(records(anew, {0: range(5)}) + records(busy, {0: range(60)}))
     assert lenient.batch() == records(busy, {0: range(60, 120)})
@@ -289,9 +289,9 @@ def test_a_topic_made_anew_with_more_records_is_told_or_read_from_its_first_reco
         strict.restart()
         lenient.restart()
 
-    told = wait_until(lambda: loss(strict), METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    told = wait_until(lambda: loss(strict), METADATA_S + 120, "the new topic to be seen", interval_s=0.2)
     assert f"topic '{anew}' was deleted and created again" in told
-    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 120, "the new topic to be seen", interval_s=0.2)
     assert lenient.batch() == records(anew, {0: range(60)})
     lenient.restart()
     assert lenient.batch() == records(anew, {0: range(60, 80)})
@@ -310,7 +310,7 @@ def test_a_planned_batch_does_not_read_the_records_of_a_topic_made_anew(
         strict.read(*planned)
     assert lenient.read(*passed_over) == []
     lenient.at = passed_over[1]
-    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 20, "the new topic to be seen", interval_s=0.2)
+    wait_until(lambda: lenient.plan()[1] != lenient.at, METADATA_S + 120, "the new topic to be seen", interval_s=0.2)
     assert lenient.batch() == records(topic, {0: range(20)})
 
 
@@ -368,7 +368,7 @@ def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_
     producer.commit_transaction(30)
     fill(kafka_cluster, topic, {0: 1})
     # before or after the transaction's marker
-    (found,) = wait_until(after.batch, METADATA_S + 20, "the end of the transaction")
+    (found,) = wait_until(after.batch, METADATA_S + 120, "the end of the transaction")
     assert found in records(topic, {0: range(11, 13)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,17 +29,21 @@ TRAFFIC = Recording(
 )
 
 
-def pytest_in(directory: Path, *arguments: str) -> str:
+# the plugin alone: to load all that are installed takes a second of CPU
+PLUGIN = ("-p", "allocator.testing.plugin")
+
+
+def pytest_in(directory: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments],
-        capture_output=True, text=True, timeout=280, cwd=directory,
+        capture_output=True, text=True, timeout=280, cwd=directory, env={**os.environ, **environment},
     )  # fmt: skip
     return done.stdout + done.stderr
 
 
 def run_inner(directory: Path, source: str, *arguments: str) -> str:
     (directory / "test_inner.py").write_text("import pytest\n" + source)
-    return pytest_in(directory, *arguments, ".")
+    return pytest_in(directory, *PLUGIN, *arguments, ".", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
 
 # -- the mark ------------------------------------------------------------------------------------------------------
@@ -241,6 +246,7 @@ def test_recording_what_is_not_there_is_an_error(kafka_cluster: Any, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("old", ["0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
 def test_the_suite_of_the_example_passes(old: str) -> None:
     said = pytest_in(ROOT, "examples/migration_suite", f"--kafka-versions={old},3.9.1")
@@ -252,7 +258,7 @@ def test_the_suite_of_the_example_passes(old: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers: int) -> None:
-    in_parallel = [f"-n{workers}", "--dist=load"] if workers else []
+    in_parallel = ["-p", "xdist", f"-n{workers}", "--dist=load"] if workers else []
     if workers:
         pytest.importorskip("xdist")
     table = tmp_path / "compatibility.md"

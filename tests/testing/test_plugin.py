@@ -7,15 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
-def pytest_run(directory, source, *arguments, conftest=False):
+def pytest_run(directory, source, *arguments, conftest=False, installed=False):
+    """`installed`: with all plugins that are installed, not the plugin alone: those take a second of CPU."""
     (directory / "test_inner.py").write_text(source)
     if conftest:
         (directory / "conftest.py").write_text(CONFTEST.read_text())
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n    servers: starts servers\n")
     environment = dict(os.environ, DOCKER_HOST=f"unix://{directory}/no-engine.sock")
+    if not installed:
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        arguments = ("-p", "allocator.testing.plugin", *arguments)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments, str(directory)],
         capture_output=True,
@@ -34,9 +40,12 @@ def test_containers_are_skipped_with_a_reason_without_an_engine(tmp_path):
     assert "no Docker engine answers" in said
 
 
+@pytest.mark.servers
 def test_the_fixtures_are_there_without_a_conftest(tmp_path):
     said = pytest_run(
-        tmp_path, "def test_it(zookeeper, zk_chroot, group): assert zk_chroot.startswith(zookeeper.zookeeper)"
+        tmp_path,
+        "def test_it(zookeeper, zk_chroot, group): assert zk_chroot.startswith(zookeeper.zookeeper)",
+        installed=True,
     )
     assert "1 passed" in said
 

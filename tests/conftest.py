@@ -54,7 +54,9 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "testing/test_kafka_versions": ("Tests on several versions (`kafka_versions`)",),
 }
 # the fixtures that start servers or use the ones that run
-STARTERS = {"cluster_factory", "spark"}
+STARTERS = {"cluster_factory", "topic_factory", "spark"}
+# no jars, no servers: also in the processes that a test starts
+NO_JARS = "/dev/null/mark-this-test-with-servers"
 _UNWIND_S = 10.0
 
 # how long an example or its making takes says how busy the machine is, and the first call has imports to do
@@ -76,13 +78,29 @@ def pytest_configure(config: pytest.Config) -> None:
         # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--serverless"):
-        # no jars, no servers: also in the processes that a test starts
-        os.environ["ALLOCATOR_CACHE"] = "/dev/null/mark-this-test-with-servers"
+        os.environ["ALLOCATOR_CACHE"] = NO_JARS
     if config.getoption("--jitter") is not None:
         import jitter  # not on top: whoever copies this file alone has no such module
 
         jitter.install(config.getoption("--jitter"))
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
+
+
+def may_start_servers(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("servers") or STARTERS & set(getattr(item, "fixturenames", ())))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that starts servers without the mark fails in each run, not only in one with `--serverless`."""
+    before = os.environ.get("ALLOCATOR_CACHE")
+    if not may_start_servers(item):
+        os.environ["ALLOCATOR_CACHE"] = NO_JARS
+    yield
+    if before is None:
+        os.environ.pop("ALLOCATOR_CACHE", None)
+    else:
+        os.environ["ALLOCATOR_CACHE"] = before
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -95,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     serverless = config.getoption("--serverless")
 
     def wanted(item: pytest.Item) -> bool:
-        if serverless and (item.get_closest_marker("servers") or STARTERS & set(getattr(item, "fixturenames", ()))):
+        if serverless and may_start_servers(item):
             return False
         return (long or not item.get_closest_marker("long")) and (not versioned or bool(versions_of(item)))
 

@@ -132,6 +132,7 @@ async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalClus
         assert (await asked)[TopicPartition(topic, 1)].offset == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.servers
 @pytest.mark.deadline(240)
 async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
     cluster = LocalCluster()

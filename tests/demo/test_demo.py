@@ -73,6 +73,7 @@ def test_overlaps_are_found_behind_a_long_turn() -> None:
     assert [(first.member, second.member) for first, second in overlaps(turns)] == [("a", "b")]
 
 
+@pytest.mark.servers
 @pytest.mark.deadline(200)
 @pytest.mark.timeout(1000)
 def test_the_demo_runs_and_every_promise_holds() -> None:

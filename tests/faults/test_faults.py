@@ -44,16 +44,19 @@ def disturb(
     assert {figure.fault.kind for figure in outcome.figures} == set(kinds)
 
 
+@pytest.mark.servers
 def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
     disturb(0.0, capsys, FAULTS, SHORT)
 
 
+@pytest.mark.servers
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
     disturb(600.0, capsys, MORE)
 
 
+@pytest.mark.servers
 @pytest.mark.long
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """Three times at least. The brokers do without ZooKeeper, so only the group is hit."""

@@ -275,6 +275,7 @@ async def test_a_topic_that_appears_later_is_read(
     cluster.delete_topic(topic, timeout_s=0)
 
 
+@pytest.mark.servers
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("version", [OLD, NEW])
 async def test_a_damaged_log_is_told_and_passed_over(version: str) -> None:

@@ -127,6 +127,7 @@ async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
         assert later > {1}
 
 
+@pytest.mark.servers
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("reset", ["none", pytest.param("earliest", marks=pytest.mark.long)])
 async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None:

@@ -98,7 +98,13 @@ def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
     assert sorted(ran) == sorted(set(OLD + NEW) - {OLD[0]})
 
 
-def test_a_serverless_run_leaves_out_what_needs_servers_and_fails_what_starts_them_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "outcome"),
+    [(["--serverless"], "2 failed, 1 passed, 3 deselected"), (["-k", "starts or pure"], "2 failed, 1 passed, 3 des")],
+)
+def test_a_test_that_starts_servers_and_does_not_say_so_fails(
+    tmp_path: Path, arguments: list[str], outcome: str
+) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n    servers: starts servers\n")
     (tmp_path / "test_inner.py").write_text(
@@ -113,11 +119,11 @@ def test_a_serverless_run_leaves_out_what_needs_servers_and_fails_what_starts_th
         "    subprocess.run([sys.executable, '-c', script], check=True)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--serverless", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name != "ALLOCATOR_CACHE"},
     )
-    assert "2 failed, 1 passed, 3 deselected" in done.stdout, done.stdout
+    assert outcome in done.stdout, done.stdout
     assert "mark-this-test-with-servers" in done.stdout

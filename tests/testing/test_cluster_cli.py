@@ -42,6 +42,7 @@ def gone(pid):
     return False
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_takes_the_cluster_down(number):
     with started("up", "--kafka", "0.8.2.2", "--json") as process:
@@ -58,6 +59,7 @@ def test_a_signal_takes_the_cluster_down(number):
         assert not os.path.exists(node["directory"])
 
 
+@pytest.mark.servers
 def test_servers_listen_on_the_ports_that_are_asked_for_or_say_which_is_taken():
     lease = PortLease()
     kafka, zookeeper = lease.take(), lease.take()
@@ -85,6 +87,7 @@ def read(path: Path) -> bytes:
         return b""  # it has ended meanwhile
 
 
+@pytest.mark.servers
 def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path):
     with started("up", "--directory", str(tmp_path)) as process:
         wait_until(lambda: list(tmp_path.glob("kafka-0/output.log")), 30, "the broker to be launched")
@@ -94,6 +97,7 @@ def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path):
     assert not running
 
 
+@pytest.mark.servers
 def test_zookeeper_alone_in_words():
     with started("up", "--kafka", "none") as process:
         first = process.stdout.readline()
@@ -114,6 +118,7 @@ def test_a_setting_without_a_value_is_refused():
     assert "is not KEY=VALUE" in done.stderr
 
 
+@pytest.mark.servers
 def test_fetch_says_where_the_jars_are():
     done = run("fetch", "0.8.2.2")
     assert done.returncode == 0, done.stderr

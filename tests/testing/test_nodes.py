@@ -129,6 +129,7 @@ def test_replication_needs_brokers(kafka_cluster, unique_name):
         kafka_cluster.create_topic(unique_name(), replication=2)
 
 
+@pytest.mark.servers
 def test_a_failed_start_shows_the_log_and_leaves_nothing(tmp_path):
     cluster = LocalCluster(broker_config={"log.retention.hours": "plenty"}, directory=tmp_path)
     with pytest.raises(ServerStartFailed) as caught:
@@ -140,6 +141,7 @@ def test_a_failed_start_shows_the_log_and_leaves_nothing(tmp_path):
     assert cluster.nodes == []
 
 
+@pytest.mark.servers
 def test_a_zookeeper_that_cannot_start_ends_the_wait_of_the_broker(tmp_path):
     with pytest.raises(ServerStartFailed, match=r"(?s)ZooKeeper 1 .*Invalid config.*soon"):
         LocalCluster(zookeeper_config={"tickTime": "soon"}, directory=tmp_path).start()
@@ -154,12 +156,14 @@ def test_settings_of_a_user_know_the_ports(cluster_factory):
         assert metadata(second) is not None
 
 
+@pytest.mark.servers
 def test_a_given_directory_is_kept(tmp_path):
     with LocalCluster(None, directory=tmp_path) as cluster:
         assert cluster.directory == tmp_path
     assert (tmp_path / "zookeeper-1" / "server.log").exists()
 
 
+@pytest.mark.servers
 def test_a_temporary_directory_is_removed():
     with LocalCluster(None) as cluster:
         directory = cluster.directory
@@ -168,6 +172,7 @@ def test_a_temporary_directory_is_removed():
     cluster.stop()  # twice is safe
 
 
+@pytest.mark.servers
 async def test_async_with_leaves_the_loop_free():
     ticks = 0
 
@@ -184,6 +189,7 @@ async def test_async_with_leaves_the_loop_free():
     assert ticks > 5
 
 
+@pytest.mark.servers
 async def test_a_cancelled_start_leaves_nothing():
     cluster = LocalCluster(None)
 

@@ -307,6 +307,7 @@ def test_what_makes_no_sense_is_refused(fault_proxy: Proxies) -> None:
     proxy.stop()
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("version", ["3.9.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
 def test_a_proxied_cluster_leads_clients_through_its_proxies(version: str) -> None:
     with LocalCluster(version, proxied=True) as cluster:

@@ -117,6 +117,7 @@ def test_a_killed_broker_starts_again_on_the_same_data(cluster, topic_factory):
     assert consumed(cluster, topic, 2) == [b"before", b"after"]
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("version", [v if v == "0.8.2.2" else pytest.param(v, marks=pytest.mark.long) for v in KAFKA])
 def test_three_brokers_share_the_partitions(version):
     with LocalCluster(version, brokers=3) as cluster:

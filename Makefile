@@ -23,7 +23,7 @@ STAMP := $(VENV)/.installed-$(VERSION)
 DEMO := $(or $(wildcard $(STAMP)),$(VENV)/.demo-$(VERSION))
 DEMO_SPARK := $(or $(wildcard $(STAMP)),$(VENV)/.demo-spark-$(VERSION))
 
-.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit docs clean
+.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -79,6 +79,9 @@ audit: $(STAMP) ## Known vulnerabilities of what is installed, and of the oldest
 	build/audit/bin/python .ci/oldest.py > build/audit/oldest.txt
 	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/installed.txt
 	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/oldest.txt
+
+pictures: $(STAMP) ## The pictures and the film of the status page, in docs/images (needs chromium with its driver)
+	$(BIN)/python tests/web/pictures.py
 
 docs: $(STAMP) ## The documentation, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

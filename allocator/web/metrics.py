@@ -170,7 +170,9 @@ class GroupCollector(Collector):
             times.add_metric([name], count_value=group.history.count, sum_value=group.history.seconds)
             unnoticed.add_metric([name], group.history.unnoticed_s)
         yield from (count, times, unnoticed)
+        yield _ages_of_lag(groups)
         yield from self._by_topic(groups)
+        yield from _as_kafka_exporter(groups)
 
     def _by_topic(self, groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
         labels = ["group", "topic"]
@@ -210,3 +212,42 @@ class GroupCollector(Collector):
                 for topic, value in sorted(sums.items()):
                     family.add_metric([name, topic], value)
         yield from (lag, committed, ends)
+
+
+def _ages_of_lag(groups: Iterable[tuple[str, WatchedGroup]]) -> Metric:
+    age = GaugeMetricFamily(
+        "allocator_group_lag_seconds",
+        "Time that the oldest record without a commit has waited; absent if unknown",
+        labels=["group"],
+    )
+    for name, group in groups:
+        if group.age.s is not None:
+            age.add_metric([name], group.age.s)
+    return age
+
+
+def _as_kafka_exporter(groups: Iterable[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
+    """The names and labels of kafka-exporter (https://github.com/danielqsj/kafka_exporter), for its dashboards."""
+    labels = ["consumergroup", "topic", "partition"]
+    lag = GaugeMetricFamily(
+        "kafka_consumergroup_lag", "Lag of a partition in records, as kafka-exporter names it", labels=labels
+    )
+    current = GaugeMetricFamily(
+        "kafka_consumergroup_current_offset",
+        "Committed offset of a partition, as kafka-exporter names it",
+        labels=labels,
+    )
+    members = GaugeMetricFamily(
+        "kafka_consumergroup_members", "Members of the group, as kafka-exporter names it", labels=["consumergroup"]
+    )
+    for name, group in groups:
+        members.add_metric([name], len(group.report.state.members))
+        logs = group.report.logs
+        for partition in group.report.current:
+            where = [name, partition.topic, str(partition.partition)]
+            records, committed = logs.lag(partition), logs.committed.get(partition)
+            if records is not None:
+                lag.add_metric(where, records)
+            if committed is not None:
+                current.add_metric(where, committed.offset)
+    yield from (lag, current, members)

@@ -1,12 +1,16 @@
-"""The dashboard asks for what the metrics are called, and for labels that they have."""
+"""The dashboard and the alerts ask for what the metrics are called, and for labels that they have."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
@@ -18,8 +22,24 @@ from allocator.web.metrics import ConsumerCollector, GroupCollector
 from allocator.web.watch import WatchedGroup, Watcher
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/allocator.json").read_text())
+ALERTS = Path(__file__).parents[2] / "docs/grafana/alerts.yaml"
+PROMTOOL = shutil.which("promtool")
 # functions and words of PromQL that the queries use
-PROMQL = {"sum", "by", "rate", "increase", "deriv", "changes", "count", "or", "vector", "clamp_min", "topk"}
+PROMQL = {
+    "sum",
+    "by",
+    "rate",
+    "increase",
+    "deriv",
+    "changes",
+    "count",
+    "or",
+    "vector",
+    "clamp_min",
+    "topk",
+    "and",
+    "on",
+}
 P = TopicPartition("t", 0)
 
 
@@ -47,7 +67,7 @@ def exported() -> dict[str, set[str]]:
     watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
     group = watcher.groups.setdefault("g", WatchedGroup("g"))
     group.learn(GroupState("g", {}, {}, None), 1.0)
-    group.measure(Logs({P: OffsetAndMetadata(1, "", -1)}, {P: 0}, {P: 2}), frozenset({P}), 2.0)
+    group.measure(Logs({P: OffsetAndMetadata(2, "", -1)}, {P: 0}, {P: 2}), frozenset({P}), 2.0)
     registry = CollectorRegistry()
     registry.register(GroupCollector(watcher))
     registry.register(ConsumerCollector([Reader()]))  # type: ignore[list-item]
@@ -60,10 +80,14 @@ def queries() -> list[str]:
     return found + [each["expr"] for each in DASHBOARD["annotations"]["list"]]
 
 
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
 def test_every_query_names_metrics_and_labels_that_there_are() -> None:
     metrics = exported()
     assert len(queries()) > 20
-    for query in queries():
+    for query in [*queries(), *(alert["expr"] for alert in alerts())]:
         names = re.findall(r"\ballocator_\w+", query)
         assert names, query
         for name in names:
@@ -72,7 +96,7 @@ def test_every_query_names_metrics_and_labels_that_there_are() -> None:
             assert set(re.findall(r"(\w+)=~?", inside)) <= metrics[name], query
         for by in re.findall(r"by \(([^)]*)\)", query):
             assert all({each.strip() for each in by.split(",")} <= metrics[name] for name in names), query
-        others = re.sub(r"\{[^}]*\}|\[\w+\]|by \([^)]*\)", "", query)
+        others = re.sub(r"\{[^}]*\}|\[\w+\]|(?:by|on) \([^)]*\)", "", query)
         words = {word for word in re.findall(r"[a-zA-Z_]\w*", others) if not word.startswith("allocator_")}
         assert words <= PROMQL, query
 
@@ -100,3 +124,30 @@ def test_panels_do_not_overlap_and_ids_are_unique() -> None:
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_every_alert_names_a_remedy_and_labels_that_there_are() -> None:
+    metrics = exported()
+    assert len({alert["alert"] for alert in alerts()}) == len(alerts()) > 8
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert set(alert["annotations"]) == {"summary", "description"}
+        (name, *_) = re.findall(r"\ballocator_\w+", alert["expr"])
+        assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= metrics[name], alert["alert"]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool, which evaluates alerts (Debian: prometheus)")
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    assert PROMTOOL is not None
+    shutil.copy(ALERTS, tmp_path)
+    shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
+    for arguments in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
+        done = subprocess.run([PROMTOOL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kafka_exporters_names_have_its_labels() -> None:
+    metrics = exported()
+    for name in ("kafka_consumergroup_lag", "kafka_consumergroup_current_offset"):
+        assert metrics[name] == {"consumergroup", "topic", "partition"}
+    assert metrics["kafka_consumergroup_members"] == {"consumergroup"}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from allocator.consumer.switching import SwitchingConsumer
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
+    from allocator.groups.group_orders import GroupOrders
+    from allocator.groups.order_report import OrderReport
+    from allocator.groups.zookeeper.orders import Order, OrderResult
     from allocator.subscription.listener import RebalanceListener
     from allocator.subscription.loss import RecordsLost
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
@@ -36,9 +39,13 @@ _HOME = {
     "Generation": "allocator.consumer.generation",
     "GenerationEnded": "allocator.errors",
     "GroupClosed": "allocator.errors",
+    "GroupOrders": "allocator.groups.group_orders",
     "GroupedConsumer": "allocator.compat.grouped",
     "OffsetAndMetadata": "allocator.types",
     "OffsetAndTimestamp": "allocator.types",
+    "Order": "allocator.groups.zookeeper.orders",
+    "OrderReport": "allocator.groups.order_report",
+    "OrderResult": "allocator.groups.zookeeper.orders",
     "PartitionStart": "allocator.consumer.generation",
     "RebalanceListener": "allocator.subscription.listener",
     "Record": "allocator.types",
@@ -59,9 +66,13 @@ __all__ = [
     "Generation",
     "GenerationEnded",
     "GroupClosed",
+    "GroupOrders",
     "GroupedConsumer",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "Order",
+    "OrderReport",
+    "OrderResult",
     "PartitionStart",
     "RebalanceListener",
     "Record",

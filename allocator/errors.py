@@ -254,6 +254,10 @@ class DeserializationError(_AtOffset):
         self.part = part
 
 
+class OrderRefused(AllocatorError):
+    """An order to a group that the group could not honour. Nothing was written."""
+
+
 class Closed(AllocatorError):
     """The object is closed, by a call of `close` or after an error."""
 

@@ -215,18 +215,22 @@ class _Steering:
         extra = len(self._owner) - wanted
         held = Counter(self._holder.values())
         open_to = able - self._rules.cordoned
-        up = [((goals[each] + 1) / max(self._share[each], 1), -held[each], each) for each in open_to]
-        down = [(-goals[each] / max(self._share[each], 1), held[each], each) for each in open_to if goals[each]]
-        heap, step = (up, 1) if extra > 0 else (down, -1)
+        step = 1 if extra > 0 else -1
+
+        def turn(member: str) -> tuple[float, int, int, str]:
+            """Who is next to get one more, or one less; a member that has more already keeps more."""
+            full = (goals[member] + (step > 0)) / max(self._share[member], 1)
+            return step * full, step * goals[member], -step * held[member], member
+
+        heap = [turn(each) for each in open_to if goals[each] or step > 0]
         heapify(heap)
         for _ in range(abs(extra)):
             if not heap:
                 break
-            _, tie, member = heappop(heap)
+            member = heappop(heap)[-1]
             goals[member] += step
-            fullness = (goals[member] + (step > 0)) / max(self._share[member], 1)
             if goals[member] or step > 0:
-                heappush(heap, (step * fullness, tie, member))
+                heappush(heap, turn(member))
         return goals
 
     def _even_out(self, goals: Mapping[str, int]) -> None:

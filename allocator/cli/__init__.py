@@ -34,7 +34,7 @@ LAZY = {
     "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
     "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
     "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
-    "group": ("allocator.cli.group:group", "Consumer groups: who is in them, who owns what, how far they got."),
+    "group": ("allocator.cli.orders:group", "Consumer groups: who is in them, who owns what; and orders to them."),
     "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
     "cutover": ("allocator.cli.cutover:cutover", "Take groups to a new cluster, as a plan says."),
     "offsets": ("allocator.cli.offsets:offsets", "Copy a group's offsets to another place, and back."),

@@ -13,7 +13,15 @@ import click
 from rich.console import Console
 
 from allocator.cli.output import console, print_json
-from allocator.cli.report import TARGETS, GroupReport, members_table, offsets_table, parse_target, reset_table
+from allocator.cli.report import (
+    TARGETS,
+    GroupReport,
+    members_table,
+    offsets_table,
+    orders_table,
+    parse_target,
+    reset_table,
+)
 from allocator.errors import ConfigError
 from allocator.foreign import plain
 
@@ -42,7 +50,7 @@ class Seconds(click.FloatRange):
 
 @click.group()
 def group() -> None:
-    """Show consumer groups: members, owners, offsets and lag.
+    """Show consumer groups (members, owners, offsets, lag) and steer them by orders.
 
     Exit codes: 0 answered; 1 not answered, not wholly, or refused; 2 wrong usage or settings. With --json an error
     is an object too: {"error": {"type", "message", "retriable"}}.
@@ -156,7 +164,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
     else:
         out = console()
         out.print(plain(report.headline()), markup=False)
-        for table in (members_table(report), offsets_table(report)):
+        for table in (members_table(report), orders_table(report), offsets_table(report)):
             if table.rows:
                 out.print()
                 out.print(table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -19,8 +20,10 @@ __all__ = [
     "Logs",
     "ResetPlan",
     "Target",
+    "listing_of_orders",
     "members_table",
     "offsets_table",
+    "orders_table",
     "parse_target",
     "reset_table",
 ]
@@ -56,6 +59,31 @@ def offsets_table(report: GroupReport) -> Listing:
             entry["lag"],
         )
     return table
+
+
+def orders_table(report: GroupReport) -> Listing:
+    return listing_of_orders([each.to_json() for each in report.orders])
+
+
+def listing_of_orders(orders: Sequence[Mapping[str, Any]]) -> Listing:
+    """`orders` as `OrderReport.to_json` gives them."""
+    table = Listing("id", "order", "state", "who", "when", "expires", "why")
+    for each in orders:
+        state = each["state"] + (f": {each['state_why']}" if each["state_why"] else "")
+        table.add(
+            each["id"],
+            each["text"],
+            state,
+            each["who"],
+            _time(each["when"]),
+            _time(each["expires"]),
+            each["why"] or None,
+        )
+    return table
+
+
+def _time(ms: Optional[int]) -> Optional[str]:
+    return None if ms is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000))
 
 
 # -- resetting ---------------------------------------------------------------------------------------------------

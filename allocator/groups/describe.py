@@ -10,9 +10,13 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.clock import wall_ms
 from allocator.foreign import plain
 from allocator.groups.names import member_name
+from allocator.groups.order_report import OrderReport, order_reports, order_text
 from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Orders
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
     AssignmentDocument,
@@ -64,6 +68,9 @@ class GroupState:
     document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
     """Invalid znodes, and problems that the leader reports."""
+    orders: Orders = field(default_factory=Orders)
+    read_ms: int = 0
+    """When this was read, in milliseconds since the epoch."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
@@ -143,6 +150,11 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
         document, _ = await store.document()
     except InvalidZnode as error:
         problems.append(str(error))
+    orders = Orders()
+    try:
+        orders = await OrderStore(zk, store.paths).read()
+    except InvalidZnode as error:
+        problems.append(str(error))
     if document is not None:
         if document.problem:
             problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
@@ -151,7 +163,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
                 f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
             )
     ordered = {name: members[name] for name in in_join_order(members)}
-    return GroupState(group, ordered, claims, document, tuple(problems))
+    return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms())
 
 
 SHOWN = 10  # unowned partitions named in text; JSON has all
@@ -252,6 +264,11 @@ class GroupReport:
         return [partition for partition in self.unowned if partition in self.state.left_out]
 
     @cached_property
+    def orders(self) -> list[OrderReport]:
+        """The orders of operators, the oldest first."""
+        return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
+
+    @cached_property
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
@@ -282,13 +299,23 @@ class GroupReport:
         waiting = sorted(set(self.unowned) - set(self.left_out))
         if waiting:
             found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
-        if self.left_out:
+        excluded = {p for each in self.orders if _gives_to_nobody(each) for p in each.order.partitions}
+        omitted = [partition for partition in self.left_out if partition not in excluded]
+        if omitted:
             assert self.state.document is not None
             function = plain(self.state.document.strategy)
             found.append(
-                f"{len(self.left_out)} partitions have no owner, because allocator function {function} omits them: "
-                f"{_some(self.left_out)}"
+                f"{len(omitted)} partitions have no owner, because allocator function {function} omits them: "
+                f"{_some(omitted)}"
             )
+        by_order = [partition for partition in self.left_out if partition in excluded]
+        if by_order:
+            found.append(f"{len(by_order)} partitions have no owner, because an order excludes them: {_some(by_order)}")
+        found += [
+            f"order {each.order.id} ({order_text(each.order)}) is {each.state}: {plain(each.why)}"
+            for each in self.orders
+            if each.state in ("pending", "not kept")
+        ]
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -304,6 +331,7 @@ class GroupReport:
             "lag_unknown_partitions": self.lag.unknown,
             "unowned": [_plain(partition) for partition in self.unowned],
             "left_out": [_plain(partition) for partition in self.left_out],
+            "orders": [each.to_json() for each in self.orders],
             "problems": self.problems,
         }
 
@@ -383,6 +411,11 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
         if info.pattern is not None:
             topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
     return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _gives_to_nobody(report: OrderReport) -> bool:
+    order = report.order
+    return order.kind == "exclude" and order.fault is None and not order.arguments["places"]
 
 
 def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:

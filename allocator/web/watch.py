@@ -11,12 +11,15 @@ from functools import partial
 from typing import Any, Optional, Protocol
 
 from allocator.client.client import KafkaClient
+from allocator.clock import wall_ms
 from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.doctor.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, subscribed
 from allocator.groups.names import member_name
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Orders
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
     AssignmentDocument,
@@ -155,7 +158,7 @@ class WatchedGroup:
 class GroupWatch:
     """Reads one group again whenever a watch fires.
 
-    Without changes it costs four watches. A rebalance costs one read for each changed document and claim.
+    Without changes it costs five watches. A rebalance costs one read for each changed document and claim.
     """
 
     def __init__(self, zk: ZooKeeper, access: ClusterAccess, group: WatchedGroup, changed: Callable[[], None]) -> None:
@@ -172,6 +175,7 @@ class GroupWatch:
         path = path_of(root, group.name)
         self._choice = Watched(partial(read_choice, zk, path), poke)
         self._document: Watched[tuple[AssignmentDocument | None, int]] = Watched(self._store.document, poke)
+        self._orders = Watched(OrderStore(zk, self._store.paths).read, poke)
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Claim] = {}
         self._budget = InflateBudget.of_claims()
@@ -232,6 +236,11 @@ class GroupWatch:
             for member, why in document.refused.items():
                 called = member_name(member, self._infos.get(member))
                 problems.append(f"member {plain(called)} gets no partitions: {plain(why)}")
+        orders = Orders()
+        try:
+            orders = await self._orders.get()
+        except InvalidZnode as error:
+            problems.append(str(error))
         try:
             choice = await self._choice.get()
             self._group.paused = choice.frozen
@@ -240,7 +249,8 @@ class GroupWatch:
             problems.append(str(error))
         # copies: an earlier GroupState must not change
         infos, claims = dict(self._infos), dict(self._claims)
-        return GroupState(self._group.name, infos, claims, document, tuple(problems[:SHOWN_PROBLEMS]))
+        shown = tuple(problems[:SHOWN_PROBLEMS])
+        return GroupState(self._group.name, infos, claims, document, shown, orders, wall_ms())
 
     async def _read_info(self, name: str, problems: list[str]) -> None:
         try:

@@ -148,6 +148,7 @@ class TestMember:
         options: dict[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
         load: Load | None = None,
+        rack: str | None = None,
         topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
     ) -> None:
         self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
@@ -164,6 +165,7 @@ class TestMember:
                 name=name,
                 topics=frozenset(subscribe),
                 pattern=pattern,
+                rack=rack,
                 leader=LeaderSettings(topic_poll_s=topic_poll_s),
             ),
             load=load,

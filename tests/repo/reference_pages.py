@@ -23,6 +23,7 @@ CONSUMERS = [
     "Consumer",
     "SwitchingConsumer",
     "GroupedConsumer",
+    "GroupOrders",
     "SingleConsumer",
     "ConsumerGroup",
     "ConsumerGroupConfig",

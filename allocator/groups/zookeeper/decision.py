@@ -20,7 +20,7 @@ from allocator.groups.zookeeper.steering import constraints_of
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
 from allocator.types import NO_PARTITIONS, Partitions
 
-__all__ = ["GroupDecision", "ViewBuilder", "decide", "subscription"]
+__all__ = ["GroupDecision", "ViewBuilder", "counts_of", "decide", "subscription"]
 
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
@@ -39,6 +39,8 @@ class GroupDecision:
     """Members that offer no common function, and why."""
     left_out: Partitions
     """Partitions that no member gets."""
+    excluded: Partitions = NO_PARTITIONS
+    """Those of them that an order gives to nobody."""
     shadows: Mapping[str, OrderState] = field(default_factory=dict)
     """What the orders found that compute a second function, by their id."""
 
@@ -97,7 +99,8 @@ async def decide(
                 shadows[order.id] = OrderState("kept", difference(target, steer(other, seen, constraints, held)))
             except AllocatorError as error:
                 shadows[order.id] = OrderState("not kept", str(error)[:1000])
-    return GroupDecision(target, strategy, refused, left_out(view, target), shadows)
+    without = left_out(view, target)
+    return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows)
 
 
 def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:
@@ -109,3 +112,14 @@ def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions
         f"{elsewhere} of {total} partitions would be elsewhere; "
         f"members would have {then[0]} to {then[-1]}, now {now[0]} to {now[-1]}"
     )
+
+
+def counts_of(document: AssignmentDocument) -> dict[str, int]:
+    """Partition counts of the previous leader, for a new leader that cannot reach Kafka."""
+    counts: dict[str, int] = {}
+    everything = [*document.owners.values(), *document.promised.values()]
+    everything += [entry.partitions for entry in document.waiting.values()]
+    for parts in everything:
+        for topic, partition in parts:
+            counts[topic] = max(counts.get(topic, 0), partition + 1)
+    return counts

@@ -17,7 +17,7 @@ from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.view import GroupViewBuilder, Load, log_left_out
-from allocator.groups.zookeeper.decision import GroupDecision, decide
+from allocator.groups.zookeeper.decision import GroupDecision, counts_of, decide
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.plan import adopt, advance, in_flight, portion
@@ -303,7 +303,7 @@ class Leader:
         """Decides anew if something changed that decisions depend on; returns whether it did."""
         await self._count_partitions(members, document)
         orders = [order for order in self._counting if order.kind != "budget"]
-        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())), tuple(order.id for order in orders))
+        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())), orders)
         if inputs == self._computed_from:
             return False, document, version
         try:
@@ -332,8 +332,9 @@ class Leader:
             if member not in document.refused:
                 called = plain(member_name(member, members[member]))
                 log.error("%s: member %s gets no partitions: %s", group, called, plain(reason))
-        if decision.left_out != document.left_out:
-            log_left_out(group, decision.strategy, decision.left_out)
+        omitted = decision.left_out - decision.excluded
+        if omitted != document.left_out - decision.excluded:
+            log_left_out(group, decision.strategy, omitted)
         return decision
 
     # -- what is read --------------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ class Leader:
     async def _count_partitions(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
         """Brings `_counts` up to date for every topic that a member subscribes to."""
         if not self._counts:
-            self._counts = _counts_of(document)
+            self._counts = counts_of(document)
         topics = set().union(*(info.topics for info in members.values()))
         self._patterns = {info.pattern for info in members.values() if info.pattern is not None}
         self._topics.follow(topics)
@@ -471,14 +472,3 @@ def _with_moves(moved: tuple[tuple[int, int], ...], now_ms: int, number: int) ->
     if recent and now_ms - recent[-1][0] < 1000:
         return (*recent[:-1], (now_ms, recent[-1][1] + number))
     return (*recent, (now_ms, number))
-
-
-def _counts_of(document: AssignmentDocument) -> dict[str, int]:
-    """Partition counts of the previous leader, for a new leader that cannot reach Kafka."""
-    counts: dict[str, int] = {}
-    everything = [*document.owners.values(), *document.promised.values()]
-    everything += [entry.partitions for entry in document.waiting.values()]
-    for parts in everything:
-        for topic, partition in parts:
-            counts[topic] = max(counts.get(topic, 0), partition + 1)
-    return counts

@@ -42,7 +42,7 @@ from allocator.groups.zookeeper.checked import (
 )
 from allocator.groups.zookeeper.znodes import InflateBudget, from_ranges, to_ranges
 from allocator.names import check_topic
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = ["KINDS", "Order", "OrderKind", "OrderResult", "Orders"]
 
@@ -192,7 +192,7 @@ class OrderResult:
     """Milliseconds since the epoch."""
     by: str
     """Member id."""
-    partitions: Partitions
+    partitions: frozenset[TopicPartition]
     what: str
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,359 @@
+"""Orders to a group from outside: give, list and withdraw them. Joins nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from allocator.clock import wall_ms
+from allocator.errors import ConfigError, OrderRefused
+from allocator.foreign import plain, shown
+from allocator.groups.names import member_name
+from allocator.groups.order_report import OrderReport, order_reports
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.steering import counting, members_named, process_name
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import (
+    AssignmentDocument,
+    InvalidZnode,
+    MemberInfo,
+    Paths,
+    in_join_order,
+    to_ranges,
+)
+from allocator.settings import DEFAULT
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import NoZnode, ZooKeeper
+
+__all__ = ["NOT_OURS", "GroupOrders", "OrdersOfGroup", "default_operator", "parse_place"]
+
+NOT_OURS = (
+    'Orders are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, or each member by '
+    "itself, assigns the partitions, and no orders count"
+)
+
+
+class OrdersOfGroup:
+    """The orders of one group, over a session that the caller has opened; see `GroupOrders`."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None) -> None:
+        self._zk = zk
+        self._paths = paths
+        self._store = Store(zk, paths)
+        self._orders = OrderStore(zk, paths)
+        self._who = who
+
+    @property
+    def path(self) -> str:
+        """The znode of the orders."""
+        return self._paths.orders
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[OrderReport]:
+        """Every order with its state, the oldest first."""
+        orders, members, document = await asyncio.gather(self._orders.read(), self._members(), self._document())
+        return order_reports(orders, document, members, wall_ms())
+
+    # -- about members -------------------------------------------------------------------------------------------
+
+    async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The member gets no further partitions, and keeps what it has."""
+        return await self.give("cordon", {"member": await self._known(member)}, why=why, expires_s=expires_s)
+
+    async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The member gives all its partitions away, within the budget; the order is done when it has none."""
+        return await self.give("evacuate", {"member": await self._known(member)}, why=why, expires_s=expires_s)
+
+    async def uncordon(self, member: str) -> tuple[Order, ...]:
+        """Withdraws the cordon and the evacuation of this member."""
+        members = await self._members()
+        names = {member, *members_named(member, members)}
+        names.update(text for each in members_named(member, members) for text in _names_of(each, members[each]))
+        return await self._withdraw(
+            lambda order: order.kind in ("cordon", "evacuate") and order.arguments.get("member") in names,
+            f"no cordon and no evacuation of {shown(member)}",
+        )
+
+    async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """`new` takes all partitions of `old`, and nothing moves between others. `new` may join later."""
+        arguments = {"old": await self._known(old), "new": await self._known(new, must_live=False)}
+        if arguments["old"] == arguments["new"]:
+            raise ConfigError(f"a member cannot take the place of itself: {shown(old)}")
+        return await self.give("swap", arguments, why=why, expires_s=expires_s)
+
+    async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """Each process that joins from now on gets exactly `count` partitions, until it is promoted."""
+        members = await self._members()
+        present = await self._present("canary")
+        known = sorted({process_name(member, info) for member, info in members.items()})
+        arguments = {"count": count, "known": known, "promoted": []}
+        if present is not None:
+            arguments = {**present.arguments, "count": count}
+        return await self.give("canary", arguments, why=why, expires_s=expires_s)
+
+    async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
+        """Ends the canary order for one member, or for all members if None."""
+        present = await self._present("canary")
+        if present is None or member is None:
+            return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
+        promoted = sorted({*present.arguments["promoted"], await self._known(member)})
+        changed = replace(present, arguments={**present.arguments, "promoted": promoted})
+        return await self._put(changed)
+
+    # -- about partitions ----------------------------------------------------------------------------------------
+
+    async def pin(
+        self,
+        partitions: Collection[TopicPartition],
+        place: str,
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """The partitions stay at this member, or within "rack:NAME"."""
+        where = await self._place(place)
+        return await self.give(
+            "pin", {"partitions": to_ranges(partitions), "place": where}, why=why, expires_s=expires_s
+        )
+
+    async def unpin(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+        """Withdraws pins of these partitions; pins of several partitions stay for the others."""
+        gone = frozenset(partitions)
+        now_ms = wall_ms()
+        pins = [
+            order for order in (await self._orders.read()).entries if order.kind == "pin" and order.partitions & gone
+        ]
+        if not pins:
+            raise OrderRefused(f"group {self._paths.group!r} has no pin of these partitions")
+        for order in pins:
+            rest = order.partitions - gone
+            if rest:
+                changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
+                await self._orders.put(changed, now_ms)
+        whole = [order.id for order in pins if not order.partitions - gone]
+        if whole:
+            await self._orders.remove(whole, now_ms)
+        return tuple(pins)
+
+    async def exclude(
+        self,
+        partitions: Collection[TopicPartition],
+        places: Collection[str],
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """None of these places gets the partitions. Without a place no member gets them, and no records are read."""
+        where = [await self._place(place) for place in places]
+        arguments = {"partitions": to_ranges(partitions), "places": where}
+        return await self.give("exclude", arguments, why=why, expires_s=expires_s)
+
+    # -- about the group -----------------------------------------------------------------------------------------
+
+    async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """No partition leaves a live owner. Partitions without one still get an owner."""
+        return await self.give("freeze", {}, why=why, expires_s=expires_s)
+
+    async def thaw(self) -> tuple[Order, ...]:
+        """Withdraws the freeze."""
+        return await self._withdraw(lambda order: order.kind == "freeze", "no freeze")
+
+    async def budget(
+        self,
+        *,
+        at_once: Optional[int] = None,
+        per_minute: Optional[int] = None,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """At most so many partitions are taken from live owners at once, and in a minute. None: any number."""
+        if at_once is None and per_minute is None:
+            raise ConfigError("a budget needs at_once or per_minute")
+        arguments = {"at_once": at_once, "per_minute": per_minute}
+        return await self.give("budget", arguments, why=why, expires_s=expires_s)
+
+    async def shadow(self, function: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The leader computes this function too, at each decision, and its state says how the result differs.
+
+        `function`: a built-in name, or a function that the members offer.
+        """
+        return await self.give("shadow", {"function": function}, why=why, expires_s=expires_s)
+
+    # -- any order -----------------------------------------------------------------------------------------------
+
+    async def give(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """Writes an order of any kind; its arguments are those of the znode."""
+        return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
+
+    def make(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> Order:
+        """The order that `give` would write. Raises ConfigError."""
+        now_ms = wall_ms()
+        return Order.make(
+            kind,
+            arguments,
+            who=default_operator() if self._who is None else self._who,
+            now_ms=now_ms,
+            why=why,
+            expires=None if expires_s is None else now_ms + int(expires_s * 1000),
+        )
+
+    async def remove(self, *ids: str) -> tuple[Order, ...]:
+        """Withdraws orders by id. Raises NoSuchOrder, an AllocatorError, if one of them is not there."""
+        return await self._orders.remove(ids, wall_ms())
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _put(self, order: Order) -> OrderReport:
+        members = await self._members()
+        with _as_refusal(self._paths):
+            await self._orders.put(order, wall_ms())
+        _, pending = counting([order], members, {})
+        if pending:
+            return OrderReport(order, *pending[order.id])
+        return OrderReport(order, "given", "" if members else "the group has no member")
+
+    async def _withdraw(self, chosen: Any, missing: str) -> tuple[Order, ...]:
+        found = [order.id for order in (await self._orders.read()).entries if chosen(order)]
+        if not found:
+            raise OrderRefused(f"group {self._paths.group!r} has {missing}")
+        return await self._orders.remove(found, wall_ms())
+
+    async def _present(self, kind: str) -> Optional[Order]:
+        return next(iter((await self._orders.read()).in_force(wall_ms(), (kind,))), None)
+
+    async def _document(self) -> Optional[AssignmentDocument]:
+        try:
+            return (await self._store.document())[0]
+        except InvalidZnode:
+            return None  # the leader writes it anew
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        """Live members in join order. Raises OrderRefused where there is no such group."""
+        with _as_refusal(self._paths):
+            names = in_join_order(await self._store.member_names())
+        infos: dict[str, MemberInfo] = {}
+        for name, info in zip(names, await asyncio.gather(*map(self._member, names))):
+            if info is not None:
+                infos[name] = info
+        return infos
+
+    async def _member(self, name: str) -> Optional[MemberInfo]:
+        try:
+            return await self._store.member(name)
+        except InvalidZnode:
+            return None
+
+    async def _known(self, text: str, *, must_live: bool = True) -> str:
+        """The name under which the order knows a member: it lasts over the sessions of its process, if it can."""
+        members = await self._members()
+        found = members_named(text, members)
+        if len(found) > 1:
+            several = ", ".join(member_name(each, members[each]) for each in found)
+            raise OrderRefused(f"{shown(text)} names {len(found)} members; name one of {plain(several)}")
+        if not found:
+            if not must_live:
+                return text
+            there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
+            raise OrderRefused(
+                f"group {self._paths.group!r} has no live member {shown(text)}; its members: {plain(there)}"
+            )
+        info = members[found[0]]
+        if text == info.name:
+            return text
+        process = process_name(found[0], info)
+        return process if members_named(process, members) == found else found[0]
+
+    async def _place(self, text: str) -> dict[str, str]:
+        place = parse_place(text)
+        if "member" in place:
+            return {"member": await self._known(place["member"])}
+        members = await self._members()
+        racks = sorted({info.rack for info in members.values() if info.rack is not None})
+        if place["rack"] not in racks:
+            there = ", ".join(racks) or "none names one"
+            raise OrderRefused(
+                f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
+            )
+        return place
+
+
+class GroupOrders(OrdersOfGroup):
+    """The orders of an operator to one group with membership "zookeeper".
+
+        async with GroupOrders("zk1:2181", "billing") as orders:
+            await orders.evacuate("billing-web1", why="its disk is failing")
+            for each in await orders.list():
+                print(each.order.kind, each.state, each.why)
+
+    A member is named by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A
+    place is a member, or "rack:NAME". Each order is written with `who` (default user@host), the time, and `why`; it
+    ceases to count after `expires_s` seconds. A later order replaces an earlier one of its kind about the same thing.
+
+    The leader honours an order once every live member knows its kind: the report names the members of older versions.
+    Every method raises OrderRefused where the group cannot honour the order, and ConfigError for wrong arguments; then
+    nothing was written. `timeout_s`: seconds to connect to ZooKeeper.
+    """
+
+    def __init__(
+        self,
+        zookeeper: str,
+        group: str,
+        *,
+        root: str = DEFAULT["root"],
+        zookeeper_options: Optional[Mapping[str, Any]] = None,
+        who: Optional[str] = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(ZooKeeper(zookeeper, options=zookeeper_options), Paths(root, group), who)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> GroupOrders:
+        await self._zk.connect(self._timeout_s, make_chroot=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._zk.close()
+
+
+def parse_place(text: str) -> dict[str, str]:
+    """A place in an order, from "rack:NAME" or the name of a member."""
+    kind, colon, name = text.partition(":")
+    if kind == "rack" and colon and name:
+        return {"rack": name}
+    return {"member": text}
+
+
+def default_operator() -> str:
+    """The user and the host of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _names_of(member: str, info: MemberInfo) -> Iterable[str]:
+    return member, info.name, process_name(member, info)
+
+
+@contextlib.contextmanager
+def _as_refusal(paths: Paths) -> Any:
+    try:
+        yield
+    except NoZnode:
+        raise OrderRefused(f"ZooKeeper has no group {paths.group!r} under {paths.root}. {NOT_OURS}") from None

@@ -1,0 +1,312 @@
+"""What a group would do if something changed: members, weights, racks, the function, partition counts, or orders.
+
+The plan comes from `decide`, which the leader calls too, on the group's present document. So the group does what was
+planned, if nothing else changes first. One thing cannot be known before: the id of a member that is to join. Where a
+function breaks a tie by ids, another partition of the same number may move to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, NamedTuple, Optional
+
+from allocator.assignors import choose, resolve
+from allocator.errors import ConfigError
+from allocator.foreign import shown
+from allocator.groups.describe import GroupState
+from allocator.groups.names import member_name
+from allocator.groups.order_report import OrderReport
+from allocator.groups.zookeeper.decision import ViewBuilder, decide
+from allocator.groups.zookeeper.orders import KINDS, Order, Orders
+from allocator.groups.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, members_named, states_of
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, sequence
+from allocator.settings import DEFAULT
+from allocator.types import Partitions, TopicPartition
+
+__all__ = ["GroupPlan", "PlannedMember", "PlannedMove", "Scenario", "plan_of"]
+
+ROUND_TRIPS = 5  # of a move: the document, its reading, the smaller claim, the next document, the larger claim
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A group as it would be. Each method returns another scenario, and raises ConfigError for an unknown name."""
+
+    state: GroupState
+    members: Mapping[str, MemberInfo]
+    """In join order."""
+    counts: Mapping[str, int]
+    """Topic -> partitions."""
+    orders: Orders
+    failed: Mapping[str, MemberInfo] = field(default_factory=dict)
+    """Members that ended without leaving."""
+    function: Optional[str] = None
+    """Used instead of the one that members agree on."""
+
+    @classmethod
+    def of(cls, state: GroupState, counts: Mapping[str, int]) -> Scenario:
+        """The group as it is."""
+        if state.coordinated is not None:
+            raise ConfigError(
+                f"Kafka's coordinator assigns the partitions of group {state.group!r}; only groups with membership "
+                '"zookeeper" can be planned'
+            )
+        return cls(state, dict(state.members), dict(counts), state.orders)
+
+    def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
+        """With one more member, which subscribes to what the youngest one subscribes to."""
+        if not self.members:
+            raise ConfigError("the group has no member whose subscription a new one could share")
+        youngest = list(self.members)[-1]
+        number = (sequence(youngest) or 0) + 1
+        like = self.members[youngest]
+        info = replace(like, name=name, host=f"{name}-host", pid=None, weight=weight, rack=rack, orders=tuple(KINDS))
+        return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
+
+    def removing(self, text: str, *, failed: bool = False) -> Scenario:
+        """Without this member: it left, or it `failed`."""
+        gone = {self._member(text)}
+        return self._without(gone, failed)
+
+    def failing_rack(self, rack: str) -> Scenario:
+        """Without the members in this rack, which all failed."""
+        gone = {member for member, info in self.members.items() if info.rack == rack}
+        if not gone:
+            racks = sorted({info.rack for info in self.members.values() if info.rack is not None})
+            raise ConfigError(
+                f"no live member is in rack {shown(rack)}; racks of the members: {', '.join(racks) or 'none'}"
+            )
+        return self._without(gone, True)
+
+    def weighing(self, text: str, weight: float) -> Scenario:
+        """With another weight of this member."""
+        return self._changing(text, weight=weight)
+
+    def moving_rack(self, text: str, rack: str) -> Scenario:
+        """With this member in another rack."""
+        return self._changing(text, rack=rack)
+
+    def using(self, function: str) -> Scenario:
+        """With this allocator function."""
+        return replace(self, function=function)
+
+    def growing(self, topic: str, count: int) -> Scenario:
+        """With so many partitions of a topic."""
+        before = self.counts.get(topic)
+        if before is None:
+            raise ConfigError(
+                f"the group reads no topic {shown(topic)}; it reads {', '.join(sorted(self.counts)) or 'none'}"
+            )
+        if count < before:
+            raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot make them fewer")
+        return replace(self, counts={**self.counts, topic: count})
+
+    def ordering(self, order: Order) -> Scenario:
+        """With one more order."""
+        return replace(self, orders=self.orders.put(order, self.state.read_ms))
+
+    def _without(self, gone: set[str], failed: bool) -> Scenario:
+        left = {member: info for member, info in self.members.items() if member not in gone}
+        ended = {member: self.members[member] for member in gone} if failed else {}
+        return replace(self, members=left, failed={**self.failed, **ended})
+
+    def _changing(self, text: str, **changes: Any) -> Scenario:
+        member = self._member(text)
+        info = replace(self.members[member], **changes)
+        return replace(self, members={each: info if each == member else it for each, it in self.members.items()})
+
+    def _member(self, text: str) -> str:
+        found = members_named(text, self.members)
+        if len(found) != 1:
+            there = ", ".join(member_name(member, info) for member, info in self.members.items()) or "none"
+            raise ConfigError(f"{shown(text)} names {len(found)} members; members: {there}")
+        return found[0]
+
+
+class PlannedMove(NamedTuple):
+    """One partition that changes its owner. None: it had, or gets, no owner."""
+
+    partition: TopicPartition
+    source: Optional[str]
+    target: Optional[str]
+
+
+class PlannedMember(NamedTuple):
+    """The load of one member before and after. Lag is in records, None where it is not known."""
+
+    member: str
+    name: str
+    change: Optional[str]
+    """"joins", "leaves" or "fails"."""
+    partitions: tuple[int, int]
+    lag: tuple[Optional[int], Optional[int]]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What would move, and what it would cost."""
+
+    group: str
+    function: str
+    moves: tuple[PlannedMove, ...]
+    members: tuple[PlannedMember, ...]
+    orders: tuple[OrderReport, ...]
+    """Those in force, as they would stand after the last move."""
+    budget: Budget
+    target: Mapping[str, Partitions] = field(repr=False)
+    names: Mapping[str, str] = field(repr=False)
+    round_trip_s: float = 0.0
+    """To ZooKeeper, as measured."""
+    failed_s: Optional[float] = None
+    """The longest session timeout of a member that fails."""
+
+    @property
+    def voluntary(self) -> int:
+        """Moves away from a member that lives on."""
+        gone = {each.member for each in self.members if each.change in ("leaves", "fails")}
+        return sum(move.source is not None and move.source not in gone for move in self.moves)
+
+    @property
+    def move_s(self) -> float:
+        """Expected standstill of a moving partition, besides the time that its handler needs to finish."""
+        return ROUND_TRIPS * self.round_trip_s
+
+    @property
+    def duration_s(self) -> float:
+        """Expected time from the first move to the last, besides that of the handlers."""
+        portions = 1 if self.moves else 0
+        least_s = 0.0
+        if self.budget.at_once is not None:
+            portions = max(portions, ceil(self.voluntary / self.budget.at_once))
+        if self.budget.per_minute is not None:
+            least_s = max(0, ceil(self.voluntary / self.budget.per_minute) - 1) * MINUTE_S
+        return max(portions * self.move_s, least_s) + (self.failed_s or 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """{"group", "function", "moves": [{"topic", "partition", "from", "from_name", "to", "to_name"}],
+        "members": [{"id", "name", "change", "partitions_before", "partitions_after", "lag_before", "lag_after"}],
+        "voluntary_moves", "standstill": {"round_trip_s", "move_s", "failed_s", "duration_s"}, "orders": [...]}"""
+        return {
+            "group": self.group,
+            "function": self.function,
+            "moves": [
+                {
+                    "topic": move.partition.topic,
+                    "partition": move.partition.partition,
+                    "from": move.source,
+                    "from_name": self.name_of(move.source),
+                    "to": move.target,
+                    "to_name": self.name_of(move.target),
+                }
+                for move in self.moves
+            ],
+            "members": [
+                {
+                    "id": each.member,
+                    "name": each.name,
+                    "change": each.change,
+                    "partitions_before": each.partitions[0],
+                    "partitions_after": each.partitions[1],
+                    "lag_before": each.lag[0],
+                    "lag_after": each.lag[1],
+                }
+                for each in self.members
+            ],
+            "voluntary_moves": self.voluntary,
+            "standstill": {
+                "round_trip_s": round(self.round_trip_s, 6),
+                "move_s": round(self.move_s, 6),
+                "failed_s": self.failed_s,
+                "duration_s": round(self.duration_s, 6),
+            },
+            "orders": [each.to_json() for each in self.orders],
+        }
+
+    def name_of(self, member: Optional[str]) -> Optional[str]:
+        return None if member is None else self.names.get(member, member)
+
+
+async def plan_of(
+    scenario: Scenario,
+    build: ViewBuilder,
+    *,
+    lag: Optional[Mapping[TopicPartition, int]] = None,
+    round_trip_s: float = 0.0,
+) -> GroupPlan:
+    """The plan for a scenario. `build` makes the view of the group, as for the leader.
+
+    Raises AssignorError for an allocator function that cannot be loaded here, and what the function raises.
+    """
+    state, members = scenario.state, dict(scenario.members)
+    if not members:
+        raise ConfigError(f"group {state.group!r} would have no member, so no member would get a partition")
+    if scenario.function is not None:
+        members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
+    strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
+    document = state.document or AssignmentDocument()
+    counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
+    functions = {strategy: resolve(strategy)}
+    decision = await decide(members, scenario.counts, document, counted, functions, build)
+    after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
+    states = {**states_of(counted, members, after, decision.target, decision.shadows), **pending}
+    everyone = {**state.members, **members}
+    names = {member: member_name(member, info) for member, info in everyone.items()}
+    before = _present(document)
+    moves = _moves(before, decision.target)
+    lost_s = [info.session_timeout_s for info in scenario.failed.values() if info.session_timeout_s is not None]
+    return GroupPlan(
+        group=state.group,
+        function=strategy,
+        moves=tuple(moves),
+        members=tuple(
+            PlannedMember(
+                member,
+                names[member],
+                _change(member, scenario),
+                (len(before.get(member, ())), len(decision.target.get(member, ()))),
+                (_sum(lag, before.get(member, ())), _sum(lag, decision.target.get(member, ()))),
+            )
+            for member in everyone
+        ),
+        orders=tuple(OrderReport(order, *states[order.id]) for order in scenario.orders.entries if order.id in states),
+        budget=budget_of(counted),
+        target=decision.target,
+        names=names,
+        round_trip_s=round_trip_s,
+        failed_s=max(lost_s, default=None),
+    )
+
+
+def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition]]:
+    """What each member has, or gets as soon as it is free."""
+    found = dict(document.owners)
+    for member, parts in document.promised.items():
+        found[member] = found.get(member, frozenset()) | parts
+    return found
+
+
+def _moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> list[PlannedMove]:
+    source = {partition: member for member, parts in before.items() for partition in parts}
+    target = {partition: member for member, parts in after.items() for partition in parts}
+    return [
+        PlannedMove(partition, source.get(partition), target.get(partition))
+        for partition in sorted(source.keys() | target.keys())
+        if source.get(partition) != target.get(partition)
+    ]
+
+
+def _change(member: str, scenario: Scenario) -> Optional[str]:
+    if member in scenario.failed:
+        return "fails"
+    if member not in scenario.members:
+        return "leaves"
+    return None if member in scenario.state.members else "joins"
+
+
+def _sum(lag: Optional[Mapping[TopicPartition, int]], partitions: Any) -> Optional[int]:
+    if lag is None or any(partition not in lag for partition in partitions):
+        return None
+    return sum(lag[partition] for partition in partitions)

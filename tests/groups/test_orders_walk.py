@@ -1,0 +1,200 @@
+"""All orders on a real ZooKeeper, as an operator gives them at a shell; and plans that come true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from members import OneGroup, TestMember
+
+from allocator import GroupOrders
+from allocator.cli import main
+from allocator.errors import OrderRefused
+from allocator.testing.waiting import wait_until_async
+from allocator.types import TopicPartition
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Operator:
+    """Runs `allocator group` against one group, and waits until what was planned is so."""
+
+    def __init__(self, group: OneGroup) -> None:
+        self.group = group
+        self.members: list[TestMember] = []
+
+    async def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and all output, in this process."""
+        given = ["group", *arguments, "--zookeeper", self.group.hosts]
+        done = await asyncio.to_thread(CliRunner().invoke, main, given)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.output
+
+    async def json(self, *arguments: str) -> Any:
+        code, output = await self.run(*arguments, "--json")
+        assert code == 0, output
+        return json.loads(output)
+
+    async def join(self, stack: AsyncExitStack, name: str, rack: str) -> TestMember:
+        group = self.group
+        member = TestMember(
+            group.hosts, group.group, name, group.topics, group.history, assignors=("sticky",), rack=rack
+        )
+        await stack.enter_async_context(member)
+        self.members.append(member)
+        return member
+
+    async def leave(self, member: TestMember) -> None:
+        self.members.remove(member)
+        await member.membership.leave()
+
+    def owners(self) -> dict[TopicPartition, str]:
+        return {p: member.membership.member_id for member in self.members for p in member.owned}
+
+    async def until(self, wanted: dict[TopicPartition, str]) -> None:
+        await wait_until_async(lambda: self.owners() == wanted, 30.0, lambda: f"{wanted}, not {self.owners()}")
+
+    async def settle(self, counts: Iterable[int]) -> None:
+        """Until the members have so many partitions each, in any order."""
+        wanted = sorted(counts)
+        await wait_until_async(
+            lambda: sorted(len(member.owned) for member in self.members) == wanted,
+            30.0,
+            lambda: f"{wanted}, not {[len(member.owned) for member in self.members]}",
+        )
+
+    async def planned(self, *arguments: str) -> dict[TopicPartition, str]:
+        """The owners that a plan leads to."""
+        plan = await self.json(*arguments)
+        after = dict(self.owners())
+        for move in plan["moves"]:
+            partition = TopicPartition(move["topic"], move["partition"])
+            assert after.pop(partition, None) == move["from"]
+            if move["to"] is not None:
+                after[partition] = move["to"]
+        return after
+
+    async def order(self, *arguments: str) -> dict[TopicPartition, str]:
+        """Gives an order, and waits until the group stands as a dry run said, and the leader says so too."""
+        planned = await self.planned(*arguments, "--dry-run")
+        given = (await self.json(*arguments, "--why", "because"))["order"]
+        await self.until(planned)
+        await self.state(given["id"], "kept", "done")
+        return planned
+
+    async def state(self, order_id: str, *wanted: str) -> str:
+        """Waits for one of these states; returns its reason."""
+        while True:
+            listed = (await self.json("orders", self.group.group))["orders"]
+            found = next(each for each in listed if each["id"] == order_id)
+            if found["state"] in wanted:
+                reason: str = found["state_why"]
+                return reason
+            await asyncio.sleep(0.02)
+
+
+def numbers(member: TestMember) -> set[int]:
+    return {partition.partition for partition in member.owned}
+
+
+async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: str) -> None:
+    one = OneGroup(zk_chroot, group, {"t": 12})
+    operator = Operator(one)
+    async with AsyncExitStack() as stack:
+        a, b, c = [await operator.join(stack, name, rack) for name, rack in (("a", "x"), ("b", "y"), ("c", "y"))]
+        await operator.settle([4, 4, 4])
+        assert await operator.planned("plan", group) == operator.owners()
+
+        # members
+        planned = await operator.planned("plan", group, "--evacuate", "a")
+        await operator.run("plan", group, "--evacuate", "a", "--apply")
+        await operator.until(planned)
+        assert not a.owned
+        code, output = await operator.run("uncordon", group, "a")
+        assert (code, "no longer evacuate a" in output) == (0, True)
+        await operator.settle([4, 4, 4])
+
+        await operator.order("cordon", group, "b")
+        before = b.owned
+        planned = await operator.planned("plan", group, "--remove", "c")
+        await operator.leave(c)
+        await operator.until(planned)
+        assert b.owned == before
+        assert len(a.owned) == 8
+        await operator.run("uncordon", group, "b")
+        await operator.settle([6, 6])
+
+        swap = (await operator.json("swap", group, "b", "d"))["order"]["id"]
+        assert await operator.state(swap, "waiting") == "the new member has not joined"
+        theirs = b.owned
+        d = await operator.join(stack, "d", "y")
+        await operator.state(swap, "done")
+        await wait_until_async(lambda: d.owned == theirs, 30.0)
+        await operator.leave(b)
+        await operator.settle([6, 6])
+        assert d.owned == theirs
+
+        # partitions
+        await operator.order("pin", group, "t:0-2", "rack:y")
+        await operator.order("pin", group, "t:3", "a")
+        assert 3 in numbers(a)
+        assert {0, 1, 2} <= numbers(d)
+        await operator.order("exclude", group, "t:4-5", "d")
+        assert {4, 5} <= numbers(a)
+        await operator.order("exclude", group, "t:6", "--everywhere")
+        assert 6 not in numbers(a) | numbers(d)
+        code, output = await operator.run("describe", group)
+        assert "1 partitions have no owner, because an order excludes them: t:6" in output
+        assert "pin t:0-2 to rack y" in output
+
+        # the group
+        await operator.order("freeze", group)
+        before = operator.owners()
+        planned = await operator.planned("plan", group, "--add", "e", "--partitions", "t=14")
+        e = await operator.join(stack, "e", "x")
+        one.topics.change(t=14)
+        await wait_until_async(lambda: len(operator.owners()) == 13, 30.0)
+        assert before.items() <= operator.owners().items()
+        assert len(planned) == 13
+        await operator.json("budget", group, "--at-once", "1")
+        moves, new_to_e = one.history.moves(), e.owned
+        await operator.run("thaw", group)
+        await operator.settle([4, 4, 5])
+        assert one.history.moves() - moves == len(e.owned - new_to_e)
+
+        shadow = (await operator.json("shadow", group, "range"))["order"]["id"]
+        assert "of 13 partitions would be elsewhere" in await operator.state(shadow, "kept")
+
+        await operator.json("canary", group, "2")
+        new = await operator.join(stack, "new", "x")
+        await wait_until_async(lambda: len(new.owned) == 2 and len(operator.owners()) == 13, 30.0)
+        await operator.run("promote", group, "new")
+        await operator.settle([3, 3, 3, 4])
+
+        # what cannot be kept
+        pinned = (await operator.json("pin", group, "t:7", "new"))["order"]["id"]
+        await operator.leave(new)
+        await wait_until_async(lambda: len(operator.owners()) == 13, 30.0)
+        assert "no live member is there" in await operator.state(pinned, "not kept")
+        for arguments, says in (
+            (("cordon", group, "nobody"), "no live member 'nobody'; its members: a@"),
+            (("cordon", "other", "a"), 'Orders are for groups with membership="zookeeper"'),
+            (("unpin", group, "t:11"), "no pin of these partitions"),
+            (("pin", group, "t:7", "rack:z"), "no live member is in rack 'z'; racks of the members: x, y"),
+            (("orders", group, "--remove", "o-00000000"), "no order o-00000000"),
+        ):
+            code, output = await operator.run(*arguments)
+            assert (code, says in output) == (1, True), output
+        async with GroupOrders(zk_chroot, group, who="a test") as orders:
+            listed = await orders.list()
+            assert {each.order.kind for each in listed} == {"swap", "pin", "exclude", "budget", "shadow", "canary"}
+            await orders.remove(*(each.order.id for each in listed))
+            with pytest.raises(OrderRefused, match="has no freeze"):
+                await orders.thaw()
+        assert one.history.overlaps() == []

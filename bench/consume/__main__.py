@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,14 +21,29 @@ from allocator.testing import LocalCluster
 from .contenders import CONTENDERS
 from .fill import fill
 from .report import Case, markdown, median, svg, worst
-from .settings import CODECS, FORMATS, SIZES, Job, records_of
+from .settings import CODECS, FORMATS, SIZES, TURN, Job, records_of
+from .turns import drive
 
-KINDS = ("throughput", "latency", "idle", "cold")
+KINDS = ("throughput", "turns", "latency", "idle", "cold")
 REFERENCE = "confluent-kafka"
 COLD_ONLY = "ours, ZooKeeper"
 LATENCY_RATE, LATENCY_SIZE = 5_000, 100
 IDLE_PARTITIONS = 100
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
+    """As `one`, for a worker that gets one batch after the other."""
+    command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        turns = job.records // TURN
+        late = drive(job.bootstrap, job.topic, job.partitions, turns, LATENCY_SIZE, sock, lambda: worker.poll() is None)
+        found: dict[str, Any] = json.loads(worker.communicate(timeout=30)[0].strip().splitlines()[-1])
+        return {**found, "late_ms": late}
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def one(name: str, job: Job, timeout_s: float) -> dict[str, Any]:
@@ -57,7 +73,8 @@ class Bench:
                 if contender in failures:
                     continue
                 try:
-                    measured = one(contender, jobs(), timeout_s)
+                    job = jobs()
+                    measured = in_turns(contender, job, self.sock) if job.port else one(contender, job, timeout_s)
                 except RuntimeError as error:
                     failures[contender] = str(error)
                 else:
@@ -116,6 +133,20 @@ class Bench:
             for stream in self.streams:
                 stream.wait(60)
 
+    def turns(self, cluster: LocalCluster) -> Iterator[Case]:
+        options = self.options
+
+        def job() -> Job:
+            topic = f"t-{uuid.uuid4().hex[:8]}"
+            cluster.create_topic(topic, options.partitions)
+            records, port = options.turns * TURN, sock.getsockname()[1]
+            return Job("turns", cluster.bootstrap, cluster.zookeeper, topic, options.partitions, records, port=port)
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.sock = sock
+            yield self.case(f"{TURN} records at a time", job, self.contenders(views=False), 120)
+
     def idle(self, cluster: LocalCluster) -> Iterator[Case]:
         topic = f"t-{uuid.uuid4().hex[:8]}"
         cluster.create_topic(topic, IDLE_PARTITIONS)
@@ -149,6 +180,7 @@ def main() -> None:
     parser.add_argument("--codec-sizes", nargs="+", type=int, default=[100, 1_000], help="read compressed as well")
     parser.add_argument("--records", type=int, default=2_000_000, help="at most; never more than 400 MB")
     parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=2_000, help="batches of a run that sends one at a time")
     parser.add_argument("--seconds", type=float, default=15.0, help="of a latency or idle run")
     parser.add_argument("--rest-s", type=float, default=3.0, help="between filling a topic and reading it")
     parser.add_argument("--runs", type=int, default=3, help="of each; the median counts")

@@ -70,6 +70,12 @@ COLUMNS: dict[str, list[tuple[str, Any]]] = {
         ("records per CPU s, times confluent-kafka's", _times),
         ("peak RSS, MB", lambda f, _: f"{f['rss_mb']:.0f}"),
     ],
+    "turns": [
+        ("us CPU a fetch", lambda f, _: f"{f['turn_us']:.0f}"),
+        ("times confluent-kafka's", lambda f, base: "" if base is None else f"{f['turn_us'] / base['turn_us']:.2f}"),
+        ("p50, ms", lambda f, _: f"{f['late_ms']['p50']:.2f}"),
+        ("p99, ms", lambda f, _: f"{f['late_ms']['p99']:.2f}"),
+    ],
     "latency": [
         (f"{share}, ms", lambda f, _, share=share: f"{f['late_ms'][share]:.2f}" if "late_ms" in f else "")
         for share in ("p50", "p99", "p99.9")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-__all__ = ["CODECS", "FORMATS", "SIZES", "Job", "records_of"]
+__all__ = ["CODECS", "FORMATS", "SIZES", "TURN", "Job", "records_of"]
 
 SIZES = (10, 100, 1_000, 100_000)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -17,6 +17,9 @@ MAX_BYTES = 52_428_800
 PARTITION_BYTES = 1_048_576
 PREFETCH_BYTES = 64 << 20
 
+TURN = 3
+"""Records of one turn: a steady stream of few records, whatever else the machine does."""
+
 STAMP = "<q"
 """The first 8 bytes of a value in the latency run: time.monotonic_ns() of its sending."""
 
@@ -26,7 +29,7 @@ class Job:
     """What one process of one contender is to do, and then to print."""
 
     kind: str
-    """throughput: read `records`; latency, idle: for `seconds`; cold: until the first record, in a group."""
+    """throughput, turns: read `records`; latency, idle: for `seconds`; cold: until the first record, in a group."""
     bootstrap: str
     zookeeper: str
     topic: str
@@ -34,6 +37,8 @@ class Job:
     records: int = 0
     seconds: float = 0.0
     group: str = ""
+    port: int = 0
+    """turns: of the UDP socket of 127.0.0.1 that is told how many values came."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))

@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
@@ -355,20 +356,52 @@ class KafkaClient:
         try:
             return await self._exchange(node_id, request, deadline)
         except (kafka_errors.KafkaError, OSError) as exc:
-            if self._closed:
-                raise Closed("this Kafka client was closed") from exc
-            raise broker_error(exc, self._where(node_id)) from exc
+            raise self._error(exc, node_id) from exc
+
+    def send_now(
+        self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, AllocatorError | None], None]
+    ) -> bool:
+        """As `send`, if the request can go out at once: else returns False, and the caller awaits `send`.
+
+        `done` gets the response, or the error that `send` would raise, the moment it comes: without a task and without
+        a turn of the loop between. It must not raise.
+        """
+        pool = self._live()
+        connection = pool.ready(pool.key(node_id, request.API_KEY))
+        if connection is None:
+            return False
+        try:
+            connection.send_request(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
+        except (kafka_errors.KafkaError, OSError):
+            return False  # `send` raises it
+        return True
+
+    def _pass_on(
+        self,
+        node_id: Any,
+        done: Callable[[Any, AllocatorError | None], None],
+        response: Any,
+        error: Exception | None,
+    ) -> None:
+        """Caller: the connection."""
+        done(response, None if error is None else self._error(error, node_id))
+
+    def _error(self, error: Exception, node_id: Any) -> AllocatorError:
+        return Closed("this Kafka client was closed") if self._closed else broker_error(error, self._where(node_id))
 
     async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:
         """As `send`, with kafka-python's errors. Without a response by `deadline` the connection ends."""
         pool = self._live()
-        connection = await pool.connected(pool.key(key, request.API_KEY), deadline)
+        key = pool.key(key, request.API_KEY)
+        connection = pool.ready(key)
+        if connection is not None:
+            return await connection.ask(request, deadline)
+        connection = await pool.connected(key, deadline)
         while connection.throttled_until > time.monotonic() and not connection.closed:
             await asyncio.sleep(min(deadline, connection.throttled_until) - time.monotonic())
             time_left(deadline)
         await connection.drained()
-        # the response comes in any case, and `settled` waits for it
-        return await asyncio.shield(connection.send_request(request, deadline))
+        return await connection.ask(request, deadline)
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
         """As `send`, to the least busy broker; to the next one when it cannot be reached."""

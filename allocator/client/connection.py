@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from functools import partial
+from typing import Any, Final, Optional, cast
 
 import kafka.errors as kafka_errors
 from kafka.net.inet import create_connection
@@ -56,12 +57,27 @@ class ConnectionSettings:
         return str(self.security.get("security_protocol", "")).startswith("SASL")
 
 
-class _Sent(NamedTuple):
-    """A request that waits for its response."""
+Done = Callable[[Any, Optional[Exception]], None]
+"""Gets the response to a request, or the error instead; called once. It must not raise."""
 
-    header: Any
-    response: asyncio.Future[Any]
-    timer: asyncio.TimerHandle
+
+class _Pending:
+    """A request that waits for its response, or to be sent."""
+
+    __slots__ = ("deadline", "done", "ended", "request", "sent_at")
+
+    def __init__(self, request: Any, deadline: float, done: Done) -> None:
+        self.request = request
+        self.deadline = deadline
+        self.done = done
+        self.sent_at = 0.0
+        self.ended: asyncio.Future[None] | None = None
+
+    def until_end(self) -> asyncio.Future[None]:
+        """Ends with the request, for others than its sender; do not cancel it."""
+        if self.ended is None:
+            self.ended = asyncio.get_running_loop().create_future()
+        return self.ended
 
 
 class BrokerConnection(FrameProtocol):
@@ -99,9 +115,11 @@ class BrokerConnection(FrameProtocol):
         self._task: asyncio.Task[None] | None = None
         self._sent_bytes = 0
         self._correlation_id = 0
-        self._in_flight: deque[_Sent] = deque()
+        self._in_flight: deque[_Pending] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # not after the earliest deadline in flight
         self._authenticating_again = False
-        self._held: list[tuple[Any, asyncio.Future[Any], float]] = []  # until it is authenticated again
+        self._held: list[_Pending] = []  # until it is authenticated again
         self._renewal: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self._waiting_to_write = 0
@@ -123,10 +141,17 @@ class BrokerConnection(FrameProtocol):
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def under_way(self, api_key: int) -> list[asyncio.Future[Any]]:
-        """The responses to requests of this kind that have not come."""
-        sent = [each.response for each in self._in_flight if getattr(each.header, "request_api_key", None) == api_key]
-        return sent + [response for request, response, _ in self._held if api_key == request.API_KEY]
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request goes out at once: neither throttled nor behind others that wait for a full socket."""
+        idle = self._drained is None and not self._waiting_to_write
+        return self.connected and idle and self.throttled_until <= time.monotonic()
+
+    def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
+        """Futures that end with the requests of this kind whose responses have not come."""
+        requests = (*self._in_flight, *self._held)
+        # the tokens of SASL v0 have no key
+        return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
 
     # -- begin and end --------------------------------------------------------------------------------------------
 
@@ -201,14 +226,14 @@ class BrokerConnection(FrameProtocol):
             self._renewal.cancel()
         if self._task is not None and self._task is not asyncio.current_task(self._loop):
             self._task.cancel()
-        for timer in (sent.timer for sent in self._in_flight):
-            timer.cancel()
-        waiting = [sent.response for sent in self._in_flight] + [response for _, response, _ in self._held]
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [*self._in_flight, *self._held]
         self._in_flight.clear()
         self._held.clear()
         _fail(self.ready, error or kafka_errors.KafkaConnectionError(f"{self.address}: connection closed"))
-        for response in waiting:
-            _fail(response, error or kafka_errors.Cancelled())
+        for each in waiting:
+            self._end(each, None, error or kafka_errors.Cancelled())
         self._on_end(self, error)
 
     async def ended(self) -> None:
@@ -219,53 +244,82 @@ class BrokerConnection(FrameProtocol):
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def send_request(self, request: Any, deadline: float) -> asyncio.Future[Any]:
-        """The response to come; do not cancel it. No response by `deadline` ends the connection: the others come later.
+    async def ask(self, request: Any, deadline: float) -> Any:
+        """The response to `request`. Cancelling the caller leaves the request under way.
 
-        Raises kafka-python's errors for a request that cannot be sent.
+        Raises kafka-python's errors. No response by `deadline` ends the connection, as the others come after it.
+        """
+        response: asyncio.Future[Any] = self._loop.create_future()
+        self.send_request(request, deadline, partial(_settle, response))
+        return await response
+
+    def send_request(self, request: Any, deadline: float, done: Done) -> None:
+        """As `ask`, for a caller that goes on the moment the response comes, without a turn of the loop between.
+
+        Raises kafka-python's errors for a request that cannot be sent; `done` is not called then.
         """
         if self.closed:
             raise kafka_errors.KafkaConnectionError(f"{self.address}: connection closed")
-        response: asyncio.Future[Any] = self._loop.create_future()
+        pending = _Pending(request, deadline, done)
         if self._authenticating_again:
-            self._held.append((request, response, deadline))
+            self._held.append(pending)
         else:
-            self._send(request, response, deadline)
-        return response
+            self._send(pending)
 
-    def _send(self, request: Any, response: asyncio.Future[Any], deadline: float) -> None:
+    def _send(self, pending: _Pending) -> None:
+        request = pending.request
         if self._transport is None:
             raise kafka_errors.KafkaConnectionError(f"{self.address}: not connected")
         if request.API_VERSION is None:
             assert self.versions is not None  # found before the first request without a version
             request.API_VERSION = self.versions.api_version(request)
-        left = deadline - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        if pending.deadline <= now:
             raise kafka_errors.KafkaTimeoutError("no time left")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         request.with_header(correlation_id=self._correlation_id, client_id=self._settings.client_id)
         data = request.encode(framed=True, header=True)
+        self.last_activity = pending.sent_at = now
         if request.expect_response():
-            timer = self._loop.call_later(left, self._expire, response, left)
-            self._in_flight.append(_Sent(request.header, response, timer))
-        else:
-            response.set_result(None)
+            self._in_flight.append(pending)
+            if self._timer is None or pending.deadline < self._timer_at:
+                self._set_timer(pending.deadline)
         if log.isEnabledFor(logging.DEBUG):  # never the content: with SASL it is the password
             what = f"{type(request).__name__} v{request.API_VERSION}"
             log.debug("%s: request %d: %s", self.address, self._correlation_id, what)
         self._sent_bytes += len(data)
-        self.last_activity = time.monotonic()
         self._transport.write(data)
+        if not request.expect_response():
+            self._end(pending, None)
 
-    def _expire(self, response: asyncio.Future[Any], waited_s: float) -> None:
-        if not response.done():
+    def _end(self, pending: _Pending, response: Any, error: Exception | None = None) -> None:
+        pending.done(response, error)
+        if pending.ended is not None and not pending.ended.done():
+            pending.ended.set_result(None)
+
+    def _set_timer(self, deadline: float) -> None:
+        """One timer for all requests: most responses come long before their deadline, and leave it alone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(deadline - time.monotonic(), self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        if not self._in_flight:
+            return
+        first = min(self._in_flight, key=lambda pending: pending.deadline)
+        if first.deadline <= time.monotonic():
+            waited_s = first.deadline - first.sent_at
             self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
+        else:
+            self._set_timer(first.deadline)
 
     async def _ask(self, request: Any, deadline: float) -> Any:
         """For the requests of the connection itself."""
         response: asyncio.Future[Any] = self._loop.create_future()
-        self._send(request, response, deadline)
-        return await asyncio.shield(response)
+        self._send(_Pending(request, deadline, partial(_settle, response)))
+        return await response
 
     def frame_received(self, frame: memoryview) -> bool:
         if self.closed:
@@ -273,15 +327,14 @@ class BrokerConnection(FrameProtocol):
         self.last_activity = time.monotonic()
         if not self._in_flight:
             raise kafka_errors.CorrelationIdError("a response to no request")
-        sent = self._in_flight[0]
-        response = read_response(sent.header, frame)
+        pending = self._in_flight[0]
+        response = read_response(pending.request.header, frame)
         self._in_flight.popleft()
-        sent.timer.cancel()
         throttled_ms = getattr(response, "throttle_time_ms", 0)
         if throttled_ms:
             self._throttle(throttled_ms)
-        sent.response.set_result(response)
-        return True
+        self._end(pending, response)
+        return not self.closed
 
     def stream_failed(self, error: Exception) -> None:
         if not isinstance(error, kafka_errors.KafkaError):
@@ -375,8 +428,9 @@ class BrokerConnection(FrameProtocol):
         """KIP-368: requests wait meanwhile, as SASL's have to be the only ones under way."""
         self._authenticating_again = True
         try:
-            if self._in_flight:
-                await asyncio.wait([sent.response for sent in self._in_flight])
+            waits = [pending.until_end() for pending in self._in_flight]
+            if waits:
+                await asyncio.wait(waits)
             await self._authenticate(time.monotonic() + self._settings.request_timeout_s)
         except Exception as exc:  # noqa: BLE001 - it ends the connection; the next one reports it if it goes on
             if not self.closed:
@@ -385,11 +439,11 @@ class BrokerConnection(FrameProtocol):
         finally:
             self._authenticating_again = False
         held, self._held = self._held, []
-        for request, response, deadline in held:
+        for pending in held:
             try:
-                self._send(request, response, deadline)
+                self._send(pending)
             except kafka_errors.KafkaError as exc:
-                _fail(response, exc)
+                self._end(pending, None, exc)
 
     # -- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -443,6 +497,15 @@ def _sasl_settings(security: Mapping[str, Any]) -> dict[str, Any]:
     if security["sasl_mechanism"] == "PLAIN":
         found.pop("security_protocol", None)  # else it warns at each connection; `warn_of_clear_text` warned once
     return found
+
+
+def _settle(future: asyncio.Future[Any], response: Any, error: Exception | None) -> None:
+    if future.done():
+        return  # its caller was cancelled
+    if error is None:
+        future.set_result(response)
+    else:
+        future.set_exception(error)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

@@ -331,8 +331,8 @@ class Turn(NamedTuple):
     """One request: what to say of which partitions, and as which (session, epoch)."""
 
     session: tuple[int, int]
-    asked: dict[TopicPartition, Wanted]
-    forgotten: dict[TopicPartition, Wanted]
+    asked: Mapping[TopicPartition, Wanted]
+    forgotten: Mapping[TopicPartition, Wanted]
     max_version: int
 
 
@@ -345,31 +345,37 @@ class FetchSession:
 
     def __init__(self) -> None:
         self._id, self._epoch = 0, _NEW
-        self._known: dict[TopicPartition, Wanted] = {}
+        self._known: Mapping[TopicPartition, Wanted] = {}
         self._by_id = False
+        self._newest = NEWEST
         self._names: dict[bytes, str] = {}
 
     def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
-        """How to ask for exactly `wanted`, of a broker that speaks `version`."""
-        newest = newest_for(wanted.values())
-        by_id = min(version, newest) > BY_NAME
-        self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
+        """How to ask for exactly `wanted`, which is kept, of a broker that speaks `version`."""
+        known = self._known
+        # idle partitions are the same objects as in the last turn
+        changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
+        if changed or len(known) != len(wanted):
+            self._newest = newest_for(wanted.values())
+            self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
+        by_id = min(version, self._newest) > BY_NAME
         if version < SESSIONS:
-            return Turn(NO_SESSION, dict(wanted), {}, newest)
+            return Turn(NO_SESSION, wanted, {}, self._newest)
         if by_id != self._by_id:
             self.lost()  # a session speaks of topics either by name or by id
             self._by_id = by_id
-        known, self._known = self._known, dict(wanted)
+        self._known = wanted
         if self._epoch == _NEW:
-            return Turn((self._id, _NEW), dict(wanted), {}, newest)
-        changed = {tp: each for tp, each in wanted.items() if known.get(tp) != each}
-        forgotten = {
-            tp: each
-            for tp, each in known.items()
-            # a topic that was deleted and created again is another topic
-            if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
-        }
-        return Turn((self._id, self._epoch), changed, forgotten, newest)
+            return Turn((self._id, _NEW), wanted, {}, self._newest)
+        forgotten: dict[TopicPartition, Wanted] = {}
+        if changed or len(known) != len(wanted):
+            forgotten = {
+                tp: each
+                for tp, each in known.items()
+                # a topic that was deleted and created again is another topic
+                if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
+            }
+        return Turn((self._id, self._epoch), changed, forgotten, self._newest)
 
     def answered(self, answer: FetchAnswer) -> bool:
         """Whether the answer is one, and not the refusal of the session: then ask again."""

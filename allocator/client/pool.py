@@ -157,7 +157,7 @@ class ConnectionPool:
         try:
             connection.open(timeout_s)
             await asyncio.shield(connection.ready)
-            return await asyncio.shield(connection.send_request(request, deadline))
+            return await connection.ask(request, deadline)
         finally:
             connection.close()
 
@@ -169,6 +169,11 @@ class ConnectionPool:
         if api_key == FIND_COORDINATOR and self.broker_version < (0, 9):
             lane = "find"  # 0.8.2 answers it with a wrong correlation id, which costs the connection
         return broker_id if lane is None else (lane, broker_id)
+
+    def ready(self, key: Hashable) -> BrokerConnection | None:
+        """The connection for `key`, if a request can go out on it at once."""
+        found = self._connections.get(key)
+        return found if found is not None and found.takes_requests else None
 
     async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
         """The connection for `key`, ready for requests; finds out on the way if the broker is an old one.
@@ -303,8 +308,8 @@ class ConnectionPool:
                 best, fewest = key, busy
         return best
 
-    def under_way(self, api_key: int) -> list[asyncio.Future[Any]]:
-        """The responses to requests of this kind that have not come."""
+    def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
+        """As `BrokerConnection.under_way`, of all connections."""
         return [response for each in self._connections.values() for response in each.under_way(api_key)]
 
     def close(self, key: Hashable) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Union, cast
+from collections.abc import Coroutine, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
 from allocator.client.errors import FetchReaction, error_of, reaction_to
 from allocator.client.fetch_messages import (
@@ -82,8 +83,8 @@ class BrokerFetcher:
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.buffers: dict[TopicPartition, PartitionBuffer] = {}
-        self.main: asyncio.Task[None] | None = None
-        self.urgent: asyncio.Task[None] | None = None
+        self.main: _Fetch | None = None
+        self.urgent: _Fetch | None = None
         # when the main request was sent, and until when the broker may hold it back
         self.main_since = self.main_until = 0.0
         # the last response was full, so partitions without records in it may have some
@@ -98,15 +99,36 @@ class BrokerFetcher:
                 self.buffers[tp] = buffer
 
 
-class _Fetch(NamedTuple):
-    """One request to one broker."""
+class _Fetch:
+    """One request to one broker, until the records of its response are in the buffers."""
 
-    broker: BrokerFetcher
-    urgent: bool
-    # the buffer, offset and bytes of each partition
-    asked: dict[TopicPartition, tuple[PartitionBuffer, int, int]]
-    max_bytes: int
-    wait_s: float
+    __slots__ = ("broker", "buffers", "max_bytes", "repeated", "reserved", "session", "urgent", "wait_s", "wanted")
+
+    def __init__(
+        self,
+        broker: BrokerFetcher,
+        urgent: bool,
+        buffers: dict[TopicPartition, PartitionBuffer],
+        wanted: dict[TopicPartition, Wanted],
+        max_bytes: int,
+        reserved: int,
+        wait_s: float,
+    ) -> None:
+        self.broker = broker
+        self.urgent = urgent
+        self.buffers = buffers
+        self.wanted = wanted
+        self.max_bytes = max_bytes
+        self.reserved = reserved
+        self.wait_s = wait_s
+        self.session = FetchSession() if urgent else broker.session
+        # the broker has refused the session once
+        self.repeated = False
+
+    @property
+    def node(self) -> Any:
+        """("urgent", node) is a second connection to that node."""
+        return ("urgent", self.broker.node_id) if self.urgent else self.broker.node_id
 
 
 class BrokerFetchers:
@@ -166,6 +188,7 @@ class BrokerFetchers:
         self._pressed = False
         self._lease_look_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._event: asyncio.Event | None = None
         self._forget_listener: Any = None
 
@@ -180,6 +203,7 @@ class BrokerFetchers:
         if self._forget_listener is not None:
             self._forget_listener()
             self._forget_listener = None
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -215,6 +239,8 @@ class BrokerFetchers:
         """Leaders may have moved. Caller: the client."""
         self._new_metadata = True
         self._seen_version = -1
+        for buffer in self._buffers.values():
+            buffer.wanted = None  # it has the leader's epoch
         self.wake()
 
     def is_current(self, buffer: PartitionBuffer) -> bool:
@@ -398,12 +424,14 @@ class BrokerFetchers:
         for buffer, _ in asked:
             buffer.in_flight = True
         self.budget.reserve(reserved)
-        parts = {buffer.tp: (buffer, buffer.fetch_offset, size) for buffer, size in asked}
-        task = self._spawn(self._fetch(_Fetch(broker, urgent, parts, room, wait_s), reserved))
+        buffers = {buffer.tp: buffer for buffer, _ in asked}
+        wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in asked}
+        fetch = _Fetch(broker, urgent, buffers, wanted, room, reserved, wait_s)
         if urgent:
-            broker.urgent = task
+            broker.urgent = fetch
         else:
-            broker.main, broker.main_since, broker.main_until = task, now, now + wait_s
+            broker.main, broker.main_since, broker.main_until = fetch, now, now + wait_s
+        self._send(fetch)
         return True
 
     def _wanting(self, broker: BrokerFetcher, now: float, times: list[float]) -> list[PartitionBuffer]:
@@ -432,76 +460,106 @@ class BrokerFetchers:
 
     # -- requests
 
-    async def _fetch(self, fetch: _Fetch, reserved: int) -> None:
-        """Send one request and keep the records of its response."""
-        broker, asked = fetch.broker, fetch.asked
-        with_records: list[TopicPartition] = []
-        try:
-            session, answer = await self._ask(fetch)
-            if not fetch.urgent:
-                brought = sum(len(part.records) for part in answer.parts)
-                broker.full = brought + self.budget.max_partition_bytes > fetch.max_bytes
-            with_records = await self._take_apart(fetch, session, answer)
-        except Closed:
-            return
-        except BrokerError as error:
-            log.info("fetching from broker %s: %s", broker.node_id, error)
-            self._no_response([buffer for buffer, _, _ in asked.values()], error, broker.node_id)
-        finally:
-            self.budget.reserve(-reserved)
-            for buffer, _, _ in asked.values():
-                buffer.in_flight = False
-            if fetch.urgent:
-                broker.urgent = None
-            else:
-                broker.main = None
-            self.wake()
-        if self._state.version == self._seen_version and not self._pressed:
-            # Send the next request before the consumer learns of these records: the broker works while the consumer
-            # decodes. Not when room is short, for then it may be the turn of another broker.
-            self._plan_broker(broker, time.monotonic(), [])
-        for tp in with_records:
-            if self.is_current(asked[tp][0]):
-                self._sink.arrived(asked[tp][0])
-
-    async def _ask(self, fetch: _Fetch) -> tuple[FetchSession, FetchAnswer]:
-        """The response, and the session that reads it. Raises `BrokerError`, `Closed`.
-
-        When the broker refuses the session, the request is sent once more, in a new one.
-        """
-        client, broker, now = self._client, fetch.broker, time.monotonic()
-        wanted = {tp: self._wanted(tp, offset, size) for tp, (_, offset, size) in fetch.asked.items()}
-        leader_only = any(now < buffer.leader_until for buffer, _, _ in fetch.asked.values())
+    def _send(self, fetch: _Fetch) -> None:
+        """Send one request: at once if its connection is ready, in a task if not."""
+        client = self._client
         version = client.api_version(FetchRequest)
-        session = FetchSession() if fetch.urgent else broker.session
-        # ("urgent", node) is a second connection to that node
-        node = cast(int, ("urgent", broker.node_id)) if fetch.urgent else broker.node_id
-        for attempt in (1, 2):
-            turn = session.turn(wanted, SESSIONLESS if fetch.urgent or version is None else version)
-            request = FetchRequest(
-                turn.asked,
-                turn.forgotten,
-                session=turn.session,
-                max_version=turn.max_version,
-                max_wait_s=fetch.wait_s,
-                min_bytes=self._min_bytes,
-                max_bytes=fetch.max_bytes,
-                committed_only=self._committed_only,
-                rack="" if leader_only else self._rack,
-            )
-            try:
-                with client.measures.span("fetch", broker=broker.node_id, partitions=len(wanted)):
-                    answer: FetchAnswer = await client.send(node, request, client.request_timeout_s + fetch.wait_s)
-            except BrokerError:
-                session.lost()
-                raise
-            if session.answered(answer) or attempt == 2:
-                return session, answer
-        raise AssertionError("two attempts, and each ends above")
+        turn = fetch.session.turn(fetch.wanted, SESSIONLESS if fetch.urgent or version is None else version)
+        now = time.monotonic()
+        leader_only = any(now < buffer.leader_until for buffer in fetch.buffers.values())
+        request = FetchRequest(
+            turn.asked,
+            turn.forgotten,
+            session=turn.session,
+            max_version=turn.max_version,
+            max_wait_s=fetch.wait_s,
+            min_bytes=self._min_bytes,
+            max_bytes=fetch.max_bytes,
+            committed_only=self._committed_only,
+            rack="" if leader_only else self._rack,
+        )
+        timeout_s = client.request_timeout_s + fetch.wait_s
+        # a span belongs to a task
+        if client.measures.spans is None and client.send_now(
+            fetch.node, request, timeout_s, partial(self._responded, fetch)
+        ):
+            return
+        self._spawn(self._exchange(fetch, request, timeout_s))
 
-    def _wanted(self, tp: TopicPartition, offset: int, size: int) -> Wanted:
-        epoch = self._client.leader_epoch(tp)
-        return Wanted(offset, size, -1 if epoch is None else epoch, self._client.topic_id(tp.topic))
+    async def _exchange(self, fetch: _Fetch, request: FetchRequest, timeout_s: float) -> None:
+        answer, error = None, None
+        try:
+            with self._client.measures.span("fetch", broker=fetch.broker.node_id, partitions=len(fetch.wanted)):
+                answer = await self._client.send(fetch.node, request, timeout_s)
+        except (BrokerError, Closed) as failure:
+            error = failure
+        self._responded(fetch, answer, error)
+
+    def _responded(self, fetch: _Fetch, answer: FetchAnswer | None, error: AllocatorError | None) -> None:
+        """The response to a request came, or none will. When the broker refuses the session, the request goes out once
+        more, in a new one.
+        """
+        if self._closed:
+            return
+        try:
+            if answer is None or error is not None:
+                self._failed(fetch, error)
+            elif fetch.session.answered(answer) or fetch.repeated:
+                self._take_apart(fetch, answer)
+            else:
+                fetch.repeated = True
+                self._send(fetch)
+        except Exception as failure:  # noqa: BLE001 - the connection called, and is not at fault
+            self._sink.broke(failure)
+
+    def _failed(self, fetch: _Fetch, error: AllocatorError | None) -> None:
+        fetch.session.lost()
+        if isinstance(error, BrokerError):
+            log.info("fetching from broker %s: %s", fetch.broker.node_id, error)
+            self._no_response(fetch.buffers.values(), error, fetch.broker.node_id)
+        elif error is not None and not isinstance(error, Closed):
+            raise error
+        self._end(fetch)
+        self.wake()
+
+    def _end(self, fetch: _Fetch) -> None:
+        """Another request may go out."""
+        self.budget.reserve(-fetch.reserved)
+        for buffer in fetch.buffers.values():
+            buffer.in_flight = False
+        if fetch.urgent:
+            fetch.broker.urgent = None
+        else:
+            fetch.broker.main = None
+
+    def _go_on(self, fetch: _Fetch, with_records: list[TopicPartition]) -> None:
+        """Send the next request before the consumer learns of these records: the broker works while it decodes them.
+
+        Not when room is short, for then it may be the turn of another broker.
+        """
+        fetch.broker.to_the_end(with_records)
+        self._end(fetch)
+        times: list[float] = []
+        next_sent = (
+            self._state.version == self._seen_version
+            and not self._pressed
+            and self._plan_broker(fetch.broker, time.monotonic(), times)
+        )
+        version = self._client.api_version(FetchRequest)
+        if not next_sent or times or version is None or version < BOUNDED:
+            self.wake()
+        for tp in with_records:
+            if self.is_current(fetch.buffers[tp]):
+                self._sink.arrived(fetch.buffers[tp])
+
+    def _wanted(self, buffer: PartitionBuffer, size: int) -> Wanted:
+        """The request for one partition; the same object as long as nothing of it has changed."""
+        wanted = buffer.wanted
+        if wanted is None or wanted.offset != buffer.fetch_offset or wanted.size != size:
+            epoch = self._client.leader_epoch(buffer.tp)
+            topic_id = self._client.topic_id(buffer.tp.topic)
+            wanted = buffer.wanted = Wanted(buffer.fetch_offset, size, -1 if epoch is None else epoch, topic_id)
+        return wanted
 
     async def _do(self, chore: Chore, due: set[TopicPartition]) -> None:
         try:
@@ -525,34 +583,53 @@ class BrokerFetchers:
 
     # -- responses
 
-    async def _take_apart(self, fetch: _Fetch, session: FetchSession, answer: FetchAnswer) -> list[TopicPartition]:
-        """Put the records of each partition into its buffer. Returns the partitions that have some."""
-        version, asked = answer.API_VERSION, fetch.asked
+    def _take_apart(self, fetch: _Fetch, answer: FetchAnswer) -> None:
+        """Put the records of each partition into its buffer."""
+        version = answer.API_VERSION
         if answer.error_code:
-            for tp in asked:
+            for tp in fetch.wanted:
                 part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
                 self._take_partition(fetch, tp, part, version)
-            return []
-        with_records = []
+            self._go_on(fetch, [])
+            return
+        if not fetch.urgent:
+            brought = sum(len(part.records) for part in answer.parts)
+            fetch.broker.full = brought + self.budget.max_partition_bytes > fetch.max_bytes
+        self._take_some(fetch, fetch.session.parts(answer.parts), version, [])
+
+    def _take_some(
+        self,
+        fetch: _Fetch,
+        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
+        version: int,
+        with_records: list[TopicPartition],
+    ) -> None:
+        """Let other tasks run after `BREATH_BYTES`; the rest of the response follows."""
         breath = 0
-        # the response must not keep records in memory that are in the buffers already
-        answer.parts, parts = [], session.parts(answer.parts)
         for tp, part in parts:
-            if tp not in asked:
+            if tp not in fetch.wanted:
                 continue
             if part.records:
                 with_records.append(tp)
                 breath += len(part.records)
-                if breath > BREATH_BYTES:
-                    breath = 0
-                    await asyncio.sleep(0)
             self._take_partition(fetch, tp, part, version)
-        fetch.broker.to_the_end(with_records)
-        return with_records
+            if breath > BREATH_BYTES:
+                self._spawn(self._take_rest(fetch, parts, version, with_records))
+                return
+        self._go_on(fetch, with_records)
+
+    async def _take_rest(
+        self,
+        fetch: _Fetch,
+        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
+        version: int,
+        with_records: list[TopicPartition],
+    ) -> None:
+        self._take_some(fetch, parts, version, with_records)
 
     def _take_partition(self, fetch: _Fetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
-        """React to the part of one partition. `_fetch` reports its records, after it has sent the next request."""
-        buffer, offset, size = fetch.asked[tp]
+        """React to the part of one partition. `_go_on` reports its records, after it has sent the next request."""
+        buffer, (offset, size, _, _) = fetch.buffers[tp], fetch.wanted[tp]
         if not self.is_current(buffer) or buffer.fetch_offset != offset or buffer.halted:
             return  # sought, reset, reassigned, reclaimed or halted since the request
         state = self._state

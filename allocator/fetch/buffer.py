@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Union
 
+from allocator.client.fetch_messages import Wanted
 from allocator.errors import AllocatorError
 from allocator.fetch.decode import RecordSet
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -75,6 +76,7 @@ class PartitionBuffer:
         "queue",
         "reported",
         "tp",
+        "wanted",
     )
 
     def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata, budget: ByteBudget) -> None:
@@ -95,6 +97,8 @@ class PartitionBuffer:
         self.leader_until = 0.0
         # bytes of the next record, where known: brokers before 0.10.1 do not send it to a smaller request
         self.need = 0
+        # what the last request said of it: brokers that remember it are told changes alone
+        self.wanted: Wanted | None = None
         # the type of the error that was reported to the consumer last
         self.reported: type[AllocatorError] | None = None
 

@@ -169,7 +169,7 @@ async def test_a_closed_connection_takes_no_request() -> None:
     connection = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None)
     connection.close()
     with pytest.raises(kafka_errors.KafkaConnectionError, match="broker:9092: connection closed"):
-        connection.send_request(find(), time.monotonic() + 1)
+        await connection.ask(find(), time.monotonic() + 1)
     await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
     assert connection.ready.exception() is not None
 

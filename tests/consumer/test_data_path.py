@@ -66,13 +66,14 @@ class Orders(FakeBroker):
         super().__init__(handlers, versions={**MODERN, 1: (0, 11)})
         self.topics = {P.topic: [1]}  # its leader
         self.committed: list[int] = []
-        self._records = batch([R(0, MARK)], OFFSET)
+        # the first response brings nothing: for it the consumer still has to connect
+        self._responses = [b"", batch([R(0, MARK)], OFFSET)]
         self.over = asyncio.Event()
 
     async def _fetch(self, _: Any) -> Any:
-        records, self._records = self._records, b""
-        if not records:
+        if not self._responses:
             await self.over.wait()
+        records = self._responses.pop(0) if self._responses else b""
         kind = FetchResponse.FetchableTopicResponse
         data = kind.PartitionData(
             partition_index=P.partition, error_code=0, high_watermark=END, last_stable_offset=END,

@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 def tell(fetcher: Any) -> list[Seen]:
     """Every fetch from now on."""
     client = fetcher._brokers._client
-    send = client.send
+    send, send_now = client.send, client.send_now
     seen: list[Seen] = []
 
     async def told(where: Any, request: Any, timeout_s: float | None = None) -> Any:
@@ -46,7 +46,16 @@ def tell(fetcher: Any) -> list[Seen]:
             seen.append(Seen(node, request, answer, any(part.records for part in answer.parts)))
         return answer
 
-    client.send = told
+    def told_now(where: Any, request: Any, timeout_s: float, done: Callable[[Any, Any], None]) -> bool:
+        def noted(answer: Any, error: Any) -> None:
+            if answer is not None:
+                node = where[1] if isinstance(where, tuple) else where
+                seen.append(Seen(node, request, answer, any(part.records for part in answer.parts)))
+            done(answer, error)
+
+        return bool(send_now(where, request, timeout_s, noted))
+
+    client.send, client.send_now = told, told_now
     return seen
 
 

@@ -1,14 +1,14 @@
 # Needs make and Python 3.9 or newer, nothing else: each target makes its own virtual environment first.
 #   make test PYTHON=python3.12          another interpreter
 #   make test ARGS="tests/assignors -k naive"   more arguments for pytest
-#   make test WORKERS=4            four processes, each with servers of its own
+#   make test WORKERS=0            one process; without WORKERS four, each with servers of its own, and one if ARGS are given
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 # Workers of pytest-xdist for `make test`; 0 for one process. The tests wait for servers half of their time, so two workers
-# for each core are not too many. Each takes about 2 GB.
-WORKERS ?= 0
+# for each core are not too many. Each takes about 2 GB. A few tests (ARGS) are done sooner by one.
+WORKERS ?= $(if $(ARGS),0,4)
 # Without compiled modules on disk, each process that a test starts compiles all it imports: to collect the tests takes 11 s
 # of CPU instead of 4, in each worker.
 unexport PYTHONDONTWRITEBYTECODE

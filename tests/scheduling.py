@@ -10,6 +10,8 @@ takes its next test from, in this order:
 4. any file that no worker is in;
 5. a file without servers: these fill the time until the slowest worker is done;
 6. the end of the file with the most tests left.
+
+Among equals, files of long tests come first: a long test that begins last keeps the other workers waiting.
 """
 
 from __future__ import annotations
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["NearServers"]
 
 WITHOUT_SERVERS = ("assignors", "bench", "fuzz", "repo", "subscription", "tasks")
+LONGEST = (
+    "tests/spark/",
+    "tests/faults/test_faults.py",
+    "tests/migrate/test_cutover.py",
+    "tests/groups/test_kafka_faults.py",
+    "tests/groups/test_simulation.py",
+    "tests/migrate/",
+    "tests/testing/",
+    "tests/examples/",
+    "tests/demo/",
+)
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))
 # tests that a worker has at a time: one runs, and the other is there when it ends
 _AHEAD = 2
@@ -41,6 +54,10 @@ def servers_of(nodeid: str) -> str:
         return version[0]
     room = path.split("/")[1] if "/" in path else ""
     return "" if room in WITHOUT_SERVERS else "spark" if room == "spark" else "3.9.1"
+
+
+def _order(path: str) -> int:
+    return next((place for place, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
 
 
 class NearServers(LoadScheduling):
@@ -82,10 +99,10 @@ class NearServers(LoadScheduling):
             mine = self._started.get(node, set())
             started = set().union(*self._started.values())
 
-            def rank(file: tuple[str, str]) -> int:
-                if not file[1]:
-                    return 3
-                return 0 if file[1] in mine else 2 if file[1] in started else 1
+            def rank(file: tuple[str, str]) -> tuple[int, int]:
+                path, servers = file
+                nearness = 3 if not servers else 0 if servers in mine else 2 if servers in started else 1
+                return nearness, _order(path)
 
             here = min((each for each in left if each not in taken), key=rank, default=None)
         if here is None:

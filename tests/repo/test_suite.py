@@ -75,8 +75,14 @@ def test_each_test_runs_once_and_all_workers_are_let_go() -> None:
 
 def test_a_worker_stays_in_its_file_and_with_the_servers_that_it_has() -> None:
     first, second = Run(OLD + SPARK + MORE_OLD + NEW, 2).done()
-    assert first == OLD + MORE_OLD
-    assert second == SPARK + NEW
+    assert first == SPARK + NEW
+    assert second == OLD + MORE_OLD
+
+
+def test_files_of_long_tests_come_first_among_equals() -> None:
+    usual, long = ["tests/groups/test_a.py::test_it"], ["tests/faults/test_faults.py::test_it"]
+    (ran,) = Run(ASSIGN + usual + long, 1).done()
+    assert ran == long + usual + ASSIGN
 
 
 def test_files_without_servers_come_last() -> None:

@@ -77,6 +77,14 @@ class Measures:
         """Numbers since the start."""
         self.resets = self.records_lost = 0
         """Number of resets of lost positions, and of skipped offsets, since the start."""
+        self.handler_failures = self.records_skipped = self.dead_letters = 0
+        """Numbers of failed calls of the handler, of skipped records and of dead letters, since the start."""
+        self.records_not_repeated = 0
+        """Records that were done before a restart or a move, and were not handled again, since the start."""
+        self.windows_narrowed = 0
+        """How often a partition got no new records because what is done would not fit into a commit."""
+        self.done_sets_cut = 0
+        """Commits that could not name all records that are done beyond their offset, since the start."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
         """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 

@@ -32,8 +32,10 @@ __all__ = [
     "OffsetReset",
     "OffsetStorage",
     "OnCommit",
+    "Ordering",
     "Record",
     "TopicPartition",
+    "Workers",
 ]
 
 Partitions = frozenset[TopicPartition]
@@ -53,6 +55,12 @@ OffsetStorage = Literal["kafka", "zookeeper", "both"]
 
 OffsetReset = Literal["earliest", "latest", "none"]
 """The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""
+
+Ordering = Literal["partition", "key", "none"]
+"""The setting `ordering`: which records are handled one after the other."""
+
+Workers = Literal["threads", "processes"]
+"""The setting `workers`: where plain handlers run."""
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 """The setting `isolation_level`."""

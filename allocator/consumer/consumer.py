@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,16 +12,18 @@ from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as
 from allocator.consumer.core import ConsumerCore
 from allocator.consumer.measures import lags, reference_metrics
 from allocator.consumer.membership_config import MembershipConfig
+from allocator.consumer.process import RunningConsumer, dead_letters, processor
 from allocator.consumer.reading import Reading
 from allocator.deprecated import warn_renamed
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
-from allocator.fetch.batch import Batch
+from allocator.fetch.batch import Batch, deserialized
 from allocator.groups.names import default_client_id
 from allocator.measures import Measures
-from allocator.settings import DEFAULT
+from allocator.processing.processor import Processor
+from allocator.settings import DEFAULT, HANDLING_DEFAULT
 from allocator.sinks import TransactionalSink
 from allocator.subscription.listener import check_listener
-from allocator.subscription.loss import RecordsLost, as_written
+from allocator.subscription.loss import Committed, RecordsLost, as_written
 from allocator.types import (
     Assignors,
     Deserializer,
@@ -35,8 +37,10 @@ from allocator.types import (
     OffsetReset,
     OffsetStorage,
     OnCommit,
+    Ordering,
     Record,
     TopicPartition,
+    Workers,
 )
 
 __all__ = ["Consumer"]
@@ -160,6 +164,7 @@ class Consumer:
             sink=sink,
         )
         self._isolation_level = isolation_level
+        self._deserializers = key_deserializer, value_deserializer
         self._reading = Reading(self._engine)
         self._started = False
         self._closed = False
@@ -246,6 +251,74 @@ class Consumer:
             raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
 
+    async def process(
+        self,
+        handler: Callable[[Record], Any],
+        *,
+        ordering: Ordering = HANDLING_DEFAULT["ordering"],
+        concurrency: int = HANDLING_DEFAULT["concurrency"],
+        workers: Workers = HANDLING_DEFAULT["workers"],
+        queue_batches: int = HANDLING_DEFAULT["queue_batches"],
+        in_hand_records: int = HANDLING_DEFAULT["in_hand_records"],
+        in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"],
+        retries: int = HANDLING_DEFAULT["retries"],
+        retry_backoff_s: float = HANDLING_DEFAULT["retry_backoff_s"],
+        retry_backoff_max_s: float = HANDLING_DEFAULT["retry_backoff_max_s"],
+        retry_limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"],
+        retry_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["retry_on"],
+        dead_letter_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["dead_letter_on"],
+        skip_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["skip_on"],
+        stop_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["stop_on"],
+        dead_letter_topic: str | None = HANDLING_DEFAULT["dead_letter_topic"],
+        drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"],
+        commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"],
+    ) -> None:
+        """Calls `handler` for every record, until the consumer is closed or this call is cancelled.
+
+        A coroutine function runs on the loop, any other in a thread. A return says that the record is done, an
+        exception that it failed. Commits exactly what is done: the lowest offset that is not, and beyond it, in the
+        metadata of the commit, the records that are, so that a restart or another member repeats only the others.
+        Nothing else may read from this consumer or commit meanwhile; `auto_commit_interval_s` has no effect.
+
+            async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
+                await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
+
+        A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
+        its partitions, and reading goes on at what is not done. docs/reference/settings.md lists the settings.
+
+        Raises HandlerFailed when a record cannot be handled and has nowhere to go, ConfigError for bad settings before
+        anything is read, and what reading raises.
+        """
+        self._begun()
+        given = {
+            "ordering": ordering,
+            "concurrency": concurrency,
+            "workers": workers,
+            "queue_batches": queue_batches,
+            "in_hand_records": in_hand_records,
+            "in_hand_bytes": in_hand_bytes,
+            "retries": retries,
+            "retry_backoff_s": retry_backoff_s,
+            "retry_backoff_max_s": retry_backoff_max_s,
+            "retry_limit_s": retry_limit_s,
+            "retry_on": retry_on,
+            "dead_letter_on": dead_letter_on,
+            "skip_on": skip_on,
+            "stop_on": stop_on,
+            "dead_letter_topic": dead_letter_topic,
+            "drain_timeout_s": drain_timeout_s,
+            "commit_interval_s": commit_interval_s,
+        }
+        made, settings = processor(handler, self._deserialize(), self.group, given)
+        engine = Processor(made, settings, dead_letters=dead_letters(dead_letter_topic, self._engine))
+        await engine.run(RunningConsumer(self, self._engine, engine))
+
+    def _deserialize(self) -> Callable[[Record], Record] | None:
+        key, value = self._deserializers
+        if key is None and value is None:
+            return None
+        return lambda record: deserialized(record, key, value)
+
     # -- offsets -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
@@ -306,7 +379,8 @@ class Consumer:
         partition, position = as_partition(partition), as_offset(offset)
         self._engine.must_own([partition])
         self._engine.state.seek(partition, position)
-        self._engine.progress.rewind(partition, position.offset)
+        done = position.done if isinstance(position, Committed) else None
+        self._engine.progress.rewind(partition, position.offset, done)
         self._engine.fetcher.wake()
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:

@@ -29,8 +29,9 @@ from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
 from allocator.settings import check_keywords
 from allocator.sinks import SinkClaim, TransactionalSink
-from allocator.subscription.listener import check_listener
-from allocator.subscription.loss import OutOfTurn, RecordsLost, stamped, topic_of_offset
+from allocator.subscription.done import with_done
+from allocator.subscription.listener import RebalanceListener, check_listener
+from allocator.subscription.loss import Committed, OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, within
 from allocator.tracing import spans_of
@@ -45,6 +46,8 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 LOSSES = 100  # kept
 FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
+METADATA_CHARACTERS = 4096  # Kafka's default of offset.metadata.max.bytes
+IDS_CHARACTERS = 120  # of these, for the ids of topic and cluster
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
@@ -84,6 +87,8 @@ class ConsumerCore:
         # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
+        self.brokers = brokers if isinstance(brokers, str) else ",".join(brokers)
+        self.security = security
         self.fetcher = Fetcher(
             self.client,
             self.state,
@@ -114,11 +119,13 @@ class ConsumerCore:
         self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
+        self.processing = False
+        """`Consumer.process` knows what is done, so that a request for more says nothing about it."""
         self.closing = False
         """`close` was called: what cannot be committed now never will be."""
         self.ever_chosen = False
         """Topics were subscribed, or partitions assigned, at least once."""
-        self._started = False
+        self._started = self._warned = False
         self._note_choice()
         self._broken: BaseException | None = None
         self._under_way: dict[asyncio.Future[None], Partitions] = {}  # commits, and what they are of
@@ -329,7 +336,13 @@ class ConsumerCore:
         partition = TopicPartition(batch.topic, batch.partition)
         # with the epoch of what comes before it: by it a log that was cut is told from one that grew (KIP-320)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
-        self.progress.hand_out(partition, next_offset)
+        if not self.processing:
+            self.progress.hand_out(partition, next_offset)
+
+    def process_with(self, processor: RebalanceListener | None) -> None:
+        """Lets `processor` say what is done, and hear of partitions before the user's listener; None ends that."""
+        self.processing = processor is not None
+        self._ownership.processor = processor
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -453,9 +466,28 @@ class ConsumerCore:
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
         return {
-            p: OffsetAndMetadata(o.offset, o.metadata or self.stamped(stamp, p, topic_of_offset(o)), o.leader_epoch)
+            p: OffsetAndMetadata(o.offset, o.metadata or self._metadata(stamp, p, o), o.leader_epoch)
             for p, o in offsets.items()
         }
+
+    def _metadata(self, stamp: str, partition: TopicPartition, offset: OffsetAndMetadata) -> str:
+        done = offset.done if isinstance(offset, Committed) else None
+        if done is not None:
+            self._warn_without_metadata()
+            text, whole = done.encoded(METADATA_CHARACTERS - IDS_CHARACTERS - len(stamp))
+            stamp = with_done(stamp, text)
+            self.client.measures.done_sets_cut += not whole
+        return self.stamped(stamp, partition, topic_of_offset(offset))
+
+    def _warn_without_metadata(self) -> None:
+        if self._warned or (self.offsets.storage != "zookeeper" and self.client.broker_version >= (0, 8, 2)):
+            return
+        self._warned = True
+        log.warning(
+            "%s: offsets in ZooKeeper have no metadata, so a commit cannot name the records that are done beyond its "
+            "offset; after a restart or a move they are handled again. Offsets in Kafka (0.8.2 or newer) keep them",
+            self.group,
+        )
 
     def stamped(self, text: str, partition: TopicPartition, topic_id: Any = None) -> str:
         """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.offsets.tracker import OffsetTracker
-from allocator.subscription.listener import RebalanceEvent, callback_of
+from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, ends, within
@@ -66,6 +66,8 @@ class Ownership:
         fence: Callable[[TopicPartition], int] | None = None,
         sink: SinkOffsets | None = None,
     ) -> None:
+        self.processor: RebalanceListener | None = None
+        """Hears of everything before the user's listener; set while `Consumer.process` runs."""
         self._error: BaseException | None = None
         self._told: asyncio.Event
         self._state = state
@@ -152,11 +154,10 @@ class Ownership:
         try:
             if self._sink is not None and (loss.recreated or loss.resumed_at < loss.position):
                 await self._rewind_sink(loss)
-            callback = getattr(
-                self._state.rebalance_listener, "on_records_lost", None
-            )  # other clients' listeners have none
-            if callback is not None:
-                await _call(callback, loss, str(loss))
+            for listener in (self.processor, self._state.rebalance_listener):
+                callback = getattr(listener, "on_records_lost", None)  # other clients' listeners have none
+                if callback is not None:
+                    await _call(callback, loss, str(loss))
         finally:
             self._opening -= 1
             self._fetcher.wake()
@@ -201,7 +202,7 @@ class Ownership:
 
     async def _tell_assigned(self, partitions: Partitions) -> None:
         try:
-            await tell(self._state.rebalance_listener, RebalanceEvent.ASSIGNED, partitions)
+            await self._tell_all(RebalanceEvent.ASSIGNED, partitions)
         finally:
             self._opening -= 1
             self._fetcher.wake()
@@ -220,7 +221,7 @@ class Ownership:
                 await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
+        await self._tell_all(RebalanceEvent.REVOKED, partitions)
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
         partitions &= self._draining
@@ -231,7 +232,12 @@ class Ownership:
         self._measures.partitions_lost += len(partitions)
         self._stop(partitions)
         self._drop(partitions)
-        await tell(self._state.rebalance_listener, RebalanceEvent.LOST, partitions)
+        await self._tell_all(RebalanceEvent.LOST, partitions)
+
+    async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
+        """The engine of `Consumer.process` first: the user's listener finds its work done, and may seek after it."""
+        await tell(self.processor, event, partitions)
+        await tell(self._state.rebalance_listener, event, partitions)
 
     def _stop(self, partitions: Partitions) -> None:
         self._draining |= partitions

@@ -19,8 +19,7 @@ from typing import Any, Final
 from allocator.consumer.membership_config import OPTIONS, MembershipConfig
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError
-from allocator.names import check_topic
-from allocator.settings import MASK, REQUIRED, Flag, Number, Text, Texts, Whole, setting, shared
+from allocator.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 
 __all__ = [
     "PREFIX",
@@ -174,43 +173,30 @@ class HandlerSection:
     target: str = setting(
         Text(check=_check_target, what='"package.module:function"'),
         REQUIRED,
-        "Called for every record, in order within a partition; a coroutine, or a plain function, which runs in a "
-        "thread.",
+        "Called for every record, in the order that `ordering` asks for; a coroutine, or a plain function, which runs "
+        "in a thread.",
     )
     mode: str = setting(
         Text(("record", "batch")),
         "record",
         "`record`: handler(record). `batch`: handler(batch), which succeeds or fails as a whole.",
     )
-    concurrency: int = setting(
-        Whole(1, 1024),
-        8,
-        "Partitions handled at the same time. More: more threads or open calls. 1: one record at a time.",
-    )
-    queue_batches: int = setting(
-        Whole(1, 1000),
-        2,
-        "Batches queued for a partition before it is paused. More: memory. 1: the handler may wait.",
-    )
-    retries: int = setting(Whole(0, 1_000_000), 5, "Further attempts after the first one raised. 0: none.")
-    retry_backoff_s: float = setting(
-        Number(0, 86400),
-        0.5,
-        "Seconds before the first retry, doubled for each further one up to the maximum. Each is shortened at random "
-        "by up to half, so that members do not retry in step.",
-    )
-    retry_backoff_max_s: float = setting(Number(0, 86400), 30.0, "Seconds before a retry, at most.")
-    dead_letter_topic: str | None = setting(
-        Text(check=check_topic, what="a topic"),
-        None,
-        "The topic for records that failed for good. Not set: the daemon stops there, and skips nothing.",
-    )
-    drain_timeout_s: float = setting(
-        Number(0, 86400),
-        30.0,
-        "Seconds for calls in progress when a partition is taken away or the daemon stops. More: other members wait "
-        "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
-    )
+    ordering: str = shared("ordering", table=HANDLING)
+    concurrency: int = shared("concurrency", table=HANDLING)
+    workers: str = shared("workers", table=HANDLING)
+    queue_batches: int = shared("queue_batches", table=HANDLING)
+    in_hand_records: int = shared("in_hand_records", table=HANDLING)
+    in_hand_bytes: int = shared("in_hand_bytes", table=HANDLING)
+    retries: int = shared("retries", table=HANDLING)
+    retry_backoff_s: float = shared("retry_backoff_s", table=HANDLING)
+    retry_backoff_max_s: float = shared("retry_backoff_max_s", table=HANDLING)
+    retry_limit_s: float | None = shared("retry_limit_s", table=HANDLING)
+    retry_on: tuple[str, ...] | None = shared("retry_on", table=HANDLING)
+    dead_letter_on: tuple[str, ...] | None = shared("dead_letter_on", table=HANDLING)
+    skip_on: tuple[str, ...] | None = shared("skip_on", table=HANDLING)
+    stop_on: tuple[str, ...] | None = shared("stop_on", table=HANDLING)
+    dead_letter_topic: str | None = shared("dead_letter_topic", table=HANDLING)
+    drain_timeout_s: float = shared("drain_timeout_s", table=HANDLING)
 
 
 @dataclass(frozen=True)
@@ -355,6 +341,10 @@ def check_together(config: Config, reader: SettingsReader) -> None:
             reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")
         if group.pattern is not None and re.match(group.pattern, handler.dead_letter_topic):
             reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
+    if handler.mode == "batch" and handler.ordering != "partition":
+        reader.fault(["handler.mode", "handler.ordering"], "a batch has records of many keys; use mode record")
+    if handler.dead_letter_on is not None and handler.dead_letter_topic is None:
+        reader.fault(["handler.dead_letter_on", "handler.dead_letter_topic"], "a topic is needed")
     if handler.retry_backoff_s > handler.retry_backoff_max_s:
         reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first is more than the maximum")
     for less, more in (

@@ -1,86 +1,20 @@
-"""`allocator run`: a consumer, a handler, and the workers between them.
-
-Guarantees, as long as the handler tells failure by raising:
-
-- Records of a partition are handled one after the other, in the order of the log; partitions in parallel, up to
-  `handler.concurrency` at a time.
-- What is committed was handled, all of it, or is a dead letter that its topic acknowledged. A record may be handled
-  twice (after a crash, or when a call is cut off); none is skipped.
-- A partition that is taken away gets no further call; the one that runs is waited for up to `drain_timeout_s`, and
-  what was finished is committed before the next owner begins. One that was lost is dropped, and nothing committed.
-- Memory is bounded: a partition with `queue_batches` waiting is paused.
-"""
+"""`allocator run`: a consumer, a handler, and the engine between them."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextlib
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from collections.abc import Callable
 
-from allocator.daemon.config import CommitSection, HandlerSection
-from allocator.daemon.handlers import Handler
 from allocator.daemon.notify import Notifier
-from allocator.daemon.partition_worker import DeadLetters, PartitionWorker, Retries, Work
-from allocator.errors import AllocatorError, CommitFailed, NotOwned
-from allocator.fetch.batch import Batch
+from allocator.processing.failures import DeadLetters
+from allocator.processing.handlers import Handler
+from allocator.processing.processor import Processor, ProcessSettings, RecordSource
 from allocator.subscription.listener import RebalanceListener
-from allocator.subscription.loss import RecordsLost, stamped, topic_of
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
-__all__ = ["Daemon", "DaemonSettings", "RecordSource"]
-
-log = logging.getLogger(__name__)
-
-Offset = Union[int, OffsetAndMetadata]
-
-FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
+__all__ = ["Daemon"]
 
 
-class RecordSource(Protocol):
-    """The part of `Consumer` that the daemon uses."""
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def getbatch(self, timeout_s: float | None = None) -> Batch | None: ...
-
-    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None: ...
-
-    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
-
-    def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
-
-    def topic_id(self, partition: TopicPartition) -> Any: ...
-
-    def pause(self, *partitions: TopicPartition) -> None: ...
-
-    def resume(self, *partitions: TopicPartition) -> None: ...
-
-    def assignment(self) -> Partitions: ...
-
-    def may_act(self) -> bool: ...
-
-    async def until_may_act(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class DaemonSettings:
-    """Seconds, and counts, as in the sections of the settings file."""
-
-    concurrency: int = HandlerSection.concurrency
-    queue_batches: int = HandlerSection.queue_batches
-    retries: Retries = field(default_factory=Retries)
-    drain_timeout_s: float = HandlerSection.drain_timeout_s
-    commit_interval_s: float = CommitSection.interval_s
-
-
-class Daemon(RebalanceListener):
-    """Runs a handler over a consumer until `stop` is called or something fails for good.
+class Daemon(Processor):
+    """A `Processor` with a consumer of its own, that tells systemd how it fares.
 
     `source` makes the consumer, given the listener to install; it must not commit by itself. Constructing touches
     nothing.
@@ -90,256 +24,21 @@ class Daemon(RebalanceListener):
         self,
         source: Callable[[RebalanceListener], RecordSource],
         handler: Handler,
-        settings: DaemonSettings,
+        settings: ProcessSettings,
         *,
         dead_letters: DeadLetters | None = None,
         notifier: Notifier | None = None,
     ) -> None:
+        super().__init__(handler, settings, dead_letters=dead_letters)
         self._make_source = source
-        self._handler = handler
-        self._settings = settings
-        self._dead_letters = dead_letters
         self._notifier = notifier or Notifier({})
-        self._workers: dict[TopicPartition, PartitionWorker] = {}
-        self._past: dict[TopicPartition, PartitionWorker] = {}
-        """The last worker of a partition that this member no longer owns: its position, and whether its thread runs."""
-        self._going: set[TopicPartition] = set()
-        self._paused: set[TopicPartition] = set()
-        self._stop: asyncio.Event | None = None
-        self._stopping = False
 
-    async def run(self) -> None:
-        """Returns after `stop`, when everything is drained, committed and left.
+    async def run(self) -> None:  # type: ignore[override]
+        """As `Processor.run`, with the consumer."""
+        await super().run(self._make_source(self))
 
-        Raises HandlerFailed when a record cannot be handled and has nowhere to go, and what the consumer raises
-        when it cannot go on, after having drained and committed the rest just the same.
-        """
-        self._stop = asyncio.Event()
-        if self._stopping:
-            self._stop.set()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committing = asyncio.Lock()
-        self.threads = concurrent.futures.ThreadPoolExecutor(self._settings.concurrency, "handler")
-        self._source = self._make_source(self)
-        self._work = Work(
-            handler=self._handler,
-            slots=asyncio.Semaphore(self._settings.concurrency),
-            threads=self.threads,
-            retries=self._settings.retries,
-            dead_letters=self._dead_letters,
-            may_act=self._source.may_act,
-            until_active=self._source.until_may_act,
-        )
-        running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
-        try:
-            await self._until_stop(running)
-            if not self._stop.is_set():
-                running = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(self._commit_regularly())]
-                await self._until_stop(running)
-        finally:
-            try:
-                await self._shut_down(running)
-            finally:
-                failure = self._failed.exception() if self._failed.done() else None
-        if failure is not None:
-            raise failure
-
-    def stop(self) -> None:
-        """Drain, commit, leave; `run` returns when that is done. Safe to call at any time, from the loop."""
-        self._stopping = True
-        if self._stop is not None:
-            self._stop.set()
-
-    def positions(self) -> dict[TopicPartition, int]:
-        """For each partition that a worker has: everything before this offset is handled."""
-        return {partition: worker.position for partition, worker in self._workers.items()}
-
-    @property
-    def stuck(self) -> Partitions:
-        """Partitions whose plain handler still runs although it was given up; the interpreter would wait for it."""
-        every = [*self._workers.values(), *self._past.values()]
-        return frozenset(worker.partition for worker in every if worker.stuck)
-
-    # -- rebalances ----------------------------------------------------------------------------------------------
-
-    async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        self._going -= partitions
-        self._paused -= partitions
-        returning = [partition for partition in partitions if partition in self._past]
-        await asyncio.gather(*(self._go_on(partition) for partition in returning))
-        self._tell_status()
-
-    async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        self._going |= partitions
-        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
-        # if this is cancelled (the session is lost) the workers are still there for `on_partitions_lost`
-        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
-        try:
-            await self._commit(workers)
-        except AllocatorError as error:
-            log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
-        except Exception:  # a bug must not leave stopped workers behind: the partitions may come back
-            log.exception("committing %d revoked partitions failed", len(workers))
-        self._forget(workers)
-        self._tell_status()
-
-    async def on_partitions_lost(self, partitions: Partitions) -> None:
-        self._going |= partitions
-        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
-        self._forget(workers)  # first: a commit that is being prepared must not include them
-        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
-        self._tell_status()
-
-    def on_records_lost(self, loss: RecordsLost) -> None:
-        worker = self._workers.get(loss.partition)
-        if worker is not None and (loss.recreated or loss.resumed_at < loss.position):
-            worker.restart(loss.resumed_at)
-
-    def _forget(self, workers: Iterable[PartitionWorker]) -> None:
-        for worker in workers:
-            if self._workers.get(worker.partition) is worker:
-                del self._workers[worker.partition]
-                self._past[worker.partition] = worker
-
-    async def _go_on(self, partition: TopicPartition) -> None:
-        """Seeks, in a partition that returns, to the position of its handler, or to a later commit of another member.
-
-        Otherwise the consumer would go on after the records that it delivered, some of which were dropped unhandled.
-        """
-        worker = self._past[partition]
-        # with the topic's id: if it is another topic by now, the consumer begins with that one's records
-        position = OffsetAndMetadata(worker.position, stamped("", worker.topic_id), -1)
-        try:
-            committed = await self._source.committed(partition)
-        except AllocatorError as error:
-            # records that other members handled since are handled twice, which is better than not at all
-            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, worker.position, error)
-        else:
-            if committed is not None and (committed.offset > worker.position or _of_another_topic(committed, worker)):
-                position = committed
-        with contextlib.suppress(NotOwned):
-            self._source.seek(partition, position)
-
-    # -- feeding -------------------------------------------------------------------------------------------------
-
-    async def _feed(self) -> None:
-        while True:
-            try:
-                batch = await self._source.getbatch()
-            except AllocatorError as error:
-                if not error.retriable:
-                    raise
-                log.warning("fetching goes on after: %s", error)
-                await asyncio.sleep(FEED_BACKOFF_S)
-                continue
-            if batch is not None:
-                self._take(batch)
-
-    def _take(self, batch: Batch) -> None:
-        partition = TopicPartition(batch.topic, batch.partition)
-        if partition in self._going:
-            return  # its next owner starts from the committed offset
-        worker = self._workers.get(partition)
-        if worker is None:
-            worker = PartitionWorker(
-                partition, batch.base_offset, self._work, lambda: self._room(partition), self._past.pop(partition, None)
-            )
-            worker.task.add_done_callback(self._worker_ended)
-            self._workers[partition] = worker
-        worker.topic_id = self._source.topic_id(partition) or worker.topic_id
-        worker.put(batch)
-        if len(worker) >= self._settings.queue_batches:
-            self._paused.add(partition)
-            with contextlib.suppress(NotOwned):
-                self._source.pause(partition)
-
-    def _room(self, partition: TopicPartition) -> None:
-        if partition in self._paused and partition not in self._going:
-            self._paused.discard(partition)
-            with contextlib.suppress(NotOwned):
-                self._source.resume(partition)
-
-    def _worker_ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._failed.done():
-            self._failed.set_exception(error)
-
-    # -- committing ----------------------------------------------------------------------------------------------
-
-    async def _commit_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.commit_interval_s)
-            try:
-                await self._commit(self._workers.values())
-            except AllocatorError as error:
-                # nothing is lost: the next turn commits a later offset
-                log.warning("commit put off: %s", error)
-
-    async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
-        # one at a time: an earlier one that arrived after a later one would set the group back
-        async with self._committing:
-            offsets = {
-                worker: worker.position
-                for worker in workers
-                if worker.may_commit and worker.position != worker.committed
-            }
-            if not offsets:
-                return
-            await self._source.commit({worker.partition: offset for worker, offset in offsets.items()})
-            for worker, offset in offsets.items():
-                worker.committed = offset
-
-    # -- beginning and end ---------------------------------------------------------------------------------------
-
-    async def _start(self) -> None:
-        await self._source.start()
-        log.info("started with handler %s", self._handler.name)
+    def _started(self) -> None:
         self._notifier.tell("READY=1")
 
-    async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
-        """Until one of these ends, a worker fails, or `stop`; raises what one of these raised."""
-        assert self._stop is not None
-        stop = asyncio.ensure_future(self._stop.wait())
-        waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _cancel([stop])
-        for task in running:
-            if task.done():
-                task.result()
-
-    async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
-        log.info("stopping: %d partitions drain", len(self._workers))
-        async with self._committing:  # a commit under way is awaited, not cancelled: it could arrive after the last one
-            await _cancel(running)
-        try:
-            workers = list(self._workers.values())
-            await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
-            await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
-        except AllocatorError as error:
-            log.error("the last commit failed, so some records will be handled again: %s", error)
-            if not self._failed.done():
-                self._failed.set_exception(CommitFailed(f"stopped, but the last commit failed: {error}"))
-        finally:
-            await self._source.close()
-            if self._dead_letters is not None:
-                await self._dead_letters.close()
-            self.threads.shutdown(wait=False)
-        log.info("stopped")
-
-    def _tell_status(self) -> None:
+    def _partitions_changed(self) -> None:
         self._notifier.tell(f"STATUS={len(self._source.assignment())} partitions")
-
-
-def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> bool:
-    return worker.topic_id is not None and topic_of(committed.metadata) not in (None, worker.topic_id)
-
-
-async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels what still runs, and waits until it has ended."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

@@ -16,17 +16,20 @@ from typing import Any, Optional, TextIO, Union
 
 from allocator.assignors import resolve
 from allocator.consumer.consumer import Consumer
+from allocator.consumer.process import OwnConsumer
 from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
 from allocator.daemon.config import Config
-from allocator.daemon.daemon import Daemon, DaemonSettings
-from allocator.daemon.dead_letter import DeadLetterTopic
+from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon
-from allocator.daemon.handlers import Handler, load_handler, traced
 from allocator.daemon.notify import Notifier
-from allocator.daemon.partition_worker import Retries
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 from allocator.foreign import CONTROL, plain
+from allocator.processing.dead_letter import DeadLetterTopic
+from allocator.processing.handlers import Handler, load_handler, traced
+from allocator.processing.policy import ErrorPolicy, Retries, load_errors
+from allocator.processing.processor import ProcessSettings
+from allocator.processing.subprocesses import check_picklable
 from allocator.subscription.listener import RebalanceListener
 from allocator.tasks import TaskGroup, first_of
 from allocator.zookeeper.client import ZooKeeper
@@ -60,6 +63,13 @@ HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter top
 def check(config: Config) -> Handler:
     """Loads the handler and the assignors, without connecting. Raises ConfigError or AssignorError."""
     handler = load_handler(config.handler.target, config.handler.mode)
+    _policy(config)
+    if config.handler.workers == "processes":
+        if handler.on_loop:
+            raise ConfigError(
+                f"handler {handler.name!r} is a coroutine, which runs on the loop; remove handler.workers"
+            )
+        check_picklable(handler.function, handler.name)
     if config.group.group_protocol == "classic":  # otherwise the broker has them
         for assignor in config.group.assignor or ():
             resolve(assignor)
@@ -91,6 +101,14 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
         _exit_now(code)
     return code
+
+
+def _policy(config: Config) -> ErrorPolicy:
+    """Raises ConfigError for an error class that does not exist."""
+    names = {name: getattr(config.handler, name) for name in ("retry_on", "dead_letter_on", "skip_on", "stop_on")}
+    return ErrorPolicy.of(
+        **{name: None if each is None else load_errors(each, f"handler.{name}") for name, each in names.items()}
+    )
 
 
 def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
@@ -132,20 +150,27 @@ def _daemon(
             security=config.kafka.security(),
         )
 
-    def consumer(listener: RebalanceListener) -> Consumer:
+    def consumer(listener: RebalanceListener) -> OwnConsumer:
         # the one before, on another cluster, has left
         consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
         if admitted is not None:
             consumers[-1]._engine.join_again_if(admitted)
-        return consumers[-1]
+        return OwnConsumer(consumers[-1], consumers[-1]._engine)
 
     return Daemon(
         consumer,
-        traced(handler, config.group.name),
-        DaemonSettings(
+        handler if settings.workers == "processes" else traced(handler, config.group.name),
+        ProcessSettings(
+            ordering=settings.ordering,
             concurrency=settings.concurrency,
+            workers=settings.workers,
             queue_batches=settings.queue_batches,
-            retries=Retries(settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s),
+            in_hand_records=settings.in_hand_records,
+            in_hand_bytes=settings.in_hand_bytes,
+            retries=Retries(
+                settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s, settings.retry_limit_s
+            ),
+            policy=_policy(config),
             drain_timeout_s=settings.drain_timeout_s,
             commit_interval_s=config.commit.interval_s,
         ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from allocator.fetch.columns import Segment
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "deserialized"]
 
 # before each record batch: its first offset, and how many bytes follow; and where the number of the format stands
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
@@ -143,6 +143,14 @@ class Batch(Sequence[Record]):
         record = next(columns.records(first + within, first + within + 1))
         plain = self._key_deserializer is None and self._value_deserializer is None
         return record if plain else self._deserialized(record)
+
+    def raw(self) -> Batch:
+        """The same records, with keys and values as bytes."""
+        if self._key_deserializer is None and self._value_deserializer is None:
+            return self
+        other = self._between(self._start, self._stop)
+        other._key_deserializer = other._value_deserializer = None
+        return other
 
     def from_offset(self, offset: int) -> Batch:
         """The records at `offset` and above, of the same bytes."""
@@ -341,15 +349,20 @@ class Batch(Sequence[Record]):
         return made
 
     def _deserialized(self, record: Record) -> Record:
-        key = self._apply(self._key_deserializer, record.key, "key", record.offset)
-        value = self._apply(self._value_deserializer, record.value, "value", record.offset)
-        return record.deserialized(key, value)
+        return deserialized(record, self._key_deserializer, self._value_deserializer)
 
-    def _apply(self, deserializer: Deserializer, data: bytes | None, part: str, offset: int) -> Any:
-        if deserializer is None or data is None:
-            return data
-        try:
-            return deserializer(data)
-        except Exception as error:
-            # whatever the user's code raises, the record that it fell over must be known
-            raise DeserializationError(self.topic, self.partition, offset, part, error) from error
+
+def deserialized(record: Record, key: Deserializer, value: Deserializer) -> Record:
+    """`record` itself, with its key and value through these. Raises DeserializationError."""
+    return record.deserialized(_apply(key, record, "key"), _apply(value, record, "value"))
+
+
+def _apply(deserializer: Deserializer, record: Record, part: str) -> Any:
+    data = record.key if part == "key" else record.value
+    if deserializer is None or data is None:
+        return data
+    try:
+        return deserializer(data)
+    except Exception as error:
+        # whatever the user's code raises, the record that it fell over must be known
+        raise DeserializationError(record.topic, record.partition, record.offset, part, error) from error

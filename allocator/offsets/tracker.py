@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from allocator.subscription.done import DoneSet, done_of
 from allocator.subscription.loss import stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -28,6 +29,7 @@ class OffsetTracker:
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
+        self._beyond: dict[TopicPartition, DoneSet] = {}  # done already, beyond where a partition began
         self._topics: dict[TopicPartition, Any] = {}  # the id of the topic that was reached, where it is known
         self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
 
@@ -59,8 +61,9 @@ class OffsetTracker:
         self._handed.clear()
         self._wake()
 
-    def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """The user chose another position, which replaces whatever was reached before."""
+    def rewind(self, partition: TopicPartition, offset: int, done: DoneSet | None = None) -> None:
+        """The user chose another position, which replaces whatever was reached before; `done`: beyond it."""
+        self._note_beyond(partition, done)
         self._handed.pop(partition, None)
         self._committed.pop(partition, None)
         self._done[partition] = offset
@@ -74,14 +77,27 @@ class OffsetTracker:
         records were processed, so nothing is skipped. Unless they were of a topic that is gone.
         """
         reached, topic = self._reached.get(partition), self._topics.get(partition)
+        self._note_beyond(partition, None)
         if committed is not None:
             self._committed[partition] = committed.offset
+            self._note_beyond(partition, done_of(committed.metadata, committed.offset))
             if topic is not None and topic_of(committed.metadata) not in (None, topic):
                 return committed
         if reached is None or (committed is not None and committed.offset >= reached):
             return committed
         self._done[partition] = reached
+        self._note_beyond(partition, None)
         return OffsetAndMetadata(reached, stamped("", topic), -1)
+
+    def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
+        """What was done already, beyond the offset where the partition began or was set to."""
+        return self._beyond.get(partition)
+
+    def _note_beyond(self, partition: TopicPartition, done: DoneSet | None) -> None:
+        if done is None:
+            self._beyond.pop(partition, None)
+        else:
+            self._beyond[partition] = done
 
     def committed(self, partition: TopicPartition) -> int | None:
         """The committed offset; None if there is none, or it is unknown."""
@@ -107,6 +123,7 @@ class OffsetTracker:
             self._topics[partition] = topic_id(partition)
             for offsets in (self._handed, self._done, self._committed):
                 offsets.pop(partition, None)
+            self._note_beyond(partition, None)
         self._wake()
 
     async def finished(self, partitions: frozenset[TopicPartition]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, Optional
 from kafka.errors import IllegalStateError, NoOffsetForPartitionError
 
 from allocator.errors import IllegalState, NoOffsetsError
+from allocator.subscription.done import DoneSet, done_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
@@ -30,6 +31,11 @@ __all__ = [
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
 _MEMBER_STAMP: Final = re.compile(r"generation \d+ member .*", re.DOTALL)
+# what is done beyond the offset, in the text that members add
+_DONE: Final = re.compile(r"(generation \d+ member .* done [A-Za-z0-9_-]+)((?: topic \S+)?)", re.DOTALL)
+_DONE_OF_CLUSTER: Final = re.compile(
+    r"(generation \d+ member .*)( done [A-Za-z0-9_-]+)@(\S+)((?: topic \S+)?)", re.DOTALL
+)
 _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 
@@ -75,9 +81,11 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
 
 
 class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
-    """A committed offset with the metadata of the user; the topic id is an attribute, not part of the text."""
+    """A committed offset with the metadata of the user; what members add to the text are attributes."""
 
     topic_id: Optional[uuid.UUID] = None
+    done: Optional[DoneSet] = None
+    """The records beyond the offset that are done."""
 
     def __repr__(self) -> str:
         return repr(OffsetAndMetadata(*self))
@@ -88,6 +96,7 @@ def as_written(committed: OffsetAndMetadata) -> Committed:
     metadata = _STAMP.sub("", committed.metadata or "")
     found = Committed(committed.offset, "" if _MEMBER_STAMP.fullmatch(metadata) else metadata, committed.leader_epoch)
     found.topic_id = topic_of(committed.metadata)
+    found.done = done_of(committed.metadata, committed.offset)
     return found
 
 
@@ -97,15 +106,21 @@ def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
 
 
 def as_committed(metadata: str, cluster: str | None) -> str:
-    """The metadata to send to `cluster` (its id): a topic id counts only in its own cluster.
+    """The metadata to send to `cluster` (its id): a topic id, and what is done, count only in their own cluster.
 
     MirrorMaker copies committed offsets to other clusters together with their metadata.
     """
+    done = _DONE.fullmatch(metadata) if cluster is not None and " done " in metadata else None
+    if done is not None:
+        metadata = f"{done[1]}@{cluster}{done[2]}"
     return f"{metadata}@{cluster}" if cluster is not None and _STAMP.search(metadata) else metadata
 
 
 def as_read(metadata: str, cluster: str | None) -> str:
-    """The reverse of `as_committed`; without the topic id if that is one of another cluster."""
+    """The reverse of `as_committed`; without what is about another cluster."""
+    done = _DONE_OF_CLUSTER.fullmatch(metadata) if " done " in metadata else None
+    if done is not None:
+        metadata = f"{done[1]}{done[2] if done[3] == cluster else ''}{done[4]}"
     found = _STAMP_OF_CLUSTER.search(metadata)
     if found is None:
         return metadata

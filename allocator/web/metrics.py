@@ -82,6 +82,12 @@ class ConsumerCollector(Collector):
         for name, what in (
             ("resets", "Positions outside the log that were reset"),
             ("records_lost", "Offsets skipped because the log no longer has them"),
+            ("handler_failures", "Calls of the handler that failed"),
+            ("records_skipped", "Records that were skipped because of skip_on"),
+            ("dead_letters", "Records that became dead letters"),
+            ("records_not_repeated", "Records that were done before a restart or a move, and not handled again"),
+            ("windows_narrowed", "Times that a partition got no new records as what is done would not fit a commit"),
+            ("done_sets_cut", "Commits that could not name all records that are done beyond their offset"),
         ):
             counter = CounterMetricFamily(f"allocator_{name}", f"{what}, since the start", labels=LABELS)
             for labels, measures in measured:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
+from allocator.measures import Measures
 from allocator.subscription import RecordsLost
+from allocator.subscription.done import DoneSet, done_of
 from allocator.subscription.listener import RebalanceListener
-from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from allocator.subscription.loss import Committed
+from allocator.types import Offset, OffsetAndMetadata, Record, TopicPartition
 
 
 class Batch:
@@ -18,6 +21,8 @@ class Batch:
     def __init__(self, records: list[Record], next_offset: int) -> None:
         self.topic, self.partition = records[0].topic, records[0].partition
         self.base_offset = records[0].offset
+        self.leader_epoch = records[-1].leader_epoch
+        self.nbytes = 100 * len(records)
         self.next_offset = next_offset
         self._records = records
 
@@ -31,12 +36,16 @@ class Batch:
 class Cluster:
     """What outlives a consumer."""
 
-    def __init__(self, partitions: int = 1, records: int = 10, topic: str = "t", markers: int = 0) -> None:
+    def __init__(
+        self, partitions: int = 1, records: int = 10, topic: str = "t", markers: int = 0, keys: int = 1
+    ) -> None:
         self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
-        self.logs = {p: [_record(p, offset) for offset in range(records)] for p in self.partitions}
+        self.logs = {p: [_record(p, offset, keys) for offset in range(records)] for p in self.partitions}
         self.markers = markers
         """Offsets after the last record that hold none."""
         self.committed: dict[TopicPartition, int] = {}
+        self.beyond: dict[TopicPartition, DoneSet] = {}
+        """Beyond the committed offsets."""
         self.commits: list[dict[TopicPartition, int]] = []
 
     def end(self, partition: TopicPartition) -> int:
@@ -66,6 +75,9 @@ class FakeSource:
         self.opening: set[TopicPartition] = set()
         self.closed = False
         self.topics: dict[TopicPartition, Any] = {}
+        self.measures = Measures()
+        self.beyond: dict[TopicPartition, DoneSet] = {}
+        """What was done already, beyond where a partition began."""
         self._turn = 0
         self._changed = asyncio.Event()
 
@@ -81,6 +93,9 @@ class FakeSource:
             # like `Consumer`: goes on after what it has handed out, if that is further
             start = max(self.cluster.committed.get(partition, 0), self.reached.get(partition, 0))
             self.positions[partition] = start
+            done = self.cluster.beyond.get(partition)
+            if done is not None and done.base == start:
+                self.beyond[partition] = done
             self.paused.discard(partition)
         self.opening |= gained
         await self._tell(self.listener.on_partitions_assigned, gained)
@@ -103,6 +118,7 @@ class FakeSource:
         loss = RecordsLost(partition, self.positions[partition], 0, None, None, "recreated", recreated=True)
         self.cluster.logs[partition] = [_record(partition, offset) for offset in range(records)]
         self.positions[partition] = self.reached[partition] = 0
+        self.beyond.pop(partition, None)
         self.listener.on_records_lost(loss)
         self._changed.set()
 
@@ -117,6 +133,7 @@ class FakeSource:
         for partition in partitions:
             self.draining.discard(partition)
             self.positions.pop(partition, None)
+            self.beyond.pop(partition, None)
 
     async def _tell(self, callback: Callable[[Any], Any], partitions: Any) -> None:
         self.events.append(callback.__name__)
@@ -165,7 +182,7 @@ class FakeSource:
             return Batch(records, end)
         return None
 
-    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
         assert offsets
         await asyncio.sleep(0)
         self._must_own(offsets)
@@ -174,16 +191,35 @@ class FakeSource:
         if not self.active:
             raise CommitFailed("suspended")
         self.events.append("commit")
-        self.cluster.commits.append(dict(offsets))
-        self.cluster.committed.update(offsets)
+        plain = {p: each if isinstance(each, int) else int(each.offset) for p, each in offsets.items()}
+        self.cluster.commits.append(plain)
+        self.cluster.committed.update(plain)
+        for partition, offset in offsets.items():
+            done = offset.done if isinstance(offset, Committed) else None
+            self.cluster.beyond.pop(partition, None)
+            if done is not None:
+                # as a broker keeps it
+                read = done_of(f"generation 1 member m done {done.encoded(3500)[0]}", done.base)
+                assert read == done
+                self.cluster.beyond[partition] = read
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         await asyncio.sleep(0)
         offset = self.cluster.committed.get(partition)
-        return None if offset is None else OffsetAndMetadata(offset, "", -1)
+        if offset is None:
+            return None
+        found = Committed(offset, "", -1)
+        found.done = self.cluster.beyond.get(partition)
+        return found
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
+        return self.beyond.get(partition)
+
+    def seek(self, partition: TopicPartition, offset: Offset) -> None:
         self._must_own([partition])
+        self.beyond.pop(partition, None)
+        if isinstance(offset, Committed) and offset.done is not None:
+            self.beyond[partition] = offset.done
         offset = offset if isinstance(offset, int) else offset.offset
         self.positions[partition] = self.reached[partition] = offset
 
@@ -216,5 +252,5 @@ class FakeSource:
             raise NotOwned(f"not ours: {foreign}")
 
 
-def _record(partition: TopicPartition, offset: int) -> Record:
-    return Record(*partition, offset, 1000 + offset, 0, b"k", b"%d" % offset, [])
+def _record(partition: TopicPartition, offset: int, keys: int = 1) -> Record:
+    return Record(*partition, offset, 1000 + offset, 0, b"%d" % (offset % keys), b"%d" % offset, [])

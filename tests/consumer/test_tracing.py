@@ -16,10 +16,10 @@ from tornado import gen
 
 from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig
 from allocator.client.client import KafkaClient
-from allocator.daemon.handlers import Handler, traced
 from allocator.errors import CommitFailed
 from allocator.measures import Measures
 from allocator.offsets.group_offsets import GroupOffsets
+from allocator.processing.handlers import Handler, traced
 from allocator.record import Record
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.tracing import handling, spans_of

@@ -16,11 +16,12 @@ import pytest
 from fake_source import Cluster, FakeSource
 from tornado import gen
 
-from allocator.daemon import partition_worker
-from allocator.daemon.daemon import Daemon, DaemonSettings
-from allocator.daemon.handlers import Handler
-from allocator.daemon.partition_worker import Retries
+from allocator.daemon.daemon import Daemon
 from allocator.errors import BrokerError, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.processing import lanes
+from allocator.processing.handlers import Handler
+from allocator.processing.policy import Retries
+from allocator.processing.processor import ProcessSettings
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
@@ -125,7 +126,7 @@ async def running(
     source = FakeSource(cluster, batch_size)
     prepare(source)
     settings = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
-    daemon = Daemon(source, Handler("test", function, by_batch), DaemonSettings(**settings), dead_letters=letters)
+    daemon = Daemon(source, Handler("test", function, by_batch), ProcessSettings(**settings), dead_letters=letters)
     task = asyncio.ensure_future(daemon.run())
     try:
         yield Running(source, daemon, task)
@@ -197,7 +198,7 @@ async def test_a_handler_that_never_waits_leaves_the_loop_its_turns(monkeypatch:
     cluster = Cluster(partitions=2, records=2000)
     done: list[Record] = []
     # a clock of the handler's own: a millisecond a record, however slow this machine is
-    monkeypatch.setattr(partition_worker, "time", SimpleNamespace(monotonic=lambda: len(done) / 1000))
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=lambda: len(done) / 1000))
 
     async def handle(record: Record) -> None:
         done.append(record)
@@ -208,7 +209,7 @@ async def test_a_handler_that_never_waits_leaves_the_loop_its_turns(monkeypatch:
             await asyncio.sleep(0)
             most, before = max(most, len(done) - before), len(done)
     # of the 2000 of a batch: within one turn of the loop each partition gets one slice at most
-    assert 0 < most <= 2 * (1000 * partition_worker.SLICE_S + 1)
+    assert 0 < most <= 2 * (1000 * lanes.SLICE_S + 1)
     assert len(done) < 4000
 
 
@@ -656,7 +657,7 @@ async def test_stopping_finishes_what_runs_commits_it_and_leaves_in_this_order()
 async def test_stopping_before_anything_began_is_fine() -> None:
     cluster = Cluster()
     source = FakeSource(cluster)
-    daemon = Daemon(source, Handler("test", Recorder().handle), DaemonSettings())
+    daemon = Daemon(source, Handler("test", Recorder().handle), ProcessSettings())
     daemon.stop()
     await asyncio.wait_for(daemon.run(), DEADLINE_S)
     assert cluster.commits == []

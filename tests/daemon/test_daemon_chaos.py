@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_source import Cluster, FakeSource
 
-from allocator.daemon.daemon import Daemon, DaemonSettings
-from allocator.daemon.handlers import Handler
-from allocator.daemon.partition_worker import Retries
+from allocator.daemon.daemon import Daemon
+from allocator.processing.handlers import Handler
+from allocator.processing.policy import Retries
+from allocator.processing.processor import ProcessSettings
+from allocator.subscription.loss import Committed
 from allocator.types import Record, TopicPartition
 
-PARTITIONS, RECORDS = 6, 120
+PARTITIONS, RECORDS, KEYS = 6, 120, 7
 
 
 class Checked(Cluster):
     """Notes what was handled, and checks every commit against it."""
 
-    def __init__(self) -> None:
-        super().__init__(PARTITIONS, RECORDS)
+    def __init__(self, ordering: str) -> None:
+        super().__init__(PARTITIONS, RECORDS, keys=KEYS)
+        self.ordering = ordering
+        self.busy: Counter[Any] = Counter()
         self.handled: dict[TopicPartition, list[int]] = {partition: [] for partition in self.partitions}
         self.done: dict[TopicPartition, set[int]] = {partition: set() for partition in self.partitions}
         self.inside: dict[TopicPartition, int] = dict.fromkeys(self.partitions, 0)
@@ -32,9 +37,16 @@ class Checked(Cluster):
     def begin(self, record: Record) -> TopicPartition:
         partition = TopicPartition(record.topic, record.partition)
         self.inside[partition] += 1
-        if self.inside[partition] > 1:
-            self.faults.append(f"two calls at a time for {partition}")
+        lane = partition if self.ordering == "partition" else (partition, record.key)
+        self.busy[lane] += 1
+        if self.busy[lane] > 1 and self.ordering != "none":
+            self.faults.append(f"two calls at a time for {lane}")
         return partition
+
+    def over(self, record: Record) -> None:
+        partition = TopicPartition(record.topic, record.partition)
+        self.inside[partition] -= 1
+        self.busy[partition if self.ordering == "partition" else (partition, record.key)] -= 1
 
     def end(self, partition: TopicPartition) -> int:
         return len(self.logs[partition])
@@ -43,7 +55,10 @@ class Checked(Cluster):
 class CheckedSource(FakeSource):
     async def commit(self, offsets: Any = None) -> None:
         for partition, offset in offsets.items():
-            missing = set(range(offset)) - self.cluster.done[partition]  # type: ignore[attr-defined]
+            claimed = set(range(offset if isinstance(offset, int) else offset.offset))
+            if isinstance(offset, Committed) and offset.done is not None:
+                claimed |= {each for first, end in offset.done.runs for each in range(first, end)}
+            missing = claimed - self.cluster.done[partition]  # type: ignore[attr-defined]
             if missing:
                 self.cluster.faults.append(f"{partition}: {offset} committed without {sorted(missing)}")  # type: ignore[attr-defined]
         await super().commit(offsets)
@@ -63,7 +78,7 @@ def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Reco
                 time.sleep(0.002)
             done(partition, record)
         finally:
-            cluster.inside[partition] -= 1
+            cluster.over(record)
 
     async def on_loop(record: Record) -> None:
         partition = cluster.begin(record)
@@ -72,18 +87,25 @@ def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Reco
                 await asyncio.sleep(rng.random() * 0.003)
             done(partition, record)
         finally:
-            cluster.inside[partition] -= 1
+            cluster.over(record)
 
     return in_thread if plain else on_loop
 
 
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-async def test_moves_losses_and_cancellations_skip_nothing(seed: int, plain: bool) -> None:
+@pytest.mark.parametrize(
+    ("ordering", "seed"),
+    [*(("partition", seed) for seed in range(6)), *(("key", seed) for seed in range(4)), ("none", 0)],
+)
+async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: int, plain: bool) -> None:
     rng = random.Random(seed)
-    cluster = Checked()
-    settings = DaemonSettings(
-        concurrency=3, retries=Retries(1000, 0.001, 0.002), commit_interval_s=0.004, drain_timeout_s=5.0
+    cluster = Checked(ordering)
+    settings = ProcessSettings(
+        ordering=ordering,
+        concurrency=3 if ordering == "partition" else 8,
+        retries=Retries(1000, 0.001, 0.002),
+        commit_interval_s=0.004,
+        drain_timeout_s=5.0,
     )
     sources, daemons, tasks = [], [], []
     for number in range(2):
@@ -132,4 +154,8 @@ async def test_moves_losses_and_cancellations_skip_nothing(seed: int, plain: boo
     for partition in cluster.partitions:
         assert cluster.done[partition] == set(range(RECORDS))
         first_seen = list(dict.fromkeys(cluster.handled[partition]))
-        assert first_seen == sorted(first_seen)
+        for key in range(KEYS if ordering == "key" else 0):
+            of_key = [offset for offset in first_seen if offset % KEYS == key]
+            assert of_key == sorted(of_key)
+        if ordering == "partition":
+            assert first_seen == sorted(first_seen)

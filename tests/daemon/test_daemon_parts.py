@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from allocator.daemon import process as logs
-from allocator.daemon.dead_letter import headers_of
-from allocator.daemon.handlers import load_handler
 from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
+from allocator.processing.dead_letter import headers_of
+from allocator.processing.handlers import load_handler
 from allocator.types import Record
 
 MODULE = """

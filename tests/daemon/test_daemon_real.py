@@ -16,8 +16,8 @@ import pytest
 from daemon_processes import Setup, stopped
 
 from allocator.client.client import KafkaClient
-from allocator.daemon.dead_letter import DeadLetterTopic
 from allocator.errors import BrokerError
+from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import Record
 

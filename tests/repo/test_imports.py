@@ -40,6 +40,7 @@ ORDER = (
     "fetch",
     "producer",
     "offsets",
+    "processing",
     "groups",
     "sinks",
     "consumer",
@@ -57,11 +58,12 @@ APART = {
     "zookeeper": {"subscription", "client", "fetch", "producer", "offsets"},
     "fetch": {"offsets", "groups"},
     "producer": {"offsets", "groups", "subscription"},
-    "groups": {"subscription"},
-    "sinks": {"assignors", "subscription", "client", "zookeeper", "producer", "offsets", "groups"},
+    "processing": {"assignors", "zookeeper", "offsets"},
+    "groups": {"subscription", "processing"},
+    "sinks": {"assignors", "subscription", "client", "zookeeper", "producer", "offsets", "processing", "groups"},
     "compat": {"daemon", "doctor", "spark", "migrate", "web"},
     "daemon": {"doctor", "spark", "migrate"},
-    "doctor": {"consumer", "sinks", "fetch", "producer", "spark", "migrate"},
+    "doctor": {"consumer", "sinks", "fetch", "producer", "processing", "spark", "migrate"},
     "spark": {"web"},
 }
 MAY_IMPORT: dict[str, set[str]] = {

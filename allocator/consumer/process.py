@@ -1,0 +1,161 @@
+"""`Consumer.process`: a running consumer as the source of a `Processor`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from allocator.consumer.core import ConsumerCore
+from allocator.errors import ConfigError, NotOwned
+from allocator.fetch.batch import Batch
+from allocator.measures import Measures
+from allocator.processing.dead_letter import DeadLetterTopic
+from allocator.processing.handlers import Handler, is_coroutine, traced
+from allocator.processing.policy import ErrorPolicy, Retries
+from allocator.processing.processor import Processor, ProcessSettings
+from allocator.processing.subprocesses import check_picklable
+from allocator.settings import HANDLING, keyword_faults
+from allocator.subscription.done import DoneSet
+from allocator.types import Offset, OffsetAndMetadata, Partitions, Record, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.consumer.consumer import Consumer
+
+__all__ = ["OwnConsumer", "RunningConsumer", "dead_letters", "processor"]
+
+_ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
+Deserialize = Callable[[Record], Record]
+
+
+def processor(
+    function: Callable[[Record], Any], deserialize: Deserialize | None, group: str | None, given: Mapping[str, Any]
+) -> tuple[Handler, ProcessSettings]:
+    """The handler and the settings of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
+    _check(function, deserialize, given)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if deserialize is not None:
+        function = _deserializing(function, deserialize)
+    handler = Handler(name, function)
+    retries = Retries(given["retries"], given["retry_backoff_s"], given["retry_backoff_max_s"], given["retry_limit_s"])
+    policy = ErrorPolicy.of(**{each: given[each] for each in _ERRORS})
+    if policy.needs_dead_letters and given["dead_letter_topic"] is None:
+        raise ConfigError("dead_letter_on needs a dead_letter_topic")
+    names = ProcessSettings.__dataclass_fields__.keys() & given.keys() - {"retries"}
+    settings = ProcessSettings(retries=retries, policy=policy, **{name: given[name] for name in names})
+    if settings.workers == "processes":
+        if handler.on_loop:
+            raise ConfigError(f"handler {name!r} is a coroutine, which runs on the loop; leave workers out")
+        check_picklable(handler.function, name)
+        return handler, settings
+    return traced(handler, group or ""), settings
+
+
+def _check(function: Any, deserialize: Deserialize | None, given: Mapping[str, Any]) -> None:
+    if not callable(function):
+        raise TypeError(f"a handler is a function or a coroutine function, not {function!r}")
+    values = {name: value for name, value in given.items() if name not in _ERRORS}
+    faults = keyword_faults(values, **{name: each.kind for name, each in HANDLING.items()})
+    for name, value in values.items():
+        if value is None and not HANDLING[name].accepts_none():
+            faults[name] = f"{name} = None: must be {HANDLING[name].kind.allowed}"
+    if given["workers"] == "processes" and deserialize is not None:
+        faults["workers"] = "workers = 'processes': deserializers stay in this process; call them in the handler"
+    if faults:
+        raise ConfigError("; ".join(faults.values()))
+
+
+def _deserializing(function: Callable[[Record], Any], deserialize: Deserialize) -> Callable[[Record], Any]:
+    """Each call gets a copy: a retry and a dead letter need the record as it came."""
+    if is_coroutine(function):
+
+        async def call(record: Record) -> Any:
+            return await function(deserialize(copy.copy(record)))
+
+        return call
+    return lambda record: function(deserialize(copy.copy(record)))
+
+
+def dead_letters(topic: str | None, engine: ConsumerCore) -> DeadLetterTopic | None:
+    """Where refused records go; on the cluster of the consumer."""
+    if topic is None:
+        return None
+    return DeadLetterTopic(topic, engine.brokers, engine.group or "", security=engine.security)
+
+
+class OwnConsumer:
+    """A `RecordSource` that starts and closes its consumer, whose listener is the processor."""
+
+    def __init__(self, consumer: Consumer, engine: ConsumerCore) -> None:
+        self._consumer = consumer
+        self._engine = engine
+
+    @property
+    def measures(self) -> Measures:
+        return self._consumer.measures
+
+    async def start(self) -> None:
+        await self._consumer.start()
+
+    async def close(self) -> None:
+        await self._consumer.close()
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
+        batch = await self._consumer.getbatch(timeout_s)
+        return None if batch is None else batch.raw()
+
+    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+        if self._engine.group is not None:
+            await self._consumer.commit(offsets)
+
+    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        return None if self._engine.group is None else await self._consumer.committed(partition)
+
+    def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
+        return self._engine.progress.done_beyond(partition)
+
+    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+        self._consumer.seek(partition, offset)
+
+    def topic_id(self, partition: TopicPartition) -> Any:
+        return self._consumer.topic_id(partition)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._consumer.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._consumer.resume(*partitions)
+
+    def assignment(self) -> Partitions:
+        return self._consumer.assignment()
+
+    def may_act(self) -> bool:
+        return self._consumer.may_act()
+
+    async def until_may_act(self) -> None:
+        await self._consumer.until_may_act()
+
+
+class RunningConsumer(OwnConsumer):
+    """A `RecordSource` that neither starts nor closes its consumer.
+
+    After `close` the consumer owns what it owned, and reading goes on at what is not done.
+    """
+
+    def __init__(self, consumer: Consumer, engine: ConsumerCore, listener: Processor) -> None:
+        super().__init__(consumer, engine)
+        self._listener = listener
+
+    async def start(self) -> None:
+        self._engine.process_with(self._listener)
+
+    async def close(self) -> None:
+        self._engine.process_with(None)
+        for partition, (point, committed) in self._listener.resume_points().items():
+            with contextlib.suppress(NotOwned):
+                self._consumer.resume(partition)
+                self._consumer.seek(partition, point)
+                if committed:
+                    # another commit of the same offset would not say what is done beyond it
+                    self._engine.progress.note_committed({partition: point.offset})

@@ -1,0 +1,144 @@
+"""What is done with a record whose call failed: another attempt, a dead letter, a log line, or the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from allocator.errors import AllocatorError, HandlerFailed
+from allocator.foreign import shown
+from allocator.measures import Measures
+from allocator.processing.handlers import Handler, HandlerMisuse
+from allocator.processing.lanes import Lane
+from allocator.processing.policy import Action, ErrorPolicy, Retries
+from allocator.tasks import wait_for_event
+from allocator.types import Record, TopicPartition
+
+__all__ = ["DeadLetters", "FailedWorker", "Failures"]
+
+log = logging.getLogger(__name__)
+
+
+class DeadLetters(Protocol):
+    """Takes the records that the handler refused for good."""
+
+    async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
+        """Returns once all of them are acknowledged."""
+
+    async def close(self) -> None: ...
+
+
+class FailedWorker(Protocol):
+    """The part of a `PartitionWorker` that is used here."""
+
+    partition: TopicPartition
+    stopping: bool
+
+    @property
+    def name(self) -> str: ...
+
+    def where(self, offset: int) -> dict[str, Any]: ...
+
+
+class Failures:
+    """Shared by the workers of all partitions."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        retries: Retries,
+        policy: ErrorPolicy,
+        dead_letters: DeadLetters | None,
+        measures: Measures,
+    ) -> None:
+        self._handler = handler
+        self._retries = retries
+        self._policy = policy
+        self._dead_letters = dead_letters
+        self._measures = measures
+        self._stopped = asyncio.Event()
+
+    def wake(self) -> None:
+        """A worker stops: dead letters that wait for their next attempt look whether it is theirs."""
+        self._stopped.set()
+        self._stopped = asyncio.Event()
+
+    def delay_s(self, worker: FailedWorker, lane: Lane, error: Exception, since_s: float) -> float | None:
+        """Seconds until the next attempt of the lane's first record; None: there is none."""
+        self._measures.handler_failures += 1
+        if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
+            return None
+        if not self._retries.left(lane.attempts, since_s):
+            return None
+        delay_s = self._retries.delay_s(lane.attempts)
+        if self._retries.limit_s is not None:
+            delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the limit
+        self._log(worker, _offset(lane), "the handler failed", error, lane.attempts, delay_s)
+        return delay_s
+
+    async def give_up(self, worker: FailedWorker, lane: Lane, error: Exception) -> bool:
+        """Writes the dead letter, or skips the record; False if the partition has left this member.
+
+        Raises HandlerFailed if the record has nowhere to go.
+        """
+        if worker.stopping:
+            return False  # the next owner tries again
+        offset, action = _offset(lane), self._policy.action(error)
+        topic, partition = worker.partition
+        failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
+        where = worker.where(offset)
+        if action is Action.SKIP and not isinstance(error, HandlerMisuse):
+            log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
+            self._measures.records_skipped += 1
+            return True
+        if self._dead_letters is None or action is Action.STOP or isinstance(error, HandlerMisuse):
+            raise failed from error
+        log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
+        argument = lane.units[0].argument
+        records = [argument] if isinstance(argument, Record) else list(argument)
+        refusals = 0
+        while not worker.stopping:
+            try:
+                await self._dead_letters.send(records, error, lane.attempts)
+            except AllocatorError as refused:
+                refusals += 1
+                if refusals > self._retries.count or not refused.retriable:
+                    raise
+                delay_s = self._retries.delay_s(refusals)
+                self._log(worker, offset, "the dead letter was not written", refused, refusals, delay_s)
+                await self._pause(worker, delay_s)
+            else:
+                # not before it is acknowledged, or the record would be in neither place
+                self._measures.dead_letters += len(records)
+                return True
+        return False
+
+    async def _pause(self, worker: FailedWorker, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + delay_s
+        while not worker.stopping and loop.time() < ends:
+            await wait_for_event(self._stopped, ends - loop.time())
+
+    def _log(
+        self, worker: FailedWorker, offset: int, what: str, error: Exception, failures: int, delay_s: float
+    ) -> None:
+        log.warning(
+            "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
+            worker.name,
+            offset,
+            what,
+            failures,
+            self._retries.count + 1,
+            delay_s,
+            shown(error),
+            extra={**worker.where(offset), "attempt": failures},
+            exc_info=error if failures == 1 else None,
+        )
+
+
+def _offset(lane: Lane) -> int:
+    argument = lane.units[0].argument
+    offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
+    return offset

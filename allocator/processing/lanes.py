@@ -1,0 +1,293 @@
+"""Calls of the handler: which records may be handled now, and how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from allocator.processing.handlers import Handler
+from allocator.processing.subprocesses import Children
+from allocator.processing.window import Unit
+from allocator.tasks import BackgroundTasks
+
+__all__ = ["Lane", "LaneOwner", "Lanes"]
+
+# how long handlers that never wait keep the loop, or one lane a thread, before others have a turn;
+# more: fewer hops between threads; less: commits, stops and other partitions wait less
+SLICE_S = 0.1
+# calls shorter than this go to a thread several lanes at a time, up to so many records
+SHORT_CALL_S = 0.001
+SHORT_SLICE_S = 0.005
+RECORDS_A_HOP = 64
+
+
+class LaneOwner(Protocol):
+    """The worker of the partition that a lane belongs to."""
+
+    stopping: bool
+
+    def begin(self, lane: Lane) -> None:
+        """A call of this lane may begin at any time from now on."""
+
+    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
+        """No call of this lane runs any more. These were done; `error`: the next one failed with it."""
+
+
+class Lane:
+    """Records that are handled one after the other: those of a partition, those of a key of it, or one alone."""
+
+    __slots__ = (
+        "attempts",
+        "call",
+        "cut",
+        "held",
+        "key",
+        "queued",
+        "running",
+        "since",
+        "task",
+        "timer",
+        "turn",
+        "units",
+        "worker",
+    )
+
+    def __init__(self, worker: LaneOwner, key: Any = None) -> None:
+        self.worker = worker
+        self.key = key
+        self.units: deque[Unit] = deque()
+        self.queued = self.running = self.cut = False
+        self.held = False
+        """Its first record failed and has no turn at present."""
+        self.attempts = 0
+        """Calls that failed with the first unit."""
+        self.since = 0.0
+        """When the first of them failed, by the loop's clock."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Runs until the next attempt."""
+        self.task: asyncio.Task[None] | None = None
+        """Which calls a coroutine handler for this lane now."""
+        self.call: concurrent.futures.Future[Any] | None = None
+        """The latest turn in a thread."""
+        self.turn: Sequence[Unit] = ()
+        """The units of that turn."""
+
+    def in_call(self) -> Sequence[Unit]:
+        """The units of a running turn that a call may have at present."""
+        return self.turn if self.call is not None else (self.units[0],)
+
+
+class Lanes:
+    """Gives ready lanes their turns, in the order in which they became ready, at most `concurrency` at once.
+
+    Guarantee: one call at a time for each lane. A call begins only between `begin` and `end` of its owner, while
+    `may_act` is true and the owner is not stopping.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        concurrency: int,
+        *,
+        may_act: Callable[[], bool],
+        until_active: Callable[[], Awaitable[None]],
+        broken: Callable[[BaseException], None],
+        processes: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._concurrency = concurrency
+        self._may_act = may_act
+        self._until_active = until_active
+        self._ready: deque[Lane] = deque()
+        self._running = 0
+        self._waits_for_lease = self._closing = False
+        self._ends = 0.0
+        """Until when coroutines may keep the loop."""
+        self._renewal: asyncio.Handle | None = None
+        self._call_s = SHORT_CALL_S
+        """About how long a call in a thread takes."""
+        self._tasks = BackgroundTasks(broken)
+        self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
+        self._children = Children(handler.function) if processes else None
+        self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
+
+    def wake(self, lane: Lane) -> None:
+        """The lane has a record that may be handled now."""
+        if not (lane.queued or lane.running or lane.held):
+            lane.queued = True
+            self._ready.append(lane)
+            self._start_one()
+
+    def _start_one(self) -> None:
+        if self._running < self._concurrency and not self._waits_for_lease:
+            self._running += 1
+            self._tasks.start(self._run(), "handler")
+
+    def cut(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Cancels the calls of these lanes; returns those whose calls cannot be, as they run in threads."""
+        left = []
+        for lane in lanes:
+            lane.cut = True
+            if lane.task is not None:
+                lane.task.cancel()
+            elif self._children is None or not self._children.kill(lane):
+                left.append(lane)
+        return left
+
+    async def close(self) -> None:
+        """Cancels what still runs. Threads cannot be; nobody waits for them."""
+        self._closing = True
+        self._ready.clear()
+        if self._children is not None:
+            self._children.close()
+        await self._tasks.close()
+        self.threads.shutdown(wait=False)
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Lane | None:
+        """The next lane with something to do, if the lease allows a call."""
+        while self._ready:
+            if not self._may_act():
+                if not self._waits_for_lease:
+                    self._waits_for_lease = True
+                    self._tasks.start(self._wait_for_lease(), "lease")
+                return None
+            lane = self._ready.popleft()
+            lane.queued = False
+            if lane.units and not lane.worker.stopping:
+                lane.running = True
+                lane.worker.begin(lane)
+                return lane
+        return None
+
+    async def _wait_for_lease(self) -> None:
+        try:
+            await self._until_active()
+        finally:
+            self._waits_for_lease = False
+        for _ in range(len(self._ready)):
+            self._start_one()
+
+    def _end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
+        lane.running = False
+        lane.worker.end(lane, finished, error)
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _run_on_loop(self) -> None:
+        task = asyncio.current_task()
+        try:
+            while True:
+                if time.monotonic() >= self._ends:
+                    await self._next_pass()
+                lane = self._next()
+                if lane is None:
+                    return
+                lane.task = task
+                finished: list[Unit] = []
+                error = None
+                try:
+                    error = await self._turn(lane, finished)
+                finally:
+                    lane.task = None
+                    self._end(lane, finished, error)
+        finally:
+            self._running -= 1
+            if self._ready:  # this one was cancelled with its call
+                self._start_one()
+
+    async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
+        units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
+        while units:
+            unit = units[0]
+            try:
+                await call(unit.argument)
+            except asyncio.CancelledError:
+                if lane.cut or self._closing:
+                    raise
+                return asyncio.TimeoutError("the handler was cancelled from within")
+            except Exception as error:  # noqa: BLE001 - the user's; the policy decides what follows
+                return error
+            unit.argument = None
+            units.popleft()
+            finished.append(unit)
+            if time.monotonic() >= self._ends or worker.stopping or not may_act():
+                break
+        return None
+
+    async def _next_pass(self) -> None:
+        """A handler that never waits must not keep the loop from everything else."""
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_soon(self._renew)
+        await asyncio.sleep(0)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        self._ends = time.monotonic() + SLICE_S
+
+    # -- in threads --------------------------------------------------------------------------------------------------
+
+    async def _run_in_threads(self) -> None:
+        try:
+            while True:
+                turn = self._bundle()
+                if not turn:
+                    return
+                call = self.threads.submit(self._turn_in_thread, turn)
+                for lane, units in turn:
+                    lane.call, lane.turn = call, units
+                results, seconds = await asyncio.wrap_future(call)
+                calls = sum(count + (error is not None) for count, error in results)
+                if calls:
+                    self._call_s += (seconds / calls - self._call_s) / 8
+                for (lane, units), (count, error) in zip(turn, results):
+                    for _ in range(count):
+                        lane.units.popleft()
+                    lane.turn = ()
+                    self._end(lane, units[:count], error)
+        finally:
+            self._running -= 1
+
+    def _bundle(self) -> list[tuple[Lane, list[Unit]]]:
+        """Lanes for one hop to a thread: several if their calls are short and every thread has as many."""
+        turn: list[tuple[Lane, list[Unit]]] = []
+        count = 0
+        most = 1 + len(self._ready) // self._concurrency if self._call_s < SHORT_CALL_S else 1
+        while len(turn) < most and count < RECORDS_A_HOP:
+            lane = self._next()
+            if lane is None:
+                break
+            turn.append((lane, list(lane.units)))
+            count += len(lane.units)
+        return turn
+
+    def _turn_in_thread(
+        self, turn: Sequence[tuple[Lane, list[Unit]]]
+    ) -> tuple[list[tuple[int, Exception | None]], float]:
+        """How many calls of each lane are done, and the error of the one after them; and the seconds that it took."""
+        begun = time.monotonic()
+        ends = begun + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
+        may_act, now = self._may_act, begun
+        results: list[tuple[int, Exception | None]] = []
+        for lane, units in turn:
+            call = self._handler.call_plain if self._children is None else self._children.caller(lane)
+            count, error, worker = 0, None, lane.worker
+            for unit in units:
+                if now >= ends or worker.stopping or not may_act():
+                    break
+                try:
+                    call(unit.argument)
+                except Exception as raised:  # noqa: BLE001 - the user's; the policy decides what follows
+                    error = raised
+                    break
+                finally:
+                    now = time.monotonic()
+                unit.argument = None
+                count += 1
+            results.append((count, error))
+        return results, now - begun

@@ -1,0 +1,442 @@
+"""One partition's records: which are in hand, in which order they may be handled, and which are done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, Union
+
+from allocator.errors import CorruptRecordError
+from allocator.fetch.batch import Batch
+from allocator.measures import Measures
+from allocator.processing.failures import Failures
+from allocator.processing.lanes import Lane, Lanes
+from allocator.processing.window import Span, Unit, Window
+from allocator.subscription.done import DoneSet, fingerprint
+from allocator.tasks import wait_for_event
+from allocator.types import TopicPartition
+
+__all__ = ["InHandBytes", "PartitionWorker", "Work"]
+
+log = logging.getLogger(__name__)
+
+# Of the metadata of a commit, for what is done beyond its offset. Kafka's limit, `offset.metadata.max.bytes`, is 4096;
+# the rest is for the member and the topic
+DONE_CHARACTERS = 3500
+# so many offsets always fit, as a bitmap in base64
+ALWAYS_FIT = DONE_CHARACTERS * 3 // 4 * 8 - 512
+# beyond that the size is looked at once for so many records
+CHECK_EVERY = 256
+
+
+@dataclass
+class InHandBytes:
+    """Bytes that records in hand hold on to, of all partitions."""
+
+    limit: int
+    used: int = 0
+    waiting: deque[PartitionWorker] = field(default_factory=deque)
+
+    def change(self, by: int) -> None:
+        self.used += by
+        while self.waiting and self.used < self.limit:
+            self.waiting.popleft().fill()
+
+
+@dataclass
+class Work:
+    """Shared by the workers of all partitions. Created and used on the loop."""
+
+    ordering: str
+    by_batch: bool
+    in_hand_records: int
+    budget: InHandBytes
+    lanes: Lanes
+    failures: Failures
+    measures: Measures
+    broken: Callable[[BaseException], None]
+    """Ends the processing with this error."""
+
+
+class _Opened(NamedTuple):
+    """A batch of which records are being admitted."""
+
+    batch: Batch
+    span: Span
+    records: Iterator[Any]
+
+
+class PartitionWorker:
+    """Feeds the records of one partition to the handler, in the order that `Work.ordering` asks for.
+
+    Guarantee: `progress` names as done only records that the handler has finished (or that are dead letters,
+    acknowledged, or skipped on purpose). After `drain` or `abandon` no further call begins.
+    """
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        start: int,
+        work: Work,
+        taken: Callable[[], None],
+        after: PartitionWorker | None = None,
+        known: DoneSet | None = None,
+    ) -> None:
+        self.partition = partition
+        self.committed: tuple[int, DoneSet | None] = (start, known)
+        self.topic_id: Any = None
+        """Of the topic that was read last, where it is known."""
+        self.stopping = False
+        self.in_hand = 0
+        """Records that are admitted and not done."""
+        self._work = work
+        self._taken = taken
+        self._after = after
+        self._window = Window(start, known)
+        self._verified = known is None
+        self._queue: deque[Union[Batch, int]] = deque()
+        self._end = start
+        """The offset after the last batch in the queue."""
+        self._restarts = 0
+        self._opened: _Opened | None = None
+        """The batch that is being admitted."""
+        self._lanes: dict[Any, Lane] = {}
+        self._calls: set[Lane] = set()
+        self._waiting: set[Lane] = set()
+        """Lanes whose first record failed and is tried again later."""
+        self._letters: set[asyncio.Task[None]] = set()
+        self._given_up = False
+        self._narrow = False
+        self._unchecked = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._beginning: asyncio.Task[None] | None = None
+        if after is not None:
+            # two calls for one partition at a time would break its order, whoever owned it in between
+            self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition}"
+
+    def __len__(self) -> int:
+        """Batches that wait."""
+        return len(self._queue)
+
+    @property
+    def position(self) -> int:
+        """Everything before it is done."""
+        return self._window.base
+
+    def put(self, batch: Batch) -> None:
+        """Caller: the feed. A batch that begins before the end of the one before restarts the partition there."""
+        if batch.base_offset < self._end:
+            self.restart(batch.base_offset)
+        self._end = batch.next_offset
+        self._queue.append(batch)
+        self.fill()
+
+    def restart(self, offset: int) -> None:
+        """After what is in hand, records from `offset` on follow, whatever was done of them. Caller: the feed."""
+        self._restarts += 1
+        self._end = offset
+        self._queue.append(offset)
+        self.fill()
+
+    @property
+    def may_commit(self) -> bool:
+        """False while records wait that came before a restart: what is done belongs to them."""
+        return not self._restarts
+
+    def progress(self) -> tuple[int, DoneSet | None]:
+        """The offset to commit, and what is done beyond it."""
+        return self._window.done_set()
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Admits records as far as there is room for them."""
+        try:
+            while not self.stopping and self._after is None:
+                opened = self._opened or self._open()
+                room = self._room()
+                if opened is None or room <= 0:
+                    return
+                self._admit(opened, room)
+        except CorruptRecordError as error:
+            self._work.broken(error)
+            self.stop()
+
+    def _open(self) -> _Opened | None:
+        """Begins with the next batch; None if there is none, or it is not its turn."""
+        while self._queue:
+            following = self._queue[0]
+            # in order, a batch gains nothing by being open before its turn
+            busy = self.in_hand and (self._work.ordering == "partition" or isinstance(following, int))
+            if busy or (self.in_hand and not self._affords()):
+                return None
+            self._queue.popleft()
+            if isinstance(following, int):
+                self._restarts -= 1
+                self._window, self._verified = Window(following), True
+                self.committed = (-1, None)
+                continue
+            self._taken()
+            span = self._window.open(following.base_offset, following.nbytes, following.leader_epoch)
+            records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
+            self._opened = _Opened(following, span, records)
+            self._work.budget.change(following.nbytes)
+            if not self._verified:
+                self._verify(following)
+            return self._opened
+        return None
+
+    def _affords(self) -> bool:
+        """Whether the bytes of another batch fit."""
+        budget = self._work.budget
+        if budget.used >= budget.limit:
+            before = self._window.nbytes
+            self._window.relieve({unit for lane in self._calls for unit in lane.in_call()})
+            budget.change(self._window.nbytes - before)
+        if budget.used >= budget.limit:
+            if self not in budget.waiting:
+                budget.waiting.append(self)
+            return False
+        return True
+
+    def _verify(self, batch: Batch) -> None:
+        """What an earlier life has done counts only in the log that it was done in."""
+        self._verified = True
+        known = self._window.known
+        first = next(iter(batch), None)
+        if known is None:
+            return
+        if self._work.by_batch or first is None or first.offset != known.base:
+            why = "whole batches are handled" if self._work.by_batch else f"the record at {known.base} is not there"
+        elif known.mark and fingerprint(first) != known.mark:
+            why = f"the record at {known.base} is another one"
+        else:
+            return
+        log.warning("%s: what was done beyond %d is handled again: %s", self.name, known.base, why)
+        self._window.known = None
+
+    def _room(self) -> int:
+        """How many records may be admitted now."""
+        room = self._work.in_hand_records - self.in_hand
+        if self._work.ordering == "partition":
+            return room
+        if room <= self._work.in_hand_records // 8:
+            return 0  # many at a time
+        if self._window.width + room > ALWAYS_FIT:
+            room = min(room, CHECK_EVERY)
+            self._unchecked += room
+            if self._narrow or self._unchecked >= CHECK_EVERY:
+                self._unchecked = 0
+                self._look_at_size()
+            if self._narrow:
+                return 0
+        return room
+
+    def _look_at_size(self) -> None:
+        """Narrows the window before what is done beyond the committed offset does not fit into a commit any more."""
+        done = self._window.done_set()[1]
+        used = 0 if done is None else len(done.encoded(2 * DONE_CHARACTERS)[0])
+        narrow = used > DONE_CHARACTERS * (0.5 if self._narrow else 0.75)
+        if narrow != self._narrow:
+            self._narrow = narrow
+            self._work.measures.windows_narrowed += narrow
+            if narrow:
+                log.info("%s: no records beyond %d before those at %d", self.name, self._window.end, self.position)
+
+    def _admit(self, opened: _Opened, room: int) -> None:
+        batch, span, following = opened
+        records = list(islice(following, room))
+        if records:
+            window = self._window
+            units = [Unit(record, span) for record in records]
+            undone = units if window.known is None else self._without_known(units)
+            end = batch.next_offset if self._work.by_batch else records[-1].offset + 1
+            window.admit(span, units, end, len(undone))
+            self.in_hand += len(undone)
+            self._to_lanes(undone)
+        if len(records) < room:
+            self._opened = None
+            self._complete(span, batch.next_offset)
+
+    def _complete(self, span: Span, end: int) -> None:
+        before = self._window.nbytes
+        self._window.complete(span, end)
+        self._work.budget.change(self._window.nbytes - before)
+
+    def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those that an earlier life has not done."""
+        known = self._window.known
+        undone = []
+        assert known is not None
+        for unit in units:
+            record = unit.argument
+            if record.offset >= known.end:
+                self._window.known = None
+            if known.has(record.offset, record.leader_epoch):
+                unit.argument = None
+                self._work.measures.records_not_repeated += 1
+            else:
+                undone.append(unit)
+        return undone
+
+    def _to_lanes(self, units: Sequence[Unit]) -> None:
+        wake = self._work.lanes.wake
+        if self._work.ordering == "partition":
+            if units:
+                whole = self._lanes.setdefault(None, Lane(self))
+                whole.units.extend(units)
+                wake(whole)
+            return
+        by_key = self._work.ordering == "key"
+        lanes = self._lanes
+        for unit in units:
+            key = unit.argument.key if by_key else None
+            # records without a key belong to no key, and producers scatter them over the partitions
+            lane = lanes.get(key) if key is not None else None
+            if lane is None:
+                lane = Lane(self, key)
+                if key is not None:
+                    lanes[key] = lane
+                lane.units.append(unit)
+                wake(lane)
+            else:
+                lane.units.append(unit)  # it is queued, running or waits for its next attempt
+
+    # -- called by the lanes -----------------------------------------------------------------------------------------
+
+    def begin(self, lane: Lane) -> None:
+        self._calls.add(lane)
+        self._quiet.clear()
+
+    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
+        self._calls.discard(lane)
+        if finished:
+            self._finished(finished)
+            lane.attempts = 0
+        if self.stopping:
+            self._settle()
+            return
+        if error is not None:
+            self._failed(lane, error)
+        elif lane.units:
+            self._work.lanes.wake(lane)
+        else:
+            self._lanes.pop(lane.key, None)
+        self.fill()
+
+    def _finished(self, units: Sequence[Unit]) -> None:
+        self.in_hand -= len(units)
+        before = self._window.nbytes
+        self._window.finish(units)
+        if self._window.nbytes != before:
+            self._work.budget.change(self._window.nbytes - before)
+
+    def _failed(self, lane: Lane, error: Exception) -> None:
+        """Another attempt, a dead letter, or the end of the processing."""
+        loop = asyncio.get_running_loop()
+        if not lane.attempts:
+            lane.since = loop.time()
+        lane.attempts += 1
+        lane.held = True
+        delay_s = self._work.failures.delay_s(self, lane, error, loop.time() - lane.since)
+        if delay_s is not None:
+            self._waiting.add(lane)
+            lane.timer = loop.call_later(delay_s, self._again, lane)
+            return
+        letter = loop.create_task(self._give_up(lane, error), name=f"give up {self.name}")
+        self._letters.add(letter)
+        self._quiet.clear()
+        letter.add_done_callback(self._letter_ended)
+
+    def _again(self, lane: Lane) -> None:
+        lane.timer, lane.held = None, False
+        self._waiting.discard(lane)
+        self._work.lanes.wake(lane)
+
+    async def _give_up(self, lane: Lane, error: Exception) -> None:
+        if await self._work.failures.give_up(self, lane, error):
+            unit = lane.units.popleft()
+            unit.argument, lane.held = None, False
+            self.end(lane, [unit], None)
+
+    def _letter_ended(self, task: asyncio.Task[None]) -> None:
+        self._letters.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._work.broken(error)
+        self._settle()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """No further call begins; those that run may end. What waits is forgotten."""
+        self.stopping = True
+        self._queue.clear()
+        self._opened = None
+        for lane in self._waiting:
+            if lane.timer is not None:
+                lane.timer.cancel()
+        self._waiting.clear()
+        if self._beginning is not None:
+            self._beginning.cancel()
+        self._work.failures.wake()
+        self._settle()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """`stop`, then wait for the calls that run; after `timeout_s` they are cut off. Returns whether they ended."""
+        self.stop()
+        if await wait_for_event(self._quiet, timeout_s):
+            return True
+        log.warning(
+            "%s: the handler has not come to an end within %g s; %s will be handled again by the next owner",
+            self.name,
+            timeout_s,
+            "its record" if len(self._calls) < 2 else f"its {len(self._calls)} records",
+            extra=self.where(self.position),
+        )
+        await self.abandon(timeout_s)
+        return False
+
+    async def abandon(self, patience_s: float) -> None:
+        """Cancels coroutine handlers; a plain one cannot be, but ends after its record."""
+        self.stop()
+        for letter in self._letters:
+            letter.cancel()
+        in_threads = self._work.lanes.cut(list(self._calls))
+        self._given_up = bool(in_threads)
+        if not in_threads and not await wait_for_event(self._quiet, patience_s):
+            log.error("%s: the handler does not heed its cancellation", self.name)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a plain handler still runs though nobody waits for it any more."""
+        running = self._given_up and any(lane.call is not None and not lane.call.done() for lane in self._calls)
+        return running or (self._after is not None and self._after.stuck)
+
+    async def ended(self) -> None:
+        """Returns when no call of this worker, or of those before it, runs any more."""
+        await self._quiet.wait()
+        if self._after is not None:
+            await self._after.ended()
+
+    async def _begin(self, after: PartitionWorker) -> None:
+        await after.ended()
+        self._after = None
+        self.fill()
+
+    def _settle(self) -> None:
+        if not self._calls and not self._letters:
+            self._quiet.set()
+
+    def where(self, offset: int) -> dict[str, Any]:
+        """The place of an offset, for log lines."""
+        return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}

@@ -1,0 +1,390 @@
+"""Records of a consumer through a handler: fed, handled in the order asked for, and committed.
+
+Guarantees, as long as the handler tells failure by raising:
+
+- With ordering "partition", records of a partition are handled one after the other, in the order of the log. With
+  "key", those of one key in a partition are, and others side by side. With "none", all side by side. Never more than
+  `concurrency` calls at a time.
+- Offsets are committed as done only if they were handled, or are dead letters that their topic acknowledged, or are
+  skipped by a setting. A record may be handled twice (after a crash, or when a call is cut off); none is skipped.
+- A partition that is taken away gets no further call; the calls that run are waited for up to `drain_timeout_s`, and
+  what was finished is committed before the next owner begins. One that was lost is dropped, and nothing committed.
+- Memory is bounded: a partition with `queue_batches` waiting is paused, and records in hand are bounded by
+  `in_hand_records` for a partition and by `in_hand_bytes` for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from allocator.errors import AllocatorError, Closed, CommitFailed, NotOwned
+from allocator.fetch.batch import Batch
+from allocator.measures import Measures
+from allocator.processing.failures import DeadLetters, Failures
+from allocator.processing.handlers import Handler
+from allocator.processing.lanes import Lanes
+from allocator.processing.partition_worker import InHandBytes, PartitionWorker, Work
+from allocator.processing.policy import ErrorPolicy, Retries
+from allocator.settings import HANDLING_DEFAULT
+from allocator.subscription.done import DoneSet, joined
+from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.loss import Committed, RecordsLost, stamped, topic_of_offset
+from allocator.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
+
+__all__ = ["ProcessSettings", "Processor", "RecordSource"]
+
+log = logging.getLogger(__name__)
+
+FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
+
+
+class RecordSource(Protocol):
+    """The part of `Consumer` that is used here."""
+
+    @property
+    def measures(self) -> Measures: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None: ...
+
+    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None: ...
+
+    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
+
+    def done_beyond(self, partition: TopicPartition) -> DoneSet | None: ...
+
+    def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
+
+    def topic_id(self, partition: TopicPartition) -> Any: ...
+
+    def pause(self, *partitions: TopicPartition) -> None: ...
+
+    def resume(self, *partitions: TopicPartition) -> None: ...
+
+    def assignment(self) -> Partitions: ...
+
+    def may_act(self) -> bool: ...
+
+    async def until_may_act(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Seconds, and counts, as in the sections of the daemon's file."""
+
+    ordering: str = HANDLING_DEFAULT["ordering"]
+    concurrency: int = HANDLING_DEFAULT["concurrency"]
+    workers: str = HANDLING_DEFAULT["workers"]
+    queue_batches: int = HANDLING_DEFAULT["queue_batches"]
+    in_hand_records: int = HANDLING_DEFAULT["in_hand_records"]
+    in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"]
+    retries: Retries = field(default_factory=Retries)
+    policy: ErrorPolicy = field(default_factory=ErrorPolicy)
+    drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"]
+    commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
+
+
+class Processor(RebalanceListener):
+    """Runs a handler over a source until `stop` is called or something fails for good.
+
+    The source must have this processor as its listener, and must not commit by itself. `run` starts and closes it.
+    Constructing touches nothing.
+    """
+
+    def __init__(self, handler: Handler, settings: ProcessSettings, *, dead_letters: DeadLetters | None = None) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._dead_letters = dead_letters
+        self._workers: dict[TopicPartition, PartitionWorker] = {}
+        self._past: dict[TopicPartition, PartitionWorker] = {}
+        """The last worker of a partition that this member no longer owns: its progress, and whether its thread runs."""
+        self._going: set[TopicPartition] = set()
+        self._paused: set[TopicPartition] = set()
+        self._stop: asyncio.Event | None = None
+        self._stopping = False
+
+    async def run(self, source: RecordSource) -> None:
+        """Returns after `stop`, when everything is drained and committed and the source is closed.
+
+        Raises HandlerFailed when a record cannot be handled and has nowhere to go, and what the source raises when it
+        cannot go on, after having drained and committed the rest just the same.
+        """
+        self._stop = asyncio.Event()
+        if self._stopping:
+            self._stop.set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._committing = asyncio.Lock()
+        self._source = source
+        self._lanes = Lanes(
+            self._handler,
+            self._settings.concurrency,
+            may_act=source.may_act,
+            until_active=source.until_may_act,
+            broken=self._broke,
+            processes=self._settings.workers == "processes",
+        )
+        retries, policy = self._settings.retries, self._settings.policy
+        self._work = Work(
+            ordering=self._settings.ordering,
+            by_batch=self._handler.by_batch,
+            in_hand_records=self._settings.in_hand_records,
+            budget=InHandBytes(self._settings.in_hand_bytes),
+            lanes=self._lanes,
+            failures=Failures(self._handler, retries, policy, self._dead_letters, source.measures),
+            measures=source.measures,
+            broken=self._broke,
+        )
+        running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
+        try:
+            await self._until_stop(running)
+            if not self._stop.is_set():
+                running = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(self._commit_regularly())]
+                await self._until_stop(running)
+        finally:
+            try:
+                await self._shut_down(running)
+            finally:
+                failure = self._failed.exception() if self._failed.done() else None
+        if failure is not None:
+            raise failure
+
+    def _broke(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def stop(self) -> None:
+        """Drain, commit, leave; `run` returns when that is done. Safe to call at any time, from the loop."""
+        self._stopping = True
+        if self._stop is not None:
+            self._stop.set()
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """For each partition that a worker has: everything before this offset is handled."""
+        return {partition: worker.position for partition, worker in self._workers.items()}
+
+    def resume_points(self) -> dict[TopicPartition, tuple[Committed, bool]]:
+        """For each partition that was read and is still owned: where to go on, and whether that is committed."""
+        return {
+            partition: (_resume_point(worker), worker.progress() == worker.committed)
+            for partition, worker in self._workers.items()
+        }
+
+    @property
+    def stuck(self) -> Partitions:
+        """Partitions whose plain handler still runs although it was given up; the interpreter would wait for it."""
+        every = [*self._workers.values(), *self._past.values()]
+        return frozenset(worker.partition for worker in every if worker.stuck)
+
+    # -- rebalances ----------------------------------------------------------------------------------------------
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        self._going -= partitions
+        self._paused -= partitions
+        returning = [partition for partition in partitions if partition in self._past]
+        await asyncio.gather(*(self._go_on(partition) for partition in returning))
+        self._partitions_changed()
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        self._going |= partitions
+        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        # if this is cancelled (the session is lost) the workers are still there for `on_partitions_lost`
+        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
+        try:
+            await self._commit(workers)
+        except AllocatorError as error:
+            log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
+        except Exception:  # a bug must not leave stopped workers behind: the partitions may come back
+            log.exception("committing %d revoked partitions failed", len(workers))
+        self._forget(workers)
+        self._partitions_changed()
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        self._going |= partitions
+        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        self._forget(workers)  # first: a commit that is being prepared must not include them
+        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
+        self._partitions_changed()
+
+    def on_records_lost(self, loss: RecordsLost) -> None:
+        worker = self._workers.get(loss.partition)
+        if worker is not None and (loss.recreated or loss.resumed_at < loss.position):
+            worker.restart(loss.resumed_at)
+
+    def _forget(self, workers: Iterable[PartitionWorker]) -> None:
+        for worker in workers:
+            if self._workers.get(worker.partition) is worker:
+                del self._workers[worker.partition]
+                self._past[worker.partition] = worker
+
+    async def _go_on(self, partition: TopicPartition) -> None:
+        """Seeks, in a partition that returns, to the position of its handler, or to a later commit of another member.
+
+        Otherwise the consumer would go on after the records that it delivered, some of which were dropped unhandled.
+        """
+        worker = self._past[partition]
+        ours = _resume_point(worker)
+        offset = ours.offset
+        position: OffsetAndMetadata = ours
+        try:
+            committed = await self._source.committed(partition)
+        except AllocatorError as error:
+            # records that other members handled since are handled twice, which is better than not at all
+            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, offset, error)
+        else:
+            if committed is not None and (committed.offset > offset or _of_another_topic(committed, worker)):
+                position = committed
+            elif committed is not None and committed.offset == offset:
+                # another member may have done more beyond it
+                ours.done = joined(ours.done, committed.done if isinstance(committed, Committed) else None)
+        with contextlib.suppress(NotOwned):
+            self._source.seek(partition, position)
+
+    # -- feeding -------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        while True:
+            try:
+                batch = await self._source.getbatch()
+            except Closed:
+                self.stop()
+                return
+            except AllocatorError as error:
+                if not error.retriable:
+                    raise
+                log.warning("fetching goes on after: %s", error)
+                await asyncio.sleep(FEED_BACKOFF_S)
+                continue
+            if batch is not None:
+                self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        partition = TopicPartition(batch.topic, batch.partition)
+        if partition in self._going:
+            return  # its next owner starts from the committed offset
+        worker = self._workers.get(partition)
+        if worker is None:
+            worker = PartitionWorker(
+                partition,
+                batch.base_offset,
+                self._work,
+                lambda: self._room(partition),
+                self._past.pop(partition, None),
+                self._source.done_beyond(partition),
+            )
+            self._workers[partition] = worker
+        worker.topic_id = self._source.topic_id(partition) or worker.topic_id
+        worker.put(batch)
+        if len(worker) >= self._settings.queue_batches:
+            self._paused.add(partition)
+            with contextlib.suppress(NotOwned):
+                self._source.pause(partition)
+
+    def _room(self, partition: TopicPartition) -> None:
+        if partition in self._paused and partition not in self._going:
+            self._paused.discard(partition)
+            with contextlib.suppress(NotOwned):
+                self._source.resume(partition)
+
+    # -- committing ----------------------------------------------------------------------------------------------
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.commit_interval_s)
+            try:
+                await self._commit(self._workers.values())
+            except AllocatorError as error:
+                # nothing is lost: the next turn commits a later offset
+                log.warning("commit put off: %s", error)
+
+    async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
+        # one at a time: an earlier one that arrived after a later one would set the group back
+        async with self._committing:
+            progress = {worker: worker.progress() for worker in workers if worker.may_commit}
+            progress = {worker: each for worker, each in progress.items() if each != worker.committed}
+            if not progress:
+                return
+            await self._source.commit({worker.partition: _to_commit(*each) for worker, each in progress.items()})
+            for worker, each in progress.items():
+                worker.committed = each
+
+    # -- beginning and end ---------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        await self._source.start()
+        log.info("started with handler %s", self._handler.name)
+        self._started()
+
+    def _started(self) -> None:
+        """For subclasses: the source has started."""
+
+    def _partitions_changed(self) -> None:
+        """For subclasses: partitions came or went."""
+
+    async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
+        """Until one of these ends, a worker fails, or `stop`; raises what one of these raised."""
+        assert self._stop is not None
+        stop = asyncio.ensure_future(self._stop.wait())
+        waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel([stop])
+        for task in running:
+            if task.done():
+                task.result()
+
+    async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
+        log.info("stopping: %d partitions drain", len(self._workers))
+        async with self._committing:  # a commit under way is awaited, not cancelled: it could arrive after the last one
+            await _cancel(running)
+        try:
+            workers = list(self._workers.values())
+            await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
+            await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
+        except AllocatorError as error:
+            log.error("the last commit failed, so some records will be handled again: %s", error)
+            if not self._failed.done():
+                self._failed.set_exception(CommitFailed(f"stopped, but the last commit failed: {error}"))
+        finally:
+            await self._source.close()
+            if self._dead_letters is not None:
+                await self._dead_letters.close()
+            await self._lanes.close()
+        log.info("stopped")
+
+
+def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> bool:
+    return worker.topic_id is not None and topic_of_offset(committed) not in (None, worker.topic_id)
+
+
+def _resume_point(worker: PartitionWorker) -> Committed:
+    offset, done = worker.progress()
+    # with the topic's id: if it is another topic by now, the consumer begins with that one's records
+    point = Committed(offset, stamped("", worker.topic_id), -1)
+    point.done = done
+    return point
+
+
+def _to_commit(offset: int, done: DoneSet | None) -> Offset:
+    if done is None:
+        return offset
+    committed = Committed(offset, "", -1)
+    committed.done = done
+    return committed
+
+
+async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels what still runs, and waits until it has ended."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,458 @@
+"""The engine on a consumer in memory: order by key, what is done exactly, bounds, failures, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from fake_source import Cluster, FakeSource
+
+from allocator.errors import ConfigError, HandlerFailed
+from allocator.processing import partition_worker
+from allocator.processing.handlers import Handler
+from allocator.processing.policy import ErrorPolicy, Retries, load_errors
+from allocator.processing.processor import Processor, ProcessSettings
+from allocator.subscription.done import DoneSet, fingerprint
+from allocator.testing import wait_until_async
+from allocator.types import Record, TopicPartition
+
+FAST = Retries(count=2, backoff_s=0.001, backoff_max_s=0.002)
+PARTITION = TopicPartition("t", 0)
+
+
+class Letters:
+    """A dead-letter topic in memory."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+
+    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
+        self.offsets += [record.offset for record in records]
+
+    async def close(self) -> None: ...
+
+
+class Run:
+    def __init__(self, source: FakeSource, processor: Processor, task: asyncio.Task[None]) -> None:
+        self.source = source
+        self.processor = processor
+        self.task = task
+
+    async def stop(self) -> None:
+        self.processor.stop()
+        await asyncio.wait_for(asyncio.shield(self.task), 30)
+
+
+async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
+    await wait_until_async(condition, 30, what, interval_s=0.002)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    cluster: Cluster, function: Callable[[Record], Any], letters: Letters | None = None, **settings: Any
+) -> AsyncIterator[Run]:
+    source = FakeSource(cluster, settings.pop("batch_size", 50))
+    given = {"ordering": "key", "retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
+    processor = Processor(Handler("test", function), ProcessSettings(**given), dead_letters=letters)
+    task = asyncio.ensure_future(processor.run(source(processor)))
+    try:
+        yield Run(source, processor, task)
+    finally:
+        processor.stop()
+        await asyncio.wait({task}, timeout=30)
+        assert task.done()
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_records_of_a_key_are_in_order_and_others_beside_them(plain: bool) -> None:
+    cluster = Cluster(partitions=2, records=300, keys=20)
+    done: dict[tuple[int, bytes], list[int]] = {}
+    inside: Counter[tuple[int, bytes]] = Counter()
+    most = [0]
+
+    def begin(record: Record) -> None:
+        inside[record.partition, record.key] += 1
+        assert inside[record.partition, record.key] == 1
+        most[0] = max(most[0], sum(inside.values()))
+
+    def end(record: Record) -> None:
+        inside[record.partition, record.key] -= 1
+        done.setdefault((record.partition, record.key), []).append(record.offset)
+
+    async def handle(record: Record) -> None:
+        begin(record)
+        await asyncio.sleep(0)
+        end(record)
+
+    def handle_plain(record: Record) -> None:
+        begin(record)
+        end(record)
+
+    async with running(cluster, handle_plain if plain else handle, concurrency=16) as it:
+        await until(lambda: sum(map(len, done.values())) == 600)
+        await it.stop()
+    for (_, key), offsets in done.items():
+        assert offsets == list(range(int(key), 300, 20))
+    assert plain or most[0] == 16
+    assert cluster.committed == cluster.ends()
+    assert cluster.beyond == {}
+
+
+async def test_without_an_order_records_of_one_key_are_side_by_side() -> None:
+    cluster, inside, most = Cluster(records=40), [0], [0]
+
+    async def handle(record: Record) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        await asyncio.sleep(0)
+        inside[0] -= 1
+
+    async with running(cluster, handle, ordering="none", concurrency=7) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 40)
+    assert most[0] == 7
+
+
+async def test_records_without_a_key_wait_for_no_other() -> None:
+    """Producers scatter them over the partitions, so nobody can rely on an order among them."""
+    cluster = Cluster(records=6)
+    cluster.logs[PARTITION] = [Record("t", 0, n, 0, 0, None, b"", []) for n in range(6)]
+    held, done = asyncio.Event(), []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 0:
+            await held.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle):
+        await until(lambda: len(done) == 5)
+        held.set()
+
+
+async def test_a_key_that_is_stuck_stops_no_other_and_costs_bounded_memory() -> None:
+    cluster, held = Cluster(records=20_000, keys=2000), asyncio.Event()
+    done: list[int] = []
+    most = [0]
+
+    async def handle(record: Record) -> None:
+        if record.offset % 2000 == 0:
+            await held.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle, in_hand_records=100, in_hand_bytes=15_000, concurrency=8) as it:
+        while len(done) < 20_000 - 10:
+            await asyncio.sleep(0)
+            worker = it.processor._workers.get(PARTITION)
+            if worker is not None:
+                most[0] = max(most[0], worker.in_hand)
+                assert worker._window.nbytes < 15_000 + 5_000
+                assert len(worker._window._spans) < 100
+        assert it.processor.positions() == {PARTITION: 0}
+        held.set()
+        await it.stop()
+    assert most[0] <= 100
+    assert cluster.committed == {PARTITION: 20_000}
+
+
+async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> None:
+    cluster, held = Cluster(records=10_000, keys=100), asyncio.Event()
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.key == b"7":
+            await held.wait()
+        done.append(record.offset)
+
+    # each batch of 5,000 bytes has a record of the stuck key: 30,000 bytes would be full after six of them
+    async with running(cluster, handle, in_hand_bytes=30_000, batch_size=50) as it:
+        await until(lambda: len(done) == 9900)
+        held.set()
+        await it.stop()
+    assert cluster.committed == {PARTITION: 10_000}
+
+
+# -- what is done ------------------------------------------------------------------------------------------------------
+
+
+class Half:
+    """Handles all keys but one, which is stuck."""
+
+    def __init__(self, stuck: bytes = b"3") -> None:
+        self.stuck = stuck
+        self.done: list[int] = []
+        self.held = asyncio.Event()
+
+    async def __call__(self, record: Record) -> None:
+        if record.key == self.stuck:
+            await self.held.wait()
+        self.done.append(record.offset)
+
+
+async def left_behind(cluster: Cluster) -> Half:
+    """A member has handled all but one key of ten, committed, and was killed."""
+    half = Half()
+    async with running(cluster, half, commit_interval_s=0.005) as it:
+        await until(lambda: len(half.done) == 90 and sum(e - f for f, e in done_runs(cluster)) == 87)
+        it.source.commit_error = ConfigError("killed")
+        await it.source.lose([PARTITION])
+    return half
+
+
+def done_runs(cluster: Cluster) -> tuple[tuple[int, int], ...]:
+    found = cluster.beyond.get(PARTITION)
+    return () if found is None else found.runs
+
+
+@pytest.mark.parametrize("ordering", ["key", "partition", "none"])
+async def test_the_next_member_handles_only_what_is_not_done(ordering: str) -> None:
+    cluster = Cluster(records=100, keys=10)
+    await left_behind(cluster)
+    assert cluster.committed == {PARTITION: 3}
+    again: list[int] = []
+
+    async def handle(record: Record) -> None:
+        again.append(record.offset)
+
+    async with running(cluster, handle, ordering=ordering) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 100)
+        await it.stop()
+    assert again == list(range(3, 100, 10))
+    assert cluster.committed == {PARTITION: 100}
+
+
+async def test_what_is_not_reached_yet_stays_done_in_every_commit() -> None:
+    cluster = Cluster(records=100, keys=10)
+    await left_behind(cluster)
+    before = done_runs(cluster)
+    half = Half()
+    few = {"in_hand_records": 2, "batch_size": 5, "commit_interval_s": 0.005, "drain_timeout_s": 0.01}
+    async with running(cluster, half, **few) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 3)
+        await until(lambda: it.source.measures.records_not_repeated)
+        await it.stop()
+    assert done_runs(cluster) == before
+
+
+@pytest.mark.parametrize("what", ["another record", "no record", "a later epoch"])
+async def test_what_was_done_in_another_log_is_handled(what: str) -> None:
+    """The topic was created again, compacted, or cut by an unclean election; offsets alone would skip records."""
+    cluster = Cluster(records=100, keys=10)
+    cluster.logs[PARTITION] = [_at_epoch(record, 4) for record in cluster.logs[PARTITION]]
+    await left_behind(cluster)
+    assert cluster.beyond[PARTITION].epoch == 4
+    log = cluster.logs[PARTITION]
+    if what == "another record":
+        log[3] = Record("t", 0, 3, 7, 0, b"3", b"other", [], 4)
+    elif what == "no record":
+        cluster.beyond[PARTITION] = DoneSet(2, cluster.beyond[PARTITION].runs, 4, fingerprint(log[2]))
+        cluster.committed[PARTITION] = 2
+        log[2] = Record("t", 0, 2, 7, 0, b"2", b"compacted", [], 4)
+    else:
+        log[50:] = [_at_epoch(record, 5) for record in log[50:]]
+    again: list[int] = []
+
+    async def handle(record: Record) -> None:
+        again.append(record.offset)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 100)
+    if what == "a later epoch":
+        assert sorted(again) == [*range(3, 50, 10), *range(50, 100)]
+    else:
+        assert sorted(again) == list(range(2 if what == "no record" else 3, 100))
+
+
+def _at_epoch(record: Record, epoch: int) -> Record:
+    return Record("t", 0, record.offset, record.timestamp, 0, record.key, record.value, [], epoch)
+
+
+async def test_a_partition_that_returns_goes_on_with_what_is_not_done() -> None:
+    cluster, half = Cluster(records=100, keys=10), Half()
+    async with running(cluster, half, drain_timeout_s=0.01) as it:
+        await until(lambda: len(half.done) == 90)
+        await it.source.revoke([PARTITION])
+        assert cluster.committed == {PARTITION: 3}
+        await it.source.assign([PARTITION])
+        half.held.set()
+        await until(lambda: len(half.done) == 100)
+        await it.stop()
+    assert sorted(half.done) == list(range(100))
+    assert cluster.committed == {PARTITION: 100}
+
+
+async def test_a_seek_back_handles_everything_again() -> None:
+    cluster, done = Cluster(records=30, keys=3), []
+
+    async def handle(record: Record) -> None:
+        done.append(record.offset)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(done) == 30)
+        it.source.seek(PARTITION, 10)
+        it.source.wake()
+        await until(lambda: len(done) == 50)
+        await it.stop()
+    assert sorted(done[30:]) == list(range(10, 30))
+    assert cluster.committed == {PARTITION: 30}
+
+
+async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_worker, "DONE_CHARACTERS", 200)
+    monkeypatch.setattr(partition_worker, "ALWAYS_FIT", 600)
+    monkeypatch.setattr(partition_worker, "CHECK_EVERY", 16)
+    cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)
+    done: list[int] = []
+    slow = set(rng.sample(range(5000), 1500))
+
+    async def handle(record: Record) -> None:
+        if record.offset in slow:
+            await held.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle, concurrency=1000, in_hand_records=1000) as it:
+        await until(lambda: it.source.measures.windows_narrowed)
+        counts: list[int] = [-1]
+        while counts[-1] != len(done):
+            counts.append(len(done))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert len(done) < 3500
+        _, found = it.processor._workers[PARTITION].progress()
+        assert found is not None
+        assert found.encoded(200)[1], "all of it fits"
+        held.set()
+        await until(lambda: len(done) == 5000)
+        await it.stop()
+    assert cluster.committed == {PARTITION: 5000}
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_that_fails_holds_back_its_key_alone() -> None:
+    cluster, tried, done = Cluster(records=40, keys=4), Counter(), []
+
+    async def handle(record: Record) -> None:
+        tried[record.offset] += 1
+        if record.offset == 1 and tried[1] < 3:
+            assert 5 not in done
+            raise ValueError("not yet")
+        done.append(record.offset)
+
+    async with running(cluster, handle, retries=Retries(5, 0.05, 0.05)) as it:
+        await until(lambda: len(done) == 30)
+        assert not any(offset % 4 == 1 for offset in done)
+        await until(lambda: len(done) == 40)
+        await it.stop()
+    assert [offset for offset in done if offset % 4 == 1] == list(range(1, 40, 4))
+
+
+class Refused(ValueError):
+    """Of the handler's own."""
+
+
+@pytest.mark.parametrize(
+    ("lists", "letters", "skipped", "attempts"),
+    [
+        ({"dead_letter_on": [ValueError]}, [5], 0, 1),
+        ({"skip_on": [Refused]}, [], 1, 1),
+        ({"dead_letter_on": [ValueError], "skip_on": [Refused]}, [], 1, 1),
+        ({"retry_on": [Refused], "dead_letter_on": [ValueError]}, [5], 0, 3),
+        ({"retry_on": [KeyError]}, [5], 0, 1),
+        ({}, [5], 0, 3),
+    ],
+)
+async def test_the_class_of_an_error_decides(lists: Any, letters: list[int], skipped: int, attempts: int) -> None:
+    cluster, tried, topic = Cluster(records=10, keys=3), Counter(), Letters()
+
+    async def handle(record: Record) -> None:
+        tried[record.offset] += 1
+        if record.offset == 5:
+            raise Refused("never")
+
+    async with running(cluster, handle, topic, policy=ErrorPolicy.of(**lists)) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 10)
+        assert it.source.measures.records_skipped == skipped
+        assert it.source.measures.dead_letters == len(letters)
+    assert topic.offsets == letters
+    assert tried[5] == attempts
+
+
+async def test_an_error_that_stops_skips_nothing_and_keeps_what_is_done_beyond() -> None:
+    cluster, topic = Cluster(records=10, keys=10), Letters()
+
+    async def handle(record: Record) -> None:
+        if record.offset == 5:
+            raise Refused("never")
+
+    async with running(cluster, handle, topic, policy=ErrorPolicy.of(stop_on=[Refused])) as it:
+        await asyncio.wait({it.task}, timeout=30)
+        assert isinstance(it.task.exception(), HandlerFailed)
+    assert topic.offsets == []
+    assert cluster.committed == {PARTITION: 5}
+
+
+async def test_retries_end_after_their_time() -> None:
+    cluster, topic, times = Cluster(records=1), Letters(), []
+
+    async def handle(record: Record) -> None:
+        times.append(asyncio.get_running_loop().time())
+        raise ValueError
+
+    async with running(cluster, handle, topic, retries=Retries(1000, 0.01, 0.01, limit_s=0.1)):
+        await until(lambda: topic.offsets == [0])
+    assert times[-2] - times[0] < 0.1
+
+
+def test_classes_of_errors_are_checked() -> None:
+    assert load_errors(["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"], "retry_on")
+    for name, says in {
+        "ValuError": "not an error of Python",
+        "allocator.errors.Nothing": "has no 'Nothing'",
+        "no_such_package.Error": "cannot be imported",
+        "json.loads": "not a class of errors",
+        "int": "not a class of errors",
+    }.items():
+        with pytest.raises(ConfigError, match=says):
+            load_errors([name], "retry_on")
+    with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):
+        ErrorPolicy.of(retry_on=[ValueError], skip_on=[ValueError])
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def work_in_process(record: Record) -> None:
+    """Of this module, so that another process finds it."""
+    if record.offset == 2:
+        raise Refused(str(os.getpid()))
+    if record.offset == 4 and not os.path.exists(os.environ["DIED_FILE"]):
+        open(os.environ["DIED_FILE"], "w").close()
+        os._exit(3)
+    with open(os.environ["DONE_FILE"], "a") as file:
+        file.write(f"{record.offset} {os.getpid()}\n")
+
+
+async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_attempt(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DONE_FILE", str(tmp_path / "done"))
+    monkeypatch.setenv("DIED_FILE", str(tmp_path / "died"))
+    cluster, topic = Cluster(records=8, keys=8), Letters()
+    policy = ErrorPolicy.of(dead_letter_on=[Refused])
+    async with running(cluster, work_in_process, topic, workers="processes", concurrency=2, policy=policy) as it:
+        await until(lambda: it.processor.positions().get(PARTITION) == 8)
+        await it.stop()
+    lines = [line.split() for line in (tmp_path / "done").read_text().splitlines()]
+    assert sorted(int(offset) for offset, _ in lines) == [0, 1, 3, 4, 5, 6, 7]
+    assert str(os.getpid()) not in {process for _, process in lines}
+    assert topic.offsets == [2]
+    assert (tmp_path / "died").exists()

@@ -1,0 +1,145 @@
+"""What is done beyond a committed offset: written into its metadata and read back, or not believed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.subscription.done import DoneSet, done_of, fingerprint, joined, with_done
+from allocator.subscription.loss import as_committed, as_read, as_written, stamped, topic_of
+from allocator.types import OffsetAndMetadata, Record
+
+STAMP = "generation 7 member m-0123456789abcdef-0000000003"
+TOPIC = "5485844e-5edd-4919-bab6-04574d0e6f4c"
+
+
+def done_set(base: int, offsets: set[int], epoch: int = -1, mark: int = 0) -> DoneSet | None:
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and runs[-1][1] == offset:
+            runs[-1] = runs[-1][0], offset + 1
+        else:
+            runs.append((offset, offset + 1))
+    return DoneSet(base, tuple(runs), epoch, mark) if runs else None
+
+
+sets = st.builds(
+    lambda base, ahead, epoch, mark: done_set(base, {base + each for each in ahead}, epoch, mark),
+    st.integers(0, 2**62),
+    st.sets(st.one_of(st.integers(1, 60), st.integers(1, 10**6)), min_size=1),
+    st.integers(-1, 2**31 - 1),
+    st.integers(0, 2**32 - 1),
+)
+
+
+@given(sets, st.sampled_from(["", TOPIC]))
+def test_a_commit_says_what_was_done_and_no_user_sees_it(done: DoneSet, topic: str) -> None:
+    text, whole = done.encoded(10**7)
+    metadata = stamped(with_done(STAMP, text), topic or None)
+    assert whole
+    assert done_of(metadata, done.base) == done
+    assert topic_of(metadata) is None or str(topic_of(metadata)) == topic
+    written = as_written(OffsetAndMetadata(done.base, metadata, -1))
+    assert written.metadata == ""
+    assert written.done == done
+
+
+@given(sets, st.integers(30, 400))
+def test_what_does_not_fit_is_left_out_from_the_end(done: DoneSet, limit: int) -> None:
+    text, whole = done.encoded(limit)
+    assert len(text) <= limit
+    found = DoneSet.decoded(text, done.base)
+    assert whole == (found == done)
+    if found is not None:
+        assert found.runs == done.runs[: len(found.runs)]
+
+
+@given(st.binary(max_size=80), st.integers(0, 100))
+def test_other_bytes_are_no_done_set(data: bytes, offset: int) -> None:
+    assert DoneSet.decoded(data.hex(), offset) is None
+
+
+@given(sets, st.data())
+def test_a_damaged_text_is_not_believed(done: DoneSet, data: st.DataObject) -> None:
+    text, _ = done.encoded(10**7)
+    at = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.sampled_from("AZaz09-_".replace(text[at], "")))
+    found = DoneSet.decoded(text[:at] + other + text[at + 1 :], done.base)
+    assert found is None or found == done  # the last character may have unused bits
+
+
+def test_a_set_for_another_offset_is_not_believed() -> None:
+    """A tool that resets offsets, or copies them to another cluster, may take the metadata along."""
+    done = DoneSet(10, ((12, 20),))
+    metadata = with_done(STAMP, done.encoded(100)[0])
+    assert done_of(metadata, 10) == done
+    assert done_of(metadata, 9) is None
+    assert done_of(f"mine {metadata}", 10) is None
+
+
+def test_a_record_of_a_later_leader_epoch_was_not_done() -> None:
+    done = DoneSet(10, ((12, 20),), epoch=4)
+    assert done.has(12, 4)
+    assert done.has(19, 3)
+    assert done.has(12, None)
+    assert not done.has(12, 5)
+    assert not done.has(20, 4)
+    assert not done.has(11, 4)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_the_shorter_of_both_forms_is_taken(scattered: bool) -> None:
+    rng = random.Random(1)
+    offsets = {n for n in range(1, 8001) if (rng.random() < 0.5 if scattered else n % 4000)}
+    done = done_set(0, offsets)
+    assert done is not None
+    text, _ = done.encoded(10**6)
+    # a bit for each offset, or two numbers for each run
+    assert len(text) < (8000 / 8 * 4 / 3 + 40 if scattered else 40)
+
+
+@given(st.integers(0, 50), st.sets(st.integers(1, 60), min_size=1), st.sets(st.integers(1, 60), min_size=1))
+def test_two_members_together_have_done_what_either_has(base: int, one: set[int], other: set[int]) -> None:
+    one, other = {base + each for each in one}, {base + each for each in other}
+    both = joined(done_set(base, one), done_set(base, other))
+    assert both is not None
+    assert {offset for first, end in both.runs for offset in range(first, end)} == one | other
+
+
+def test_sets_of_different_logs_are_not_joined() -> None:
+    one = DoneSet(5, ((7, 8),), mark=1)
+    assert joined(one, DoneSet(5, ((9, 10),), mark=2)) == one
+    assert joined(one, DoneSet(6, ((9, 10),), mark=1)) == one
+    assert joined(one, None) == joined(None, one) == one
+
+
+@pytest.mark.parametrize("topic", ["", TOPIC])
+def test_what_was_done_on_another_cluster_counts_on_that_one_alone(topic: str) -> None:
+    """A mirror that copies the metadata of commits has the same records, perhaps at other offsets."""
+    done = DoneSet(10, ((12, 20),), mark=3)
+    metadata = stamped(with_done(STAMP, done.encoded(100)[0]), topic or None)
+    sent = as_committed(metadata, "here")
+    assert done_of(as_read(sent, "here"), 10) == done
+    assert as_read(sent, "here") == metadata
+    assert as_read(sent, "elsewhere") == STAMP
+    assert as_read(as_committed(metadata, None), None) == metadata  # brokers before 0.10.1 have no id
+    assert as_committed("a user has done it", "here") == as_read("a user has done it@there", "here")[:18]
+
+
+def test_a_fingerprint_tells_records_apart() -> None:
+    def record(**other: object) -> Record:
+        usual = {"topic": "t", "partition": 0, "offset": 1, "timestamp": 5, "timestamp_type": 0, "headers": []}
+        return Record(**{**usual, **other})  # type: ignore[arg-type]
+
+    marks = [
+        fingerprint(record(key=b"k", value=b"v")),
+        fingerprint(record(key=b"k", value=b"w")),
+        fingerprint(record(key=None, value=b"v")),
+        fingerprint(record(key=b"k", value=None)),
+        fingerprint(record(key=b"k", value=b"v", timestamp=6)),
+    ]
+    assert len(set(marks)) == len(marks)
+    assert 0 not in marks

@@ -324,7 +324,7 @@ async def test_what_a_function_leaves_out_is_named(
 
     consumer = await scene.consumer(partition_allocator=even)
     assert consumer.allocation[topic] == [0, 2]
-    assert f"gives 2 partitions to nobody: {topic}:1, {topic}:3; nobody reads them" in caplog.text
+    assert f"omits 2 partitions: {topic}:1, {topic}:3; no member reads them" in caplog.text
     await scene.numbers(topic, 3, partition=2)
     assert await drink(consumer, topic, 3) == [0, 1, 2]
 
@@ -351,7 +351,7 @@ async def test_what_a_function_leaves_out_of_a_group_of_kafkas_own_is_logged(
 
     consumer = await scene.consumer(partition_allocator=first, membership="kafka")
     assert consumer.allocation[topic] == [0]
-    assert f"gives 1 partitions to nobody: {topic}:1; nobody reads them" in caplog.text
+    assert f"omits 1 partitions: {topic}:1; no member reads them" in caplog.text
 
 
 @pytest.mark.long

@@ -1,12 +1,11 @@
 """Real ZooKeeper and Kafka for tests, also of other projects.
 
-In: versions and numbers of nodes. Out: a running cluster whose nodes a test can stop, kill, pause and resume, proxies
-that make connections fail, a pytest plugin with fixtures for all of that, and helpers to fill topics and to wait for
-conditions. It needs Python and access to Maven Central, but no Docker, no root and no system packages. It may touch its
-cache directory, temporary directories and ports of 127.0.0.1. No other room imports this one.
+In: versions and numbers of nodes. Out: a cluster whose nodes a test can stop, kill, pause and resume; proxies that make
+connections fail; a pytest plugin with fixtures; helpers that fill topics and wait for conditions. May touch: its cache
+directory, temporary directories and ports of 127.0.0.1. It needs Python and access to Maven Central, but no Docker,
+root or system packages. No other room imports this one.
 
-Names are loaded on first use: every pytest run in an environment with this package imports the plugin, which must cost
-it nothing.
+Names are loaded on first use, because every pytest run with this package installed imports the plugin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cluster can do, wherever its servers run."""
+"""The base class of clusters, for all backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ C = TypeVar("C", bound="Cluster")
 class Cluster(ABC):
     """Some brokers and ZooKeeper nodes; a context manager for `with` and for `async with`.
 
-    Everything blocks: from a coroutine use `await asyncio.to_thread(cluster.create_topic, ...)`.
+    All methods block: from a coroutine use `await asyncio.to_thread(cluster.create_topic, ...)`.
     """
 
     start_timeout_s: float = 120.0
@@ -36,9 +36,11 @@ class Cluster(ABC):
         if release is None:
             brokers = 0
         elif brokers < 1:
-            raise ClusterError(f"{brokers} brokers make no cluster; ask for at least 1, or for kafka=None")
+            raise ClusterError(f"{brokers} brokers are too few; set at least 1, or kafka=None")
         if zookeepers < (0 if release is not None and release.kraft else 1):
-            raise ClusterError(f"{zookeepers} ZooKeeper nodes: only KRaft (4.x) does without; ask for at least 1")
+            raise ClusterError(
+                f"{zookeepers} ZooKeeper nodes are too few; set at least 1 (only KRaft, 4.x, works without)"
+            )
         self.release = release
         self.brokers: list[Node] = []
         self.zookeepers: list[Node] = []
@@ -46,25 +48,25 @@ class Cluster(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start all servers at once and return when each answers and the brokers know one another."""
+        """Starts all servers at once, and waits until each responds and the brokers know each other."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Kill all servers and remove their data. Twice is safe. For an orderly end stop each node before."""
+        """Kills all servers and removes their data. May be called twice. For a clean shutdown, stop each node first."""
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} kafka={self.version or None} {self.brokers + self.zookeepers}>"
 
     @property
     def version(self) -> str:
-        """Kafka's version; empty when there is no Kafka."""
+        """Kafka's version; empty without Kafka."""
         return self.release.version if self.release is not None else ""
 
     @property
     def bootstrap(self) -> str:
-        """`host:port,host:port` of all brokers, also of those that are down."""
+        """`host:port,host:port` of all brokers, including those that are down."""
         return ",".join(node.address for node in self.brokers)
 
     @property
@@ -74,7 +76,7 @@ class Cluster(ABC):
 
     @property
     def _zookeeper(self) -> str:
-        """The same past the proxies, for the brokers and for us."""
+        """The same without the proxies, for the brokers and this class."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self.zookeepers)
 
     @property
@@ -97,7 +99,7 @@ class Cluster(ABC):
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # the thread goes on whatever happens here; what it starts must not be left behind
+            # the thread continues after a cancellation; do not leave its servers running
             with contextlib.suppress(Exception):
                 await starting
             await asyncio.to_thread(self.stop)
@@ -110,21 +112,21 @@ class Cluster(ABC):
         await asyncio.to_thread(self.stop)
 
     def heal(self) -> None:
-        """Start what is down, resume what is paused, end all faults of proxies, and wait until the cluster is whole."""
+        """Starts stopped nodes, resumes paused ones, ends faults of proxies, and waits until all nodes are ready."""
         for node in self.nodes:
             if node.proxy is not None:
                 node.proxy.heal()
         broken = [node for node in self.nodes if node.paused or not node.alive]
         if broken:
-            for kind in (self.zookeepers, self.brokers):  # a broker gives up when it finds no ZooKeeper
+            for kind in (self.zookeepers, self.brokers):  # ZooKeeper first: a broker exits without it
                 for node in kind:
                     node.start(self.start_timeout_s)
             self.wait_settled()
 
     def wait_settled(self, timeout_s: float = 60.0) -> None:
-        """Wait until every running broker knows every other one, and a controller is elected."""
+        """Waits until every running broker knows the others, and a controller is elected."""
         if self.release is not None:
-            wait_until(self._settled, timeout_s, lambda: f"the brokers of {self!r} to know one another")
+            wait_until(self._settled, timeout_s, lambda: f"the brokers of {self!r} to know each other")
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -137,22 +139,22 @@ class Cluster(ABC):
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Returns when every running broker knows a leader for each partition. Raises ClusterError, WaitTimeout."""
+        """Waits until every running broker knows a leader of each partition. Raises ClusterError, WaitTimeout."""
         replicas = spread(range(partitions), replication, self._running())
         self._topics().create(name, replicas, config or {})
         self._wait_leaders(name, partitions, timeout_s)
 
     def delete_topic(self, name: str, *, timeout_s: float = 30.0) -> None:
-        """Returns when no running broker lists the topic; with timeout_s=0 as soon as it was asked for.
+        """Waits until no running broker lists the topic; timeout_s=0 does not wait.
 
-        0.8.1.1 cannot delete topics: ClusterError.
+        Raises ClusterError with 0.8.1.1, which cannot delete topics.
         """
         if self.release is not None and self.release.number < (0, 8, 2):
             raise ClusterError(f"Kafka {self.version} cannot delete topics; use another topic instead")
         topics = self._topics()
         topics.delete(name)
         if timeout_s:
-            # the brokers forget it before its znode goes, and until then it cannot be created again
+            # brokers drop the topic before its znode is deleted, and until then it cannot be created again
             wait_until(
                 lambda: all(name not in known.topics for known in self.metadata()) and not topics.exists(name),
                 timeout_s,
@@ -160,7 +162,7 @@ class Cluster(ABC):
             )
 
     def add_partitions(self, name: str, total: int, *, timeout_s: float = 30.0) -> None:
-        """Let the topic have `total` partitions; returns as `create_topic` does."""
+        """Adds partitions up to `total`; waits like `create_topic`."""
         states = next((known.topics[name] for known in self.metadata() if name in known.topics), None)
         if states is None:
             raise ClusterError(f"there is no topic {name!r} to add partitions to")
@@ -171,12 +173,12 @@ class Cluster(ABC):
         self._wait_leaders(name, total, timeout_s)
 
     def metadata(self) -> list[Metadata]:
-        """What each broker says that runs and answers within some seconds; paused ones are left out."""
+        """The metadata of each running broker that responds within a few seconds; without paused ones."""
         answers = (metadata(node.port) for node in self.brokers if node.alive and not node.paused)
         return [answer for answer in answers if answer is not None]
 
     def leader(self, topic: str, partition: int) -> Node | None:
-        """The node that leads the partition now, or None."""
+        """The current leader of the partition, or None."""
         for known in self.metadata():
             state = known.topics.get(topic, {}).get(partition)
             if state is not None and state.leader is not None:
@@ -189,13 +191,13 @@ class Cluster(ABC):
 
         return produce(self.bootstrap, topic, records, **{"version": self.version or None, **options})
 
-    # -- how it is -----------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def _broker_ready(self, number: int, port: int) -> bool:
         known = metadata(port)
         if known is None:
             return False
-        # 0.8 and 0.9 list no broker before the first topic: there ZooKeeper is asked
+        # 0.8 and 0.9 list no broker before the first topic, so read ZooKeeper
         return number in known.brokers or (self._shy() and number in self._registered())
 
     def _settled(self) -> bool:

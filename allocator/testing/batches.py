@@ -1,7 +1,7 @@
-"""Encoding records as Kafka stores them: message formats v0, v1 and v2, plain or compressed.
+"""Encodes records in the message formats v0, v1 and v2, plain or compressed.
 
-Formats: the protocol guide ("Messages"), KIP-32 (v1: timestamps), KIP-98 (v2: record batches). Written apart from
-the decoder of `fetch`, so that one can be tested against the other and both against a broker.
+Formats: the protocol guide ("Messages"), KIP-32 (v1: timestamps), KIP-98 (v2: record batches). It shares no code with
+the decoder of `fetch`, so that tests can compare both.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _batch(records: Sequence[ProducedRecord], stamps: Sequence[int], codec: int)
         payload = _COMPRESS[codec](payload)
     count = len(records)
     checked = struct.pack(">hiqqqhii", codec, count - 1, first, max(stamps), -1, -1, -1, count) + payload
-    head = struct.pack(">ibI", -1, 2, crc32c(checked))  # leader epoch, magic, checksum of what follows
+    head = struct.pack(">ibI", -1, 2, crc32c(checked))  # leader epoch, magic, checksum of the rest
     return struct.pack(">qi", 0, len(head) + len(checked)) + head + checked
 
 
@@ -109,7 +109,7 @@ def _gzip(data: bytes) -> bytes:
 
 
 def _snappy(data: bytes) -> bytes:
-    """The blocks of Java's snappy library, which brokers and consumers of all versions expect."""
+    """Compresses into the blocks of Java's snappy library, the format of all versions of Kafka."""
     from cramjam import snappy
 
     out = [b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)]
@@ -137,13 +137,13 @@ _COMPRESS: dict[int, Callable[[bytes], bytes]] = {1: _gzip, 2: _snappy, 3: _lz4,
 
 
 def _lz4_of_old(frame: bytes) -> bytes:
-    """Kafka 0.8 and 0.9 hash the frame's magic number too for the header checksum (KAFKA-3160), and insist."""
+    """Sets the header checksum of Kafka 0.8 and 0.9, which also covers the magic number (KAFKA-3160)."""
     end = 6 + (8 if frame[4] & 0x08 else 0)
     return frame[:end] + bytes((_xxh32_short(frame[:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
 
 
 def _xxh32_short(data: bytes) -> int:
-    """XXH32 with seed 0 of fewer than 16 bytes, which a frame header always is."""
+    """XXH32 with seed 0 of fewer than 16 bytes, such as a frame header."""
     mask, two, three, four, five = 0xFFFFFFFF, 2246822519, 3266489917, 668265263, 374761393
     value = five + len(data)
     words = len(data) // 4 * 4

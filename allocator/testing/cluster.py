@@ -1,4 +1,4 @@
-"""Real ZooKeeper and Kafka on this machine, for as long as a `with` block."""
+"""Real ZooKeeper and Kafka on this machine during a `with` block."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ __all__ = ["LocalCluster"]
 class LocalCluster(Cluster):
     """Some brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
 
-    kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone. brokers, zookeepers: how
-    many; KRaft versions (4.x) do without ZooKeeper, theirs is a separate one for the allocator and may be 0.
-    broker_config: settings of server.properties; `{port}`, `{port2}` to `{port4}` (more free ports of that node, for
-    listeners with TLS or SASL; `node.more_ports`), `{id}` and `{directory}` in a value are filled in.
-    zookeeper_config: likewise for zoo.cfg. directory: where data and logs go, kept afterwards; by default a temporary
-    one that is removed. heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all of them.
-    tick_ms: ZooKeeper's tick; sessions may be as short as two. start_timeout_s: seconds until all servers must answer.
-    proxied: each node stands behind a `FaultProxy` of its own, `node.proxy`; `bootstrap`, `zookeeper` and what brokers
-    advertise lead there. Brokers reach ZooKeeper, and ZooKeeper nodes one another, without; brokers reach one another
-    through theirs. Not for KRaft.
-    kafka_port, zookeeper_port: where the first node of each kind listens, the others on the ports after it; by default
-    any free port.
+    kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone. brokers, zookeepers: number of nodes;
+    KRaft versions (4.x) work without ZooKeeper, so theirs is only for the allocator, and may be 0. broker_config:
+    settings of server.properties; replaces `{port}`, `{port2}` to `{port4}` (more free ports of the node, for listeners
+    with TLS or SASL; `node.more_ports`), `{id}` and `{directory}` in values. zookeeper_config: likewise for zoo.cfg.
+    directory: for data and logs, kept at the end; by default a temporary one. heap, zookeeper_heap: -Xmx of each
+    process. jvm_options: further options of all processes. tick_ms: ZooKeeper's tick; the shortest session has two.
+    start_timeout_s: seconds until all servers must respond. proxied: each node has a `FaultProxy`, `node.proxy`;
+    `bootstrap`, `zookeeper` and the advertised addresses of brokers lead to the proxies. Connections to ZooKeeper from
+    brokers and other nodes bypass them. Not for KRaft. kafka_port, zookeeper_port: port of the first node of each kind;
+    the others use the next ports. By default any free ports.
 
-    Guarantee: after `stop`, or when this process ends in any way, SIGKILL included, no server is left running.
+    Guarantee: no server runs after `stop`, or after this process has ended in any way, including SIGKILL.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
     """
 
@@ -79,13 +77,13 @@ class LocalCluster(Cluster):
 
     @property
     def directory(self) -> Path:
-        """Where the servers' settings, logs and data are while the cluster runs."""
+        """The directory of settings, logs and data of the running cluster."""
         if self._directory is None:
             raise ClusterError("the cluster was not started")
         return self._directory
 
     def start(self) -> None:
-        """Start all servers at once and return when each answers and the brokers know one another."""
+        """Starts all servers at once, and waits until each responds and the brokers know each other."""
         if self._directory is not None:
             raise ClusterError("the cluster was started already; stop() it first")
         self._find_programs()
@@ -94,7 +92,7 @@ class LocalCluster(Cluster):
             self._lay_out_zookeepers(self._directory)
             if self.release is not None:
                 self._lay_out_brokers(self.release, self._directory)
-            self._all(lambda node: node.launch())  # of the node's own class
+            self._all(lambda node: node.launch())  # `launch` of its own class
             self._all(lambda node: node.wait_ready(self.start_timeout_s))
             self.wait_settled()
         except BaseException:
@@ -102,7 +100,7 @@ class LocalCluster(Cluster):
             raise
 
     def stop(self) -> None:
-        """Kill all servers and remove their data. Twice is safe. For an orderly end stop each node before."""
+        """Kills all servers and removes their data. May be called twice. For a clean shutdown, stop each node first."""
         for node in self.nodes:
             node.close()
             if node.proxy is not None:
@@ -134,7 +132,7 @@ class LocalCluster(Cluster):
         count, _ = self._count
         _, first = self._first_ports
         ports = {n: (self._ports.take(None if first is None else first + n), self._ports.take()) for n in range(count)}
-        # three voters outlive one; with fewer brokers the first alone votes and must live
+        # three voters survive the loss of one; with fewer brokers only the first one votes, and must run
         voters = [(number, ports[number][1]) for number in range(3 if count >= 3 else 1)]
         for number, (port, controller) in ports.items():
             place = directory / f"kafka-{number}"
@@ -161,10 +159,10 @@ class LocalCluster(Cluster):
         proxy.start()
         return proxy
 
-    # -- how its servers run: what another backend does otherwise --------------------------------------------------
+    # -- methods that another backend overrides --------------------------------------------------------------------
 
     def _find_programs(self) -> None:
-        """Before anything is written: what a server is started with, or the error that names what is missing."""
+        """Finds the programs that start a server, before any file is written. Raises an error for missing ones."""
         self._java = find_java(OLDEST if self.release is None else self.release.oldest_java)
         wanted = [ZOOKEEPER] if self._count[1] else []
         if self.release is not None:
@@ -204,11 +202,11 @@ class LocalCluster(Cluster):
         )
 
     def _removed(self) -> Path | None:
-        """The directory to delete should this process die."""
+        """The directory that the supervisor deletes after a crash of this process."""
         return self._directory if self._keep is None else None
 
     def _all(self, work: Callable[[Node], None]) -> None:
-        """Do it to all nodes at once. The first failure ends the others' wait, and is raised."""
+        """Runs `work` for all nodes at once. The first failure ends the wait for the others, and is raised."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.nodes)), thread_name_prefix="cluster") as pool:
             futures = [pool.submit(work, node) for node in self.nodes]
             try:

@@ -1,10 +1,9 @@
-"""`--compatibility=FILE`: what works on which version of Kafka, as the tests of this run found it.
+"""`--compatibility=FILE` writes a table of features and versions of Kafka from the results of this test run.
 
-A test belongs to the versions that it is parametrised by (a move from one to another, to both), and to a row by
-`@pytest.mark.feature("name")`, on itself or on its module (`pytestmark`); without the mark its file is the row.
-`feature("name", "4.1.1")` gives the versions of tests without such a parameter. Rows stand in the order of the tests.
-The table goes between two comment lines of FILE, so that what people wrote around it stays; a file that does not exist
-is made.
+A test counts for the versions in its parameters (a test of a move between versions counts for both). Its row is
+`@pytest.mark.feature("name")`, of the test or its module (`pytestmark`), else its file. `feature("name", "4.1.1")`
+gives the versions of a test without such a parameter. Rows are in the order of the tests. The table is between two
+comment lines of FILE; the rest of FILE is kept. A missing file is created.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def versions_of(item: pytest.Item) -> tuple[str, ...]:
-    """The versions of Kafka that a test is parametrised by, else those of its mark."""
+    """The versions of Kafka in the parameters of a test, else in its mark."""
     callspec = getattr(item, "callspec", None)
     values = callspec.params.values() if callspec is not None else ()
     found = dict.fromkeys(value for value in values if isinstance(value, str) and value in KAFKA)
@@ -42,16 +41,15 @@ def versions_of(item: pytest.Item) -> tuple[str, ...]:
 class CompatibilityTable:
     """A pytest plugin of one run.
 
-    With pytest-xdist the tests are collected and run in other processes, so the places of a test in the table travel
-    with its reports.
+    With pytest-xdist the tests run in other processes, so each report carries the cells of its test.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._features: dict[str, int] = {}
-        """feature -> the number of its first test."""
+        """Feature -> number of its first test."""
         self._outcomes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-        """(feature, version) -> test -> passed, failed or skipped."""
+        """(feature, version) -> test -> "passed", "failed" or "skipped"."""
         self._reasons: dict[str, None] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -70,20 +68,20 @@ class CompatibilityTable:
             self._features[feature] = min(number, self._features.get(feature, number))
             for version in versions:
                 outcomes = self._outcomes[feature, version]
-                if outcomes.get(report.nodeid) != "failed":  # a teardown does not undo a failure
+                if outcomes.get(report.nodeid) != "failed":  # a later phase does not replace a failure
                     outcomes[report.nodeid] = report.outcome
                 if report.skipped and isinstance(report.longrepr, (tuple, list)):
                     self._reasons.setdefault(f"{feature} on {version}: {report.longrepr[2]}")
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workerinput"):
-            return  # a worker of xdist, which saw some of the tests only
-        # a run that was broken off would leave rows out; so would one that ran nothing
+            return  # a worker of xdist has only some of the tests
+        # an interrupted or empty run would omit rows
         if exitstatus in COMPLETE and self._outcomes:
             self._write(self._table())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        done = f"written to {self._path}" if self._outcomes else "not written: no test of this run is of a version"
+        done = f"written to {self._path}" if self._outcomes else "not written: no test of this run has a version"
         terminalreporter.write_line(f"compatibility table {done}")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -120,5 +118,7 @@ class CompatibilityTable:
         before, begin, rest = text.partition(BEGIN)
         _, end, after = rest.partition(END)
         if not begin or not end:
-            raise pytest.UsageError(f"{self._path} has no lines {BEGIN!r} and {END!r}: where does the table go?")
+            raise pytest.UsageError(
+                f"{self._path} has no lines {BEGIN!r} and {END!r}; add them where the table shall be"
+            )
         write_file(self._path, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")

@@ -1,9 +1,8 @@
-"""The same clusters with each server in a container, for machines with a Docker engine and no Java.
+"""The same clusters with each server in a container, for machines with a Docker engine but no Java.
 
-The images bring the programs only: settings, ports and data are those of `LocalCluster`, mounted at the same path,
-and the containers share the network of the host, because brokers older than 0.9 have one listener and so one
-address for clients and for each other. That takes an engine on Linux. testcontainers' reaper removes the
-containers when the test process ends in any way.
+The images only contain the programs. Settings, ports and data are those of `LocalCluster`, mounted at the same path.
+The containers use the host's network, because brokers before 0.9 have one listener, and so one address for clients and
+other brokers; this needs an engine on Linux. testcontainers' reaper removes the containers when the test process ends.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _BIN = "/opt/kafka/bin"
 
 
 class ContainerCluster(LocalCluster):
-    """`LocalCluster` in containers: same arguments, same methods; `jvm_options` go to KAFKA_OPTS and JVMFLAGS.
+    """`LocalCluster` in containers, with the same arguments and methods; `jvm_options` go to KAFKA_OPTS and JVMFLAGS.
 
     The Apache project publishes images of 3.9.1 and 4.1.1. For other versions the engine must have an image
-    `allocator/kafka:VERSION`, which docker/standins/build.sh makes.
-    Raises NoContainerEngine when no engine answers, or there is no image of the version.
+    `allocator/kafka:VERSION`, which docker/standins/build.sh builds.
+    Raises NoContainerEngine if no engine responds, or if it has no image of the version.
     """
 
     def _find_programs(self) -> None:
@@ -44,7 +43,7 @@ class ContainerCluster(LocalCluster):
         if not has_image(_image(self.release)):
             raise NoContainerEngine(
                 f"the engine has no image {_image(self.release)}, and Kafka's project publishes none of "
-                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); make it with docker/standins/build.sh "
+                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); build it with docker/standins/build.sh "
                 f"{self.release.version}, or use the local backend"
             )
 
@@ -93,7 +92,7 @@ class ContainerCluster(LocalCluster):
 
 
 class ContainerNode(Node):
-    """A server in a container; killed, paused and stopped by the engine. `pid` is the one on the host."""
+    """A server in a container, which the engine kills, pauses and stops. `pid` is its pid on the host."""
 
     def __init__(
         self,
@@ -128,13 +127,13 @@ class ContainerNode(Node):
         container = container.with_volume_mapping(str(self.directory), str(self.directory), "rw")
         for name, value in self._environment.items():
             container = container.with_env(name, value)
-        # our user, so that the files it writes can be removed; no entry point that makes settings of its own
+        # this user, so that its files can be removed; no entry point, which would write its own settings
         container = container.with_kwargs(network_mode="host", user=f"{os.getuid()}:{os.getgid()}", entrypoint=[])
         container.start()
         self._container = container
 
     def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
-        time.sleep(timeout_s)  # each look at a container is a request to the engine
+        time.sleep(timeout_s)  # each check of a container is a request to the engine
         state = self._state()
         return bool(state.get("Running")), state.get("ExitCode")
 
@@ -162,11 +161,11 @@ class ContainerNode(Node):
         return f"--- {self.kind} {self.id}: {self._image}\n{text}"
 
     def close(self) -> None:
-        self.resume()  # the engine kills no paused container
+        self.resume()  # the engine cannot kill a paused container
         container, self._container = self._container, None
         if container is None:
             return
-        # the engine forgets the log with the container
+        # the engine deletes the log with the container
         with open(self.directory / "output.log", "ab") as log:
             log.write(container.get_wrapped_container().logs())
         container.stop(force=True)
@@ -185,16 +184,16 @@ def _image(release: Release) -> str:
 
 
 def _engine() -> Callable[[str], bool]:
-    """Whether the engine has an image of a name. Raises NoContainerEngine when no Docker engine answers."""
+    """A function that tells whether the engine has an image. Raises NoContainerEngine if no engine responds."""
     try:
         from testcontainers.core.docker_client import DockerClient, docker
     except ImportError as error:
-        raise NoContainerEngine(f"the containers backend takes `pip install testcontainers` ({error})") from error
+        raise NoContainerEngine(f"the containers backend needs `pip install testcontainers` ({error})") from error
     try:
         client = DockerClient().client
         client.ping()
     except docker.errors.DockerException as error:
         raise NoContainerEngine(
-            f"no Docker engine answers ({error}); start one, or leave out --allocator-backend=containers"
+            f"no Docker engine responds ({error}); start one, or omit --allocator-backend=containers"
         ) from error
     return lambda name: bool(client.images.list(name))

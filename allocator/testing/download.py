@@ -1,9 +1,9 @@
-"""Download pinned jars from a Maven repository: a setting, else the mirror of Maven's own settings, else Maven Central.
+"""Downloads pinned jars from a Maven repository: of a setting, else of Maven's settings, else Maven Central.
 
-Guarantee: a file whose name ends in `.jar` was put in place whole, with the SHA-256 that is pinned for it. A download
-that breaks off continues where it stopped, in the same call or in the next one.
+Guarantee: a file with the suffix `.jar` is complete and has the pinned SHA-256. An interrupted download continues where
+it stopped, in the same call or in the next one.
 
-Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, passwords from ~/.netrc too, and trusted authorities
+Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, passwords also from ~/.netrc, and trusted authorities
 from the system, SSL_CERT_FILE and REQUESTS_CA_BUNDLE.
 """
 
@@ -40,8 +40,8 @@ __all__ = ["CENTRAL", "MIRROR", "Registry", "download", "find_registry"]
 OnBytes = Callable[[int], None]
 
 _CONNECT_S, _READ_S = 15.0, 60.0
-_ATTEMPTS = 4  # in a row that bring no byte
-_PAUSE_S = 0.5  # doubled after each of them
+_ATTEMPTS = 4  # consecutive attempts without a byte
+_PAUSE_S = 0.5  # doubled after each attempt
 _LONGEST_PAUSE_S = 30.0
 _CHUNK = 1 << 16
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -52,7 +52,7 @@ CENTRAL = "https://repo1.maven.org/maven2"
 
 @dataclass(frozen=True)
 class Registry:
-    """`url` has no credentials and no slash at its end; `source` says where the URL was found."""
+    """`url`: without credentials and trailing slash; `source`: the setting that it is from."""
 
     url: str
     source: str
@@ -65,7 +65,7 @@ class Registry:
 def find_registry() -> Registry:
     """`ALLOCATOR_MAVEN_MIRROR`, else the mirror of Maven Central in ~/.m2/settings.xml, else Maven Central.
 
-    The setting and the file may name a user and a password. Raises JarsUnavailable for a URL that cannot be one.
+    The setting and the file may have a user and a password. Raises JarsUnavailable for an invalid URL.
     """
     chosen = os.environ.get(MIRROR)
     if chosen:
@@ -81,7 +81,7 @@ def _registry(text: str, source: str, credentials: tuple[str, str] | None = None
     parts = urlsplit(text.strip())
     try:
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         sound = False
     if not sound or parts.query or parts.fragment:
         shown = re.sub(r"//[^/]*@", "//", text)
@@ -96,12 +96,12 @@ def _registry(text: str, source: str, credentials: tuple[str, str] | None = None
 
 
 def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    """(URL, credentials) of each mirror that stands for Maven Central, the first of which Maven takes."""
+    """(URL, credentials) of each mirror of Maven Central; Maven uses the first one."""
     try:
         root = ElementTree.parse(settings).getroot()
     except (OSError, ElementTree.ParseError) as error:
         raise JarsUnavailable(
-            f"cannot read the mirror of Maven Central from {settings}: {error}. Mend the file, or set {MIRROR}"
+            f"cannot read the mirror of Maven Central from {settings}: {error}. Correct the file, or set {MIRROR}"
         ) from error
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -122,14 +122,14 @@ def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
 
 
 def _text(element: ElementTree.Element, tag: str) -> str:
-    """Maven puts variables of the environment in place of ${env.NAME}."""
+    """The text of a child element, with ${env.NAME} replaced by environment variables, as in Maven."""
     return re.sub(
         r"\$\{env\.(\w+)\}", lambda found: os.environ.get(found[1], ""), (element.findtext(tag) or "").strip()
     )
 
 
 class _Later(Exception):
-    """The server asks to come again; `pause_s` is how long it wants to be left alone, if it says so."""
+    """The server asks for a retry, after `pause_s` seconds if it names a time."""
 
     def __init__(self, text: str, pause_s: float = 0.0) -> None:
         super().__init__(text)
@@ -137,14 +137,14 @@ class _Later(Exception):
 
 
 class _Wrong(Exception):
-    """What came is not the pinned file."""
+    """The downloaded file is not the pinned one."""
 
 
 def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBytes) -> None:
-    """Put all jars into the directory `into`, except those that it has already.
+    """Downloads the jars that the directory `into` does not have.
 
-    `on_bytes(n)` is called as bytes arrive, and with those that were here before; n is negative when a file is begun
-    anew. Raises JarsUnavailable.
+    Calls `on_bytes(n)` for bytes that arrive, and for those of an earlier call; n is negative if a file starts again.
+    Raises JarsUnavailable.
     """
     missing = []
     for jar in jars:
@@ -159,7 +159,7 @@ def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBy
 
 
 class _Download:
-    """One jar: `part` grows until it is whole, and then takes the jar's name."""
+    """Downloads one jar into `part`, which gets the jar's name when it is complete."""
 
     def __init__(self, session: requests.Session, registry: Registry, jar: Jar, into: Path, on_bytes: OnBytes) -> None:
         self.session, self.registry, self.jar, self.on_bytes = session, registry, jar, on_bytes
@@ -173,7 +173,7 @@ class _Download:
         try:
             self._complete()
         except _Wrong as wrong:
-            # bytes of an earlier call may be of another file; without them, the repository has the wrong one
+            # an earlier call may have started another file, so retry once from the beginning
             if not had:
                 raise self._wrong(wrong) from None
             try:
@@ -185,7 +185,7 @@ class _Download:
             os.replace(self.part, self.target)
 
     def _complete(self) -> None:
-        """Continue until `part` is the pinned file. Raises _Wrong, with `part` removed, where it became another."""
+        """Continues until `part` is the pinned file. If it is another one, removes it and raises _Wrong."""
         failures = 0
         while self._size() != self.jar.size:
             before = self._size()
@@ -195,7 +195,7 @@ class _Download:
                 reason: Exception = error
             except _Later as later:
                 reason = later
-            except OSError as error:  # all of requests', and a missing file of REQUESTS_CA_BUNDLE
+            except OSError as error:  # all errors of requests, and a missing file of REQUESTS_CA_BUNDLE
                 raise self._unavailable(error) from error
             else:
                 continue
@@ -210,7 +210,7 @@ class _Download:
             raise _Wrong(f"has SHA-256 {found}, expected {self.jar.sha256}")
 
     def _continue(self, at: int) -> None:
-        """One request for what is missing. Returns or raises; in both cases `part` may have grown."""
+        """Sends one request for the missing bytes. `part` may grow, also if this raises."""
         headers = {"Range": f"bytes={at}-"} if at else {}
         with self.session.get(self.url, headers=headers, stream=True, timeout=(_CONNECT_S, _READ_S)) as response:
             if response.status_code in _TRY_AGAIN:
@@ -222,11 +222,11 @@ class _Download:
             if response.status_code not in (200, 206):
                 raise self._refused(response)
             if at and not _continues(response, at):
-                self._restart()  # a server without ranges sends the file from its start
+                self._restart()  # a server without ranges sends the whole file
             promised = response.headers.get("Content-Length", "")
             came = 0
             for chunk in response.iter_content(_CHUNK):
-                # opened for each chunk: requests' own errors are OSErrors too, and must not be taken for the disk's
+                # opened for each chunk, to tell errors of the disk from those of requests, which are OSErrors too
                 with _disk(self.part), open(self.part, "ab") as file:
                     file.write(chunk)
                 came += len(chunk)
@@ -240,7 +240,7 @@ class _Download:
             more = "more than " if size > self.jar.size else ""
             raise _Wrong(f"has {more}{min(size, self.jar.size)} bytes of {kind}, expected {self.jar.size}")
         if size < self.jar.size:
-            raise _Later("the connection ended before the file did")
+            raise _Later("the connection ended before the end of the file")
 
     def _size(self) -> int:
         try:
@@ -252,7 +252,7 @@ class _Download:
         self.on_bytes(-self._size())
         self.part.unlink(missing_ok=True)
 
-    # -- what to say -----------------------------------------------------------------------------------------------
+    # -- error texts -----------------------------------------------------------------------------------------------
 
     def _wrong(self, wrong: _Wrong) -> JarsUnavailable:
         return JarsUnavailable(
@@ -265,7 +265,7 @@ class _Download:
         said = f"{self.url} answered {_status(response)}"
         if response.status_code in _NOT_ALLOWED:
             return JarsUnavailable(
-                f"{said}: the repository wants credentials or does not let them in. Give them in ~/.netrc or as "
+                f"{said}: the repository needs credentials or refuses them. Set them in ~/.netrc or as "
                 f"{MIRROR}=https://user:password@host/path (the URL is from: {self.registry.source})"
             )
         return JarsUnavailable(
@@ -279,21 +279,21 @@ class _Download:
         proxy = select_proxy(self.url, get_environ_proxies(self.url))
         via = f" through the proxy {_without_credentials(proxy)}" if proxy else ""
         if isinstance(reason, _Later):
-            remedy = f"Try again later: the download goes on where it stopped. Or set {MIRROR} to another repository"
+            remedy = f"Try again later: the download continues where it stopped. Or set {MIRROR} to another repository"
         elif isinstance(reason, requests.exceptions.ProxyError):
             remedy = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
         elif isinstance(reason, requests.exceptions.SSLError):
-            remedy = "If an authority of your network signs its certificate, name that authority's in SSL_CERT_FILE"
+            remedy = "If an authority of your network signs its certificate, set SSL_CERT_FILE to its certificate"
         else:
             remedy = (
-                f"Check the network, set HTTPS_PROXY if it has a proxy, or set {MIRROR} to a repository within reach; "
-                "or copy a filled cache here (ALLOCATOR_CACHE)"
+                f"Check the network, set HTTPS_PROXY if it has a proxy, or set {MIRROR} to a reachable repository; or "
+                "copy a filled cache here (ALLOCATOR_CACHE)"
             )
         return JarsUnavailable(f"{said}{via}. {remedy}")
 
 
 class _SystemTrust(HTTPAdapter):
-    """Trusts the authorities of the system as well as those that requests brings: networks add theirs there."""
+    """Trusts the authorities of the system too, where companies add their own, not only those of requests."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **options)
@@ -306,13 +306,13 @@ def _session(registry: Registry) -> requests.Session:
     session = requests.Session()
     session.mount("https://", _SystemTrust())
     session.auth = registry.credentials
-    # a compressed body could not go on in its middle
+    # a compressed response could not continue in the middle
     session.headers.update({"User-Agent": f"allocator/{__version__}", "Accept-Encoding": "identity"})
     return session
 
 
 def _check_space(missing: Iterable[Jar], into: Path) -> None:
-    """Refuse before anything is downloaded. Raises JarsUnavailable."""
+    """Raises JarsUnavailable, before any download, if the disk lacks space."""
     parts = sum(path.stat().st_size for path in into.glob("*.part"))
     needed, free = sum(jar.size for jar in missing) - parts, shutil.disk_usage(into).free
     if needed > free:
@@ -324,7 +324,7 @@ def _check_space(missing: Iterable[Jar], into: Path) -> None:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Around writes. Raises JarsUnavailable."""
+    """Turns write errors of the block into JarsUnavailable."""
     try:
         yield
     except OSError as error:
@@ -344,12 +344,12 @@ def _status(response: requests.Response) -> str:
 
 
 def _final(reason: Exception) -> bool:
-    """Whether trying again cannot help."""
+    """Whether a retry cannot help."""
     return isinstance(reason, requests.exceptions.SSLError)
 
 
 def _cause(error: BaseException) -> str:
-    """The first cause in the words of the system; those around it repeat the URL and name classes."""
+    """The text of the innermost cause; the outer ones only repeat the URL and class names."""
     found = str(error)
     inner: BaseException | None = error
     while inner is not None:

@@ -17,13 +17,13 @@ __all__ = [
 
 
 class TestingError(AllocatorError):
-    """Root of the errors of `allocator.testing`."""
+    """Base class of the errors of `allocator.testing`."""
 
-    __test__ = False  # pytest would collect a class of this name as tests
+    __test__ = False  # the name begins with Test, but pytest must not collect it
 
 
 class UnknownVersion(TestingError, ConfigError):
-    """No recipe for this version of Kafka; the message names the versions that have one."""
+    """This version of Kafka is not supported; the message names the supported ones."""
 
 
 class JavaNotFound(TestingError):
@@ -45,8 +45,8 @@ class ServerStartFailed(TestingError):
 
 
 class ClusterError(TestingError):
-    """A cluster refused an operation: the topic exists already, the node is down."""
+    """A cluster refused an operation, for example because the topic exists or the node is down."""
 
 
 class WaitTimeout(TestingError, AssertionError):
-    """`wait_until`: the condition did not come true in time; the message has the last value."""
+    """`wait_until`: the condition was not true in time; the message has the last value."""

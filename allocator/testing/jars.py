@@ -1,7 +1,7 @@
-"""The jar cache: one directory a server version, outside the repository, shared by all processes of a user.
+"""The jar cache: one directory for each server version, shared by all processes of a user.
 
-Guarantee: a directory returned by `jar_directory` holds exactly the jars that are pinned in this package (`pins`), each
-with its SHA-256. Two processes may ask at once: one downloads, the other waits for the lock and finds the result.
+Guarantee: a directory returned by `jar_directory` has exactly the pinned jars (`pins`), each with its SHA-256. If two
+processes call it at once, one downloads and the other waits for the lock.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def cache_directory() -> Path:
 
 
 def class_path(jars: JarSet) -> str:
-    """For `java -cp`, its order fixed by the names."""
+    """The class path for `java -cp`, sorted by name."""
     directory = jar_directory(jars)
     return os.pathsep.join(str(path) for path in sorted(directory.glob("*.jar")))
 
 
 def jar_directory(jars: JarSet) -> Path:
-    """The directory of `jars`, downloaded now if it is missing or if a file of it differs from its pin.
+    """The directory of `jars`. Downloads them if the directory is missing or a file differs from its pin.
 
-    Raises JarsUnavailable. Compares checksums once a process. Waits without limit for another process that downloads
-    the same jars.
+    Raises JarsUnavailable. Compares checksums once in each process. Waits without limit for another process that
+    downloads the same jars.
     """
     directory = cache_directory() / jars.name
     if directory in _verified and directory.is_dir():
@@ -59,7 +59,7 @@ def jar_directory(jars: JarSet) -> Path:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise JarsUnavailable(f"cannot make the cache {directory.parent}: {error}; set ALLOCATOR_CACHE") from error
+        raise JarsUnavailable(f"cannot create the cache {directory.parent}: {error}; set ALLOCATOR_CACHE") from error
     with FileLock(str(directory) + ".lock"):
         wrong = differences(wanted, directory)
         if wrong:
@@ -71,9 +71,9 @@ def jar_directory(jars: JarSet) -> Path:
 
 
 def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
-    """Download beside the directory and move into place, so that no process sees an incomplete directory.
+    """Downloads into a temporary directory and renames it, so that no process sees an incomplete one.
 
-    Files that arrived before an error stay beside it for the next call.
+    After an error, the complete files stay there for the next call.
     """
     registry = find_registry()
     stage = directory.with_name(f".{directory.name}.part")
@@ -91,7 +91,7 @@ def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
 
 @contextmanager
 def _progress(what: str, size: int, registry: Registry) -> Iterator[OnBytes]:
-    """A bar on standard error if that is a terminal, else one log line. `size` is in bytes."""
+    """A progress bar if standard error is a terminal, else one log line. `size` is in bytes."""
     if not sys.stderr.isatty():
         log.info("downloading the jars of %s, %.1f MB, from %s", what, size / 1e6, registry)
         yield lambda count: None

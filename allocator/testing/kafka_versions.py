@@ -1,12 +1,12 @@
-"""The same test, with the same traffic, on several versions of Kafka; and what differed.
+"""Runs a test with the same traffic on several versions of Kafka, and compares the outcomes.
 
     @pytest.mark.kafka_versions("0.8.2.2", "3.9.1")
     def test_totals(versioned_cluster, replay, outcome):
         topics = replay("traffic.jsonl")
         outcome.same(my_service(versioned_cluster.bootstrap, topics["orders"]))
 
-The test runs once for each version, in the order of the mark. `outcome.same` keeps what the first of them gave, and
-fails the others where theirs is not the same, with a diff.
+The test runs once for each version, in the order of the mark. `outcome.same` stores the outcome of the first version,
+and fails with a diff on a version with another outcome.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Traffic = Union[str, Path, Recording]
 
 
 def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
-    """The versions that a mark or an option names. Raises pytest.UsageError, which says where the mistake is."""
+    """The versions in a mark or an option. Raises pytest.UsageError with the place of the mistake."""
     known = f"known: {', '.join(KAFKA)}"
     if not values:
-        raise pytest.UsageError(f"{where} names no version of Kafka; {known}")
+        raise pytest.UsageError(f"{where} has no version of Kafka; {known}")
     for value in values:
         if not isinstance(value, str):
-            raise pytest.UsageError(f"{where}: {value!r} is not a text such as '3.9.1'; {known}")
+            raise pytest.UsageError(f"{where}: {value!r} is not a string such as '3.9.1'; {known}")
         if value not in KAFKA:
             raise pytest.UsageError(f"{where}: Kafka {value!r} cannot be started here; {known}")
     if len(set(values)) < len(values):
@@ -50,7 +50,7 @@ def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
 
 
 def parametrize(metafunc: pytest.Metafunc, instead: Optional[Sequence[str]]) -> None:
-    """Runs a marked test once for each version. `instead`: of the command line, in place of the mark's own."""
+    """Parametrises a marked test by version. `instead`: versions of the command line, instead of the mark's."""
     test = metafunc.definition
     takes = [name for name in NEEDED if name in metafunc.fixturenames]
     mark = test.get_closest_marker(MARK)
@@ -61,18 +61,18 @@ def parametrize(metafunc: pytest.Metafunc, instead: Optional[Sequence[str]]) -> 
             )
         return
     if mark.kwargs:
-        raise pytest.UsageError(f"{test.nodeid}: @pytest.mark.{MARK} takes versions only, not {', '.join(mark.kwargs)}")
+        raise pytest.UsageError(f"{test.nodeid}: @pytest.mark.{MARK} takes only versions, not {', '.join(mark.kwargs)}")
     versions = versions_from(mark.args, f"{test.nodeid}: @pytest.mark.{MARK}")
     if not takes:
         raise pytest.UsageError(
-            f"{test.nodeid} is marked {MARK} and takes none of {', '.join(NEEDED)}: all versions would be alike to it"
+            f"{test.nodeid} is marked {MARK} but uses none of {', '.join(NEEDED)}, so it cannot depend on the version"
         )
-    # scope function: a wider one has pytest sort the tests by version, and the first is to come first
+    # scope function: with a wider one, pytest would reorder the tests by version
     metafunc.parametrize("kafka_version", instead or versions, indirect=True, scope="function")
 
 
 class Replay:
-    """`replay(recording)` -> {topic of the recording: topic that has its records now}."""
+    """`replay(recording)` -> {topic of the recording: topic with its records}."""
 
     def __init__(self, cluster: Any, unique_name: Callable[[], str], recordings: Path) -> None:
         self._cluster = cluster
@@ -81,12 +81,12 @@ class Replay:
         self.made: list[str] = []
 
     def __call__(self, traffic: Traffic, *, rename: bool = True) -> dict[str, str]:
-        """Makes each topic with the partitions that it had, and produces its records in order: keys, partitions and
-        timestamps as they were, headers from 0.11 on, timestamps from 0.10 on (before, records have neither).
+        """Creates each topic with its number of partitions, and produces its records in order, with the same keys,
+        partitions, timestamps (from 0.10 on) and headers (from 0.11 on).
 
-        `traffic`: a file, looked for beside the test if its path is relative, or a `Recording`. `rename`: topics get
-        fresh names; without it they have their own, for services that cannot be told another, and may not exist yet.
-        Raises ConfigError for a file that is no recording, ClusterError for a topic that exists.
+        `traffic`: a `Recording` or a file; a relative path is relative to the test. `rename`: use fresh names for the
+        topics; False keeps their names, for services with fixed names, and the topics may not exist yet.
+        Raises ConfigError for a file that is not a recording, ClusterError for an existing topic.
         """
         recording = traffic if isinstance(traffic, Recording) else Recording.load(self._recordings / traffic)
         names = {topic: self._unique_name() if rename else topic for topic in recording.partitions}
@@ -105,35 +105,37 @@ class Replay:
 
     def delete(self) -> None:
         for name in self.made:
-            with contextlib.suppress(ClusterError):  # 0.8.1 cannot, and a broken cluster has other worries
+            with contextlib.suppress(
+                ClusterError
+            ):  # 0.8.1 cannot delete topics, and a broken cluster must not hide the error of the test
                 self._cluster.delete_topic(name, timeout_s=0)
 
 
 class Outcomes:
-    """What each marked test gave on each version, in this session."""
+    """The outcome of each marked test on each version, in this session."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, list[str]]] = {}
 
     def add(self, test: str, version: str, lines: list[str]) -> tuple[str, list[str]]:
-        """The first version whose outcome is known, and that outcome."""
+        """Stores an outcome. Returns the first version with a known outcome, and that outcome."""
         of_test = self._seen.setdefault(test, {})
         of_test[version] = lines
         return next(iter(of_test.items()))
 
 
 class Outcome:
-    """What the service did on this version, to be compared with what it did on the first one."""
+    """The outcome on this version, to compare with that on the first one."""
 
     def __init__(self, outcomes: Outcomes, test: str, version: str, first: str) -> None:
         self._outcomes, self._test, self._version, self._first = outcomes, test, version, first
 
     def same(self, done: Any) -> None:
-        """Fails the test, with a diff, unless `done` is what it was on the first version of the mark.
+        """Fails the test, with a diff, if `done` differs from the first version of the mark.
 
-        `done`: anything that JSON can show (others by their repr): a list is compared item by item, in its order, a
-        mapping key by key. Sort what has no order, such as records of different partitions, before. Call it once.
-        When the first version gave nothing, because it failed or was not run, the test is skipped: nothing is compared.
+        `done`: any value of JSON types (others by their repr). A list is compared item by item in its order, a mapping
+        key by key. Sort values without an order, such as records of different partitions, first. Call it once. If the
+        first version has no outcome, because the test failed or did not run there, the test is skipped.
         """
         first, before = self._outcomes.add(self._test, self._version, list(_lines(done)))
         if first != self._first:

@@ -1,4 +1,4 @@
-"""The files and the command line of a server: small, quick, on 127.0.0.1 only."""
+"""The files and the command line of a small server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
     "zookeeper_settings",
 ]
 
-CLUSTER_ID = "allocator-testing-0000"  # KRaft wants 16 bytes in base64, the same on all nodes
+CLUSTER_ID = "allocator-testing-0000"  # KRaft needs 16 bytes in base64, the same on all nodes
 _FORMAT_TIMEOUT_S = 120.0
 _QUICK_JVM = (
     "-XX:+UseSerialGC",
@@ -102,7 +102,7 @@ def kraft_files(
 
 
 def format_data(java: Java, jars: str, place: Path) -> None:
-    """Format the data directory with Kafka's own tool. Raises ServerStartFailed with its output."""
+    """Formats the data directory with Kafka's tool. Raises ServerStartFailed with its output."""
     tool = [java.executable, "-Xmx128m", *_QUICK_JVM, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
     done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
@@ -116,7 +116,7 @@ def _common(place: Path) -> None:
 
 
 def _forget(zookeeper: str, number: int) -> None:
-    """Delete the znodes of a killed broker, whose session has not expired: its restart would fail on them."""
+    """Deletes the znodes of a killed broker: before its session expires, its restart would fail on them."""
     from kazoo.exceptions import NoNodeError
 
     with contextlib.suppress(ClusterError), zookeeper_client(zookeeper, 5.0) as zk:
@@ -133,7 +133,7 @@ def properties(settings: Mapping[str, object]) -> str:
 
 
 def log4j_settings(file: Path) -> str:
-    """INFO and above to `file`, with thread and time."""
+    """Log settings: INFO and above to `file`, with thread and time."""
     return properties(
         {
             "log4j.rootLogger": "INFO, file",
@@ -174,7 +174,7 @@ def zookeeper_settings(
 def broker_settings(
     release: Release, number: int, directory: Path, port: int, brokers: int, zookeeper: str
 ) -> dict[str, object]:
-    """All settings of a broker with ZooKeeper; for KRaft, the ones that both kinds share."""
+    """All settings of a broker with ZooKeeper; for KRaft, the common ones."""
     replicas = min(3, brokers)
     settings: dict[str, object] = {
         "log.dirs": directory / "data",
@@ -186,7 +186,7 @@ def broker_settings(
         "offsets.topic.num.partitions": 4,
         "offsets.topic.replication.factor": replicas,
         "offsets.topic.segment.bytes": 1 << 20,
-        # the default takes a third of our small heap
+        # the default takes a third of the small heap
         "log.cleaner.dedupe.buffer.size": 4 << 20,
         "log.index.size.max.bytes": 1 << 20,
         # retention must not delete records with old timestamps in the middle of a test
@@ -194,7 +194,7 @@ def broker_settings(
         "controlled.shutdown.retry.backoff.ms": 500,
     }
     if release.number >= (0, 9):
-        settings["group.min.session.timeout.ms"] = 1000  # the default of 6 s makes tests wait
+        settings["group.min.session.timeout.ms"] = 1000  # with the default of 6 s, tests would wait
     if release.number >= (0, 10):
         settings["group.initial.rebalance.delay.ms"] = 0
     if release.number >= (0, 11):
@@ -215,7 +215,7 @@ def broker_settings(
 
 
 def advertised(release: Release, port: int) -> dict[str, object]:
-    """Settings of a broker with ZooKeeper whose clients connect to another port."""
+    """Settings of a broker with ZooKeeper that advertises another port to clients."""
     if release.listeners:
         return {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     return {"advertised.host.name": "127.0.0.1", "advertised.port": port}

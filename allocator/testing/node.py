@@ -1,4 +1,4 @@
-"""One server of a cluster: its process, which a test stops, kills, pauses and starts again."""
+"""One server of a cluster, which a test can stop, kill, pause and start again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 class ServerProcess:
     """Starts `command` at once. The supervisor kills it at the latest when this process ends, in any way.
 
-    `log`: file that its standard output and error are appended to. `remove`: a directory deleted if this process
-    dies without having called `close`.
+    `log`: file for its standard output and error. `remove`: a directory that is deleted if this process ends without
+    `close`.
     """
 
     def __init__(self, command: Sequence[str], log: Path, remove: Path | None = None) -> None:
@@ -35,14 +35,14 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C in a terminal is for this process, not for the server
+            start_new_session=True,  # so that Ctrl-C in a terminal does not reach the server
         )
         self._ended = False
         self.pid = 0
         self.exit_code: int | None = None
         if not self._listen(lambda: bool(self.pid), 10.0):
             self.close()
-            raise ServerStartFailed(f"the supervisor of {command[0]} did not start; is {sys.executable} sound?")
+            raise ServerStartFailed(f"the supervisor of {command[0]} did not start; check that {sys.executable} works")
 
     @property
     def alive(self) -> bool:
@@ -50,19 +50,19 @@ class ServerProcess:
         return self.exit_code is None and not self._ended
 
     def order(self, name: str, timeout_s: float = 10.0) -> None:
-        """TERM, KILL, STOP or CONT; returns once the signal was sent. Nothing happens to a process that ended."""
+        """Sends a signal (TERM, KILL, STOP or CONT). Does nothing if the process has ended."""
         with self._lock:
             self._acknowledged.clear()
             self._write(name)
         self._listen(lambda: name in self._acknowledged, timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """True once the process has ended (and was reaped), False when it still runs after `timeout_s` seconds."""
+        """Waits up to `timeout_s` seconds. Returns whether the process has ended (and was reaped)."""
         self._listen(lambda: self.exit_code is not None, timeout_s)
         return not self.alive
 
     def close(self) -> None:
-        """Kill the process if it still runs, and end the supervisor. May be called twice."""
+        """Kills the process if it still runs, and ends the supervisor. May be called twice."""
         if self._supervisor.poll() is None:
             if self.alive:
                 self.order("KILL")
@@ -81,10 +81,10 @@ class ServerProcess:
         try:
             os.write(pipe.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
-            self._ended = True  # the supervisor was killed, and the process with it or out of reach
+            self._ended = True  # the supervisor was killed; the process was too, or is out of reach
 
     def _listen(self, enough: Callable[[], bool], timeout_s: float) -> bool:
-        """Read the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
+        """Reads the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -116,9 +116,9 @@ class ServerProcess:
 class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
-    `port` stays the same over restarts, and so do `more_ports`, the `{port2}` to `{port4}` of its settings. `proxy`
-    is the one that clients connect to in a cluster with `proxied=True`, else None. All methods block; from a coroutine
-    call them with `asyncio.to_thread`.
+    `port` and `more_ports`, the `{port2}` to `{port4}` of its settings, stay the same over restarts. `proxy` is the
+    proxy for clients in a cluster with `proxied=True`, else None. All methods block; from a coroutine call them with
+    `asyncio.to_thread`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The address for clients: of its proxy if it has one."""
+        """The address for clients: that of the proxy, if there is one."""
         return f"127.0.0.1:{self.port}" if self.proxy is None else self.proxy.address
 
     @property
@@ -166,10 +166,10 @@ class Node:
         return self.pid is not None
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Start the server and return when it answers. A running server is left alone; a paused one is resumed.
+        """Starts the server and waits until it responds. Resumes a paused server; does nothing for a running one.
 
-        Raises ServerStartFailed, with the end of its log, when it ends or does not answer in `timeout_s` seconds;
-        it is not left running then.
+        If it ends or does not respond within `timeout_s` seconds, kills it and raises ServerStartFailed with the end of
+        its log.
         """
         if self.alive:
             self.resume()
@@ -178,14 +178,14 @@ class Node:
         self.wait_ready(timeout_s)
 
     def launch(self) -> None:
-        """Start the process without waiting for the server to answer: `wait_ready` does."""
+        """Starts the process without waiting for the server; see `wait_ready`."""
         self.close()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._prepare()
         self._process = ServerProcess(self._command, self.directory / "output.log", self._remove)
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Returns when the server answers. Raises ServerStartFailed as `start` does."""
+        """Waits until the server responds. Raises ServerStartFailed like `start`."""
         deadline = time.monotonic() + timeout_s
         while not self._ready():
             # returns early if the process ends
@@ -193,19 +193,19 @@ class Node:
             if not running:
                 raise self._failure(f"ended with code {code} while it started")
             if time.monotonic() >= deadline:
-                failure = self._failure(f"did not answer within {timeout_s:g} s")
+                failure = self._failure(f"did not respond within {timeout_s:g} s")
                 self.close()
                 raise failure
 
     def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
-        """Whether the process runs still after at most `timeout_s` seconds, and its exit code if it does not."""
+        """Waits up to `timeout_s` seconds. Returns (whether the process runs, its exit code or None)."""
         process = self._process
         if process is None:
             return False, None
         return not process.wait(timeout_s), process.exit_code
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """SIGTERM: an orderly shutdown. After `timeout_s` seconds the server is killed."""
+        """Shuts the server down (SIGTERM). Kills it after `timeout_s` seconds."""
         self.resume()
         if self._process is not None:
             self._process.order("TERM")
@@ -213,22 +213,22 @@ class Node:
         self.close()
 
     def kill(self) -> None:
-        """SIGKILL, like a machine that loses power. Returns when the process has ended."""
+        """Kills the server (SIGKILL), like a power failure, and waits until the process has ended."""
         self.close()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open without responses. Raises ClusterError if the server does not run."""
+        """Pauses the server (SIGSTOP); connections stay open. Raises ClusterError if it does not run."""
         self._running().order("STOP")
         self.paused = True
 
     def resume(self) -> None:
-        """SIGCONT. Nothing happens to a server that was not paused."""
+        """Resumes a paused server (SIGCONT)."""
         if self.paused and self._process is not None:
             self._process.order("CONT")
         self.paused = False
 
     def log_tail(self, lines: int = 40) -> str:
-        """The last lines of the server's log, after those of its standard output and error."""
+        """The last lines of its standard output and error, and of its log."""
         parts = []
         for name in ("output.log", "server.log"):
             try:
@@ -240,7 +240,7 @@ class Node:
         return "\n".join(parts) or f"--- {self.kind} {self.id} has logged nothing"
 
     def close(self) -> None:
-        """Kill the process if it runs; `start` starts it again."""
+        """Kills the process if it runs; `start` starts it again."""
         process, self._process = self._process, None
         self.paused = False
         if process is not None:

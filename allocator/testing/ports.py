@@ -1,8 +1,8 @@
 """Ports on 127.0.0.1 that stay leased to a server while it is down.
 
-A server that is killed and started again must find its port free. An outgoing connection may take any port of the
-kernel's ephemeral range, so these ports lie below it. A lock file for each port keeps the test processes of a machine
-apart; the kernel releases the lock when its process dies.
+A server that restarts needs its port again. Outgoing connections use ports of the kernel's ephemeral range, so these
+ports are below it. A lock file for each port keeps other test processes away; the kernel releases the lock when its
+process ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PortLease:
-    """Some ports, free when they were taken and leased by no other process until `release`."""
+    """Ports that no other test process gets until `release`."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
 
     def take(self, wanted: int | None = None) -> int:
-        """One more port, `wanted` if that is given. Raises ClusterError when it, or every port, is taken."""
+        """Leases one more port, `wanted` if given. Raises ClusterError if it, or every port, is in use."""
         directory = _directory()
         for port in random.sample(range(_FIRST, _LAST), 500) if wanted is None else [wanted]:
             descriptor = os.open(directory / str(port), _LOCK, 0o600)
@@ -68,5 +68,5 @@ def _bind(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # like the servers: connections in TIME_WAIT do not matter
+        )  # as the servers do: ignore connections in TIME_WAIT
         probe.bind(("127.0.0.1", port))

@@ -1,7 +1,7 @@
-"""Asking servers how they are, in the few bytes that every version understands.
+"""Queries the state of servers with requests that every version supports.
 
-Kafka: Metadata v0 (protocol guide, "Metadata API"), which 0.8 introduced and 4.x still answers; an empty topic
-list means all topics and creates none. ZooKeeper: the four letter word `srvr` (administrator's guide).
+Kafka: Metadata v0 (protocol guide, "Metadata API"), from 0.8 to 4.x; an empty list means all topics, and creates none.
+ZooKeeper: the four letter word `srvr` (administrator's guide).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METADATA, _API_VERSIONS = 3, 18
 
 @dataclass(frozen=True)
 class PartitionState:
-    """`leader` is None when the broker knows of none."""
+    """The state of a partition; `leader` None: unknown."""
 
     leader: int | None
     replicas: tuple[int, ...]
@@ -36,23 +36,23 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What one broker knows: broker id -> (host, port); topic -> partition -> state."""
+    """The metadata of one broker: broker id -> (host, port); topic -> partition -> state."""
 
     brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
     topics: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
 
 
 def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata | None:
-    """All that the broker knows, or None when it does not answer in time."""
+    """The metadata of the broker, or None without a response in time."""
     answer = _ask(host, port, _METADATA, struct.pack(">i", 0), timeout_s)
     return None if answer is None else _decode(answer)
 
 
 def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
-    """API key -> (oldest, newest) version; None when the broker does not say.
+    """API key -> (oldest, newest) version; None without a response.
 
-    0.8 hangs up on the question. 0.9 logs an error and leaves the connection open without an answer, so there it
-    takes all of `timeout_s`; requests that reach the same network thread in the same moment are lost with it.
+    0.8 closes the connection. 0.9 logs an error and sends no response, so this takes all of `timeout_s`; it also loses
+    other requests that reach the same network thread at the same moment.
     """
     answer = _ask(host, port, _API_VERSIONS, b"", timeout_s)
     if answer is None or answer.int16() != 0:
@@ -61,7 +61,7 @@ def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[i
 
 
 def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
-    """What the ZooKeeper node says to `srvr`, `mntr`, `conf`, `cons`, ...; None when it does not answer in time."""
+    """The response of a ZooKeeper node to `srvr`, `mntr`, `conf`, `cons`, ...; None without one in time."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.sendall(word.encode())
@@ -74,7 +74,7 @@ def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _
 
 
 def zookeeper_mode(port: int, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
-    """`standalone`, `leader` or `follower`; None when the node does not answer or serves no requests yet."""
+    """`standalone`, `leader` or `follower`; None if the node does not respond or serve requests yet."""
     for line in (four_letter_word(port, "srvr", timeout_s, host) or "").splitlines():
         if line.startswith("Mode: "):
             return line[len("Mode: ") :].strip()
@@ -82,21 +82,21 @@ def zookeeper_mode(port: int, timeout_s: float = 2.0, host: str = _HOST) -> str 
 
 
 class Connection:
-    """One blocking connection to a broker, one request at a time. Everything raises OSError on trouble."""
+    """One blocking connection to a broker, for one request at a time. Raises OSError."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, key: int, version: int, body: bytes, answered: bool = True) -> Reader | None:
-        """The answer's body; None if none was to come."""
+        """Sends a request. Returns the body of the response; None if `answered` is False."""
         client = b"allocator-testing"
         head = struct.pack(">hhih", key, version, 1, len(client)) + client
         self._socket.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
         if not answered:
             return None
         (size,) = struct.unpack(">i", self._exactly(4))
-        return Reader(self._exactly(size)[4:])  # less the correlation id: requests never overlap
+        return Reader(self._exactly(size)[4:])  # without the correlation id: requests never overlap
 
     def close(self) -> None:
         self._socket.close()
@@ -106,7 +106,7 @@ class Connection:
         while len(data) < size:
             chunk = self._socket.recv(size - len(data))
             if not chunk:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             data += chunk
         return bytes(data)
 
@@ -125,7 +125,7 @@ def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float) -> Reade
 
 
 class Reader:
-    """Big-endian numbers and texts, one after another."""
+    """Reads big-endian numbers and strings in sequence."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -163,7 +163,7 @@ def _decode(reader: Reader) -> Metadata:
         node = reader.int32()
         found.brokers[node] = (reader.text(), reader.int32())
     for _ in range(reader.int32()):
-        reader.int16()  # the topic's error: its partitions tell what is missing
+        reader.int16()  # the topic's error; its partitions show the problem too
         partitions = found.topics.setdefault(reader.text(), {})
         for _ in range(reader.int32()):
             reader.int16()

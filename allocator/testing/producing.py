@@ -1,7 +1,7 @@
-"""Filling a topic, on any version, with any compression, in any record format that the brokers take.
+"""Produces records on any version of Kafka, with any compression and record format of the brokers.
 
-The Produce API (protocol guide) in its versions 0, 2 and 3, one for each record format, and 7 for zstd. What a broker
-speaks is asked of it, and one that hangs up on the question (0.8) or never answers it (0.9) has answered it, too.
+Uses versions 0, 2 and 3 of the Produce API (protocol guide), one for each record format, and 7 for zstd. It asks a
+broker for its versions; 0.8 closes the connection then, and 0.9 does not respond.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value,
 """A value; or (key, value); or (key, value, partition); or a ProducedRecord."""
 
 _PRODUCE = 0
-_API_VERSION = {0: 0, 1: 2, 2: 3}  # of the record format
+_API_VERSION = {0: 0, 1: 2, 2: 3}  # record format -> version
 _ASK_S = 3.0
-# A 0.9 broker loses the requests that reach it together with one that it does not know, as a newer client's question
-# for its version is: they are sent again. Shorter: a slow broker has records twice
+# Timeout until a resend: a 0.9 broker loses requests that arrive together with an unknown one, such as ApiVersions of
+# a newer client. Shorter: a slow broker gets records twice
 _ANSWER_S = 20.0
-_ZSTD_API_VERSION = 7  # KIP-110: refused in older requests
+_ZSTD_API_VERSION = 7  # KIP-110: older versions refuse zstd
 _FLUSH_BYTES = 4 << 20
-_RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or elsewhere, timed out, replicas missing
+_RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or moved, timeout, missing replicas
 
 
 def produce(
@@ -46,21 +46,20 @@ def produce(
     timeout_s: float = 60.0,
     version: str | None = None,
 ) -> dict[int, int]:
-    """Append the records and return, by partition, how many the brokers acknowledged; all were, or it raises.
+    """Appends the records. Returns partition -> number of acknowledged records; raises if not all are acknowledged.
 
-    Without a partition of its own a record goes where its key's hash says (as Java's and kafka-python's producers
-    do), and without a key records go round the partitions in turn. The order within a partition is kept. A record
-    may be there twice if a broker dies under it, or is silent for 20 s: what was not acknowledged is sent again.
-    compression: gzip, snappy, lz4 (0.8.2 and up) or zstd (2.1 and up). magic: the record format, by default the
-    newest that the brokers know. batch_records, batch_bytes: most that one batch holds. timeout_s: seconds for each
-    flush of some megabytes. version: of Kafka, asked of a broker if not given; 0.9 answers that by silence, which takes
-    seconds to hear.
-    Raises ClusterError saying which partition was refused and why, or not acknowledged in time.
+    A record without a partition goes to the partition of its key's hash (as in Java's and kafka-python's producers);
+    without a key, to the partitions in turn. The order within a partition is kept. A record may be duplicated if a
+    broker crashes, or does not respond for 20 s, because unacknowledged records are sent again. compression: gzip,
+    snappy, lz4 (0.8.2 and newer) or zstd (2.1 and newer). magic: the record format, by default the newest of the
+    brokers. batch_records, batch_bytes: limits of one batch. timeout_s: seconds for each flush of some megabytes.
+    version: of Kafka; by default it is detected, which takes seconds with 0.9. Raises ClusterError with the partition
+    that was refused, and why, or not acknowledged in time.
     """
     if compression not in CODECS:
-        raise ClusterError(f"no compression {compression!r}; known: {', '.join(str(name) for name in CODECS)}")
+        raise ClusterError(f"unknown compression {compression!r}; known: {', '.join(str(name) for name in CODECS)}")
     if magic not in (None, *_API_VERSION):
-        raise ClusterError(f"no record format {magic!r}; known: 0, 1 and 2")
+        raise ClusterError(f"unknown record format {magic!r}; known: 0, 1 and 2")
     link = _Link(bootstrap, topic, timeout_s)
     try:
         newest = link.newest_api() if version is None else _api_of(version)
@@ -68,8 +67,8 @@ def produce(
         api = _ZSTD_API_VERSION if compression == "zstd" else _API_VERSION[chosen]
         if api > newest or (compression == "zstd" and chosen < 2):
             raise ClusterError(
-                f"record format {chosen} with compression {compression} takes Produce v{api}; {bootstrap} knows up to "
-                f"v{newest}"
+                f"record format {chosen} with compression {compression} needs Produce v{api}; {bootstrap} supports up "
+                f"to v{newest}"
             )
         partitions = link.partitions()
         counts: dict[int, int] = dict.fromkeys(partitions, 0)
@@ -125,13 +124,13 @@ def _hash(key: bytes) -> int:
 
 
 def _api_of(version: str) -> int:
-    """The newest version of the Produce API that matters here, of those that this version of Kafka knows."""
+    """The newest version of the Produce API that this version of Kafka supports, of those that are used here."""
     number = tuple(int(part) for part in version.split("."))
     return 0 if number < (0, 10) else 2 if number < (0, 11) else 3 if number < (2, 1) else _ZSTD_API_VERSION
 
 
 class _Link:
-    """The connections to the leaders of one topic, looked up again when they fail."""
+    """The connections to the leaders of one topic. Refreshes the leaders after a failure."""
 
     def __init__(self, bootstrap: str, topic: str, timeout_s: float) -> None:
         self._bootstrap, self._topic, self._timeout_s = bootstrap, topic, timeout_s
@@ -147,7 +146,7 @@ class _Link:
             host, _, port = address.rpartition(":")
             if metadata(int(port), host=host) is not None:
                 return (api_versions(int(port), _ASK_S, host) or {}).get(_PRODUCE, (0, 0))[1]
-        raise ClusterError(f"no broker of {self._bootstrap} can be reached; are they running?")
+        raise ClusterError(f"no broker of {self._bootstrap} can be reached; check that they run")
 
     def partitions(self) -> list[int]:
         deadline = time.monotonic() + self._timeout_s
@@ -158,7 +157,7 @@ class _Link:
             self._pause(deadline, f"{self._bootstrap} knows no topic {self._topic!r}; create it first")
 
     def send(self, sets: Mapping[int, bytes], api: int, acks: int) -> None:
-        """Until each partition's set is acknowledged. Raises ClusterError."""
+        """Sends the record sets until all are acknowledged. Raises ClusterError."""
         deadline = time.monotonic() + self._timeout_s
         left = dict(sets)
         why = "no leader"

@@ -1,14 +1,14 @@
-"""A TCP proxy that does to connections what networks do, switched at run time.
+"""A TCP proxy that simulates network faults, which a test switches at run time.
 
-It stands between clients and one server of this machine. Bytes are never altered, reordered or lost within a
-connection that lives on: TCP does not do that either.
+It is between clients and one server of this machine. Like TCP, it never changes, reorders or loses bytes within a
+connection that stays open.
 
     with FaultProxy(9092) as proxy:
         consumer = Consumer("orders", brokers=proxy.address, ...)
-        proxy.drop()                              # nothing gets through, no connection closes
-        proxy.heal()                              # what was held arrives, as TCP sends again
+        proxy.drop()                              # no bytes pass, no connection closes
+        proxy.heal()                              # held bytes arrive, as after a TCP retransmission
         proxy.latency(0.2, direction="to_client")
-        proxy.drop(client=worker.pid)             # only what that process opened; Linux
+        proxy.drop(client=worker.pid)             # only connections of that process; Linux
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Direction = Literal["to_server", "to_client", "both"]
 WAYS: tuple[Literal["to_server", "to_client"], ...] = ("to_server", "to_client")
 
 _CHUNK = 16_384
-_HELD_CHUNKS = 64  # about what the kernel's buffers of a connection hold: then the sender is made to wait
+_HELD_CHUNKS = 64  # about the size of the kernel's buffers of a connection; then the sender waits
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
-class _Way:
-    """What happens to bytes that go one way."""
+class _Direction:
+    """The faults of one direction."""
 
     latency_s: float = 0.0
     bytes_per_s: float | None = None
@@ -49,38 +49,38 @@ class _Way:
 
 @dataclass(eq=False)
 class _Link:
-    """One connection of a client and the one to the server that belongs to it."""
+    """A connection of a client, and its connection to the server."""
 
     client: asyncio.StreamWriter
     port: int
     server: asyncio.StreamWriter | None = None
     pid: int | None = None
-    """The process that opened it, if there are faults for that process."""
+    """The process that opened the connection, if it has faults of its own."""
     kept: str | None = None
-    """The end that was left behind when the other one was closed: what it sends is swallowed."""
+    """The side that `half_open` left open. Its bytes are dropped."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class FaultProxy:
-    """Listens on 127.0.0.1 and passes on to `server_port` of the same host.
+    """Listens on 127.0.0.1 and forwards to `server_port` of the same host.
 
-    Works the same from a thread and from a coroutine: every method returns at once, but for `start` and `stop`, which
-    take milliseconds. It runs on a thread of its own, so a busy event loop does not slow it down.
+    Methods may be called from threads and coroutines: they return at once, except `start` and `stop`, which take
+    milliseconds. The proxy has its own thread, so a busy event loop does not slow it down.
 
-    `direction` is "to_server", "to_client" or "both". `client` limits a fault to the connections that the process
-    with that id has or will open; it takes /proc, so Linux, and raises ClusterError elsewhere. A process with faults
-    of its own is not touched by those for all.
+    `direction` is "to_server", "to_client" or "both". `client` limits a fault to present and future connections of the
+    process with that id; it needs /proc (Linux), and raises ClusterError elsewhere. General faults do not affect a
+    process with faults of its own.
     """
 
     def __init__(self, server_port: int, *, port: int = 0) -> None:
         self.server_port = server_port
         self.port = port
-        """Where it listens; chosen by `start` when 0."""
+        """The port of the proxy; if 0, `start` chooses one."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: asyncio.AbstractServer | None = None
         self._links: set[_Link] = set()
-        self._faults: dict[int | None, dict[str, _Way]] = {None: dict.fromkeys(WAYS, _Way())}
+        self._faults: dict[int | None, dict[str, _Direction]] = {None: dict.fromkeys(WAYS, _Direction())}
         self._changed: asyncio.Event
 
     def __repr__(self) -> str:
@@ -92,13 +92,13 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._links)
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listens. Raises OSError when the port is taken."""
+        """Starts listening. Raises OSError if the port is in use."""
         if self._loop is not None:
             raise ClusterError("the proxy was started already")
         self._loop = asyncio.new_event_loop()
@@ -111,7 +111,7 @@ class FaultProxy:
             raise
 
     def stop(self) -> None:
-        """Closes every connection. Twice is safe."""
+        """Closes all connections. May be called twice."""
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
@@ -141,35 +141,35 @@ class FaultProxy:
     # -- faults --------------------------------------------------------------------------------------------------
 
     def latency(self, seconds: float, *, direction: Direction = "both", client: int | None = None) -> None:
-        """What is sent from now on arrives that much later; 0 ends it."""
+        """Delays bytes that are sent from now on; 0 ends it."""
         if not 0 <= seconds < float("inf"):
             raise ClusterError(f"latency must be seconds, at least 0, not {seconds!r}")
         self._set(direction, client, latency_s=seconds)
 
     def bandwidth(self, bytes_per_s: float | None, *, direction: Direction = "both", client: int | None = None) -> None:
-        """Each connection passes on no more than that; None ends it."""
+        """Limits the rate of each connection; None ends it."""
         if bytes_per_s is not None and not bytes_per_s > 0:
             raise ClusterError(f"bandwidth must be bytes a second, more than 0, or None, not {bytes_per_s!r}")
         self._set(direction, client, bytes_per_s=bytes_per_s)
 
     def drop(self, *, direction: Direction = "both", client: int | None = None) -> None:
-        """A black hole until `heal`: nothing arrives, not even that the other side has closed.
+        """Drops all traffic until `heal`, including the close of a connection.
 
-        New connections are accepted, for the kernel does that, and hang.
+        The kernel still accepts new connections, but they hang.
         """
         self._set(direction, client, dropped=True)
 
     def half_open(self, *, kept: Literal["client", "server"] = "client", client: int | None = None) -> None:
-        """Closes one side of every connection there is, and leaves the `kept` side to believe that it stands.
+        """Closes one side of each present connection, and leaves the `kept` side open without notice.
 
-        As when a machine loses power, or a firewall forgets a connection. New connections are not touched.
+        This simulates a power failure, or a firewall that drops a connection. New connections work.
         """
         if kept not in ("client", "server"):
             raise ClusterError(f"kept must be 'client' or 'server', not {kept!r}")
         self._run(lambda: self._half_open(kept, client))
 
     def reset(self, *, client: int | None = None) -> None:
-        """Both sides of every connection there is get a RST. New connections are not touched."""
+        """Sends RST to both sides of each present connection. New connections work."""
 
         def reset() -> None:
             for link in self._links_of(client):
@@ -178,14 +178,14 @@ class FaultProxy:
         self._run(reset)
 
     def heal(self, *, client: int | None = None) -> None:
-        """Ends all faults, or those of one process; what a black hole has held goes on its way.
+        """Ends all faults, or those of one process, and forwards the bytes that `drop` has held.
 
-        Sides left behind by `half_open` are reset: the first packet after the fault would tell them.
+        Resets sides that `half_open` left open, as the first packet after a real fault would.
         """
 
         def heal() -> None:
             if client is None:
-                self._faults = {None: dict.fromkeys(WAYS, _Way())}
+                self._faults = {None: dict.fromkeys(WAYS, _Direction())}
             else:
                 self._faults.pop(client, None)
             for link in self._links_of(client):
@@ -199,10 +199,10 @@ class FaultProxy:
     # -- on its own thread ---------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], Any]) -> None:
-        """Do it on the proxy's thread and return when it is done; raises what it raised."""
+        """Runs `work` on the proxy's thread and waits for it; raises its error."""
         loop = self._loop
         if loop is None:
-            raise ClusterError("the proxy does not run; start() it first")
+            raise ClusterError("the proxy does not run; call start() first")
 
         async def run() -> None:
             answer = work()
@@ -230,11 +230,11 @@ class FaultProxy:
             raise ClusterError(f"direction must be 'to_server', 'to_client' or 'both', not {direction!r}")
 
         def change_it() -> None:
-            ways = self._faults.setdefault(client, dict.fromkeys(WAYS, _Way()))
+            ways = self._faults.setdefault(client, dict.fromkeys(WAYS, _Direction()))
             for way in WAYS if direction == "both" else (direction,):
                 ways[way] = replace(ways[way], **change)
             if client is not None:
-                self._links_of(client)  # marks those that are open already
+                self._links_of(client)  # marks open connections
             self._wake()
 
         self._run(change_it)
@@ -247,7 +247,7 @@ class FaultProxy:
                     link.pid = client
         return [link for link in self._links if client is None or link.pid == client]
 
-    def _way(self, link: _Link, way: str) -> _Way:
+    def _way(self, link: _Link, way: str) -> _Direction:
         return self._faults.get(link.pid, self._faults[None])[way]
 
     def _wake(self) -> None:
@@ -266,7 +266,7 @@ class FaultProxy:
         try:
             await self._serve(link, reader)
         except (OSError, asyncio.CancelledError):
-            pass  # refused by the server, or a side has reset it, or `_abort`: the other side gets a RST as well
+            pass  # the server refused, a side sent RST, or `_abort`: the other side gets a RST too
         finally:
             self._abort(link)
 
@@ -284,7 +284,7 @@ class FaultProxy:
         self, link: _Link, way: Literal["to_server", "to_client"], reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:  # fmt: skip
-        # what is under way: a queue, so that latency does not limit the bandwidth
+        # bytes in transit: a queue, so that latency does not limit the bandwidth
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_HELD_CHUNKS)
         loop = asyncio.get_running_loop()
         source = "client" if way == "to_server" else "server"
@@ -295,7 +295,7 @@ class FaultProxy:
                 if link.kept != source:
                     await queue.put((loop.time() + self._way(link, way).latency_s, data))
                 elif not data:
-                    self._abort(link)  # it has given up on a side that has long gone
+                    self._abort(link)  # the other side has ended long ago
                 if not data:
                     return
 
@@ -306,7 +306,7 @@ class FaultProxy:
                 while self._way(link, way).dropped:
                     await self._changed.wait()
                 if link.kept is not None:
-                    await asyncio.Event().wait()  # nobody is there any more, or nobody is to know; `_abort` ends it
+                    await asyncio.Event().wait()  # the close must not be forwarded; `_abort` ends this
                 if not data:
                     with contextlib.suppress(OSError):
                         writer.write_eof()
@@ -342,7 +342,7 @@ class FaultProxy:
 
 
 async def _all(*works: Any) -> None:
-    """Until both have ended; the first failure ends the other one, and is raised."""
+    """Runs both until they have ended. The first failure cancels the other one, and is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -353,9 +353,9 @@ async def _all(*works: Any) -> None:
 
 
 def _ports_of(pid: int, server_port: int) -> set[int]:
-    """Local ports of the connections that a process has to `server_port`. Empty when there is no such process."""
+    """Local ports of a process's connections to `server_port`; empty if there is no such process."""
     if not (_PROC / "self" / "fd").is_dir():
-        raise ClusterError("a fault for one process takes /proc, which this system has not; leave `client` out")
+        raise ClusterError("a fault for one process needs /proc, which this system does not have; omit `client`")
     inodes = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(_PROC / str(pid) / "fd"):

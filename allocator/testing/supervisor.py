@@ -1,12 +1,12 @@
 """A process between a test process and one server, so that the server never outlives the test process.
 
-Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG, obeys
-the lines TERM, KILL, STOP and CONT on its standard input, and answers on its standard output: `pid N` once,
-`ok ORDER` per order, `exit CODE` when COMMAND ended (negative: the signal that ended it). BYE ends it.
+Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG. It reads
+the orders TERM, KILL, STOP, CONT and BYE (exit) from its standard input, and writes `pid N` once, `ok ORDER` for each
+order, and `exit CODE` when COMMAND has ended (negative: the signal) to its standard output.
 
-Guarantee: when the standard input ends, or the parent dies in any way (kill -9 too), COMMAND is killed with
-SIGKILL and the directory REMOVE, if not empty text, is deleted. It alone reaps COMMAND, so no signal can reach another
-process that got the same pid.
+Guarantee: when the standard input ends, or the parent ends in any way (also kill -9), it kills COMMAND with SIGKILL and
+deletes the directory REMOVE, unless that is empty. Only it reaps COMMAND, so no signal can reach another process with
+the same pid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORDERS = {
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the reader is gone: the loop finds out by itself
+    with contextlib.suppress(OSError):  # the reader has ended; the loop notices it
         os.write(1, text.encode() + b"\n")
 
 
@@ -60,7 +60,7 @@ def main(log: str, remove: str, command: list[str]) -> None:
     say(f"pid {pid}")
     running, rest = True, b""
     while True:
-        # The timeout is for a parent that died while children it forked still hold our standard input open.
+        # with a timeout, because children of a dead parent may keep the standard input open
         ready, _, _ = select.select([0, wake], [], [], 1.0)
         if wake in ready:
             os.read(wake, 512)

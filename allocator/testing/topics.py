@@ -1,8 +1,7 @@
-"""Creating, deleting and growing topics, the quickest way that a version has.
+"""Creates, deletes and grows topics, in the fastest way of each version.
 
-With ZooKeeper the znodes are written that Kafka's own tool writes (`/brokers/topics/<topic>` and
-`/config/topics/<topic>`; the controller watches them), which works from 0.8 to 3.9 without a Java process. KRaft
-has an admin request.
+From 0.8 to 3.9 it writes the znodes that Kafka's own tool writes (`/brokers/topics/<topic>` and
+`/config/topics/<topic>`, which the controller watches), without a Java process. With KRaft it sends admin requests.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["KraftTopics", "Topics", "ZooKeeperTopics", "spread"]
 
 
 class Topics(Protocol):
-    """The way one kind of cluster has. None waits for the brokers to notice."""
+    """Topic operations of one kind of cluster. They do not wait for the brokers."""
 
     def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None: ...
 
@@ -30,7 +29,7 @@ class Topics(Protocol):
 
 
 def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[int, list[int]]:
-    """Replicas round the brokers, partition 0's leader on the first. Raises ClusterError when they are too few."""
+    """Replicas on the brokers in turn, with partition 0 led by the first. Raises ClusterError if there are too few."""
     if not 1 <= replication <= len(brokers):
         raise ClusterError(f"replication {replication} needs that many running brokers; there are {len(brokers)}")
     count = len(brokers)
@@ -38,7 +37,7 @@ def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[
 
 
 class ZooKeeperTopics:
-    """Through the znodes of the cluster's ZooKeeper."""
+    """Topic operations through znodes."""
 
     def __init__(self, hosts: str) -> None:
         self._hosts = hosts
@@ -50,14 +49,14 @@ class ZooKeeperTopics:
             if zk.exists(f"/brokers/topics/{name}"):
                 raise ClusterError(f"topic {name!r} exists already")
             zk.ensure_path("/config/topics")
-            # First: a broker reads the settings when it opens the log, which is at once.
+            # first, because a broker reads the settings when it opens the log
             settings = _json({"version": 1, "config": dict(config)})
             try:
                 zk.create(f"/config/topics/{name}", settings)
             except NodeExistsError:
                 try:
                     zk.set(f"/config/topics/{name}", settings)
-                except NoNodeError:  # of one that was deleted this moment
+                except NoNodeError:  # a topic that was deleted just now
                     zk.create(f"/config/topics/{name}", settings)
             try:
                 zk.create(f"/brokers/topics/{name}", _json({"version": 1, "partitions": _keyed(replicas)}))
@@ -70,7 +69,7 @@ class ZooKeeperTopics:
         with zookeeper_client(self._hosts) as zk:
             if zk.exists(f"/brokers/topics/{name}") is None:
                 raise ClusterError(f"there is no topic {name!r} to delete")
-            with contextlib.suppress(NodeExistsError):  # asked for before, and under way
+            with contextlib.suppress(NodeExistsError):  # the deletion is already requested
                 zk.create(f"/admin/delete_topics/{name}", b"", makepath=True)
 
     def exists(self, name: str) -> bool:
@@ -80,13 +79,13 @@ class ZooKeeperTopics:
     def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None:
         with zookeeper_client(self._hosts) as zk:
             data, stat = zk.get(f"/brokers/topics/{name}")
-            state = json.loads(data)  # keeps what newer versions add, such as the topic's id
+            state = json.loads(data)  # keeps fields of newer versions, such as the topic's id
             state["partitions"].update(_keyed(added))
             zk.set(f"/brokers/topics/{name}", _json(state), version=stat.version)
 
 
 class KraftTopics:
-    """Through kafka-python's admin client, to the controller."""
+    """Topic operations through kafka-python's admin client."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -125,7 +124,7 @@ class KraftTopics:
 
 @contextlib.contextmanager
 def zookeeper_client(hosts: str, timeout_s: float = 15.0) -> Iterator[Any]:
-    """A connected kazoo client for one errand. Raises ClusterError when no node answers."""
+    """A connected kazoo client during a block. Raises ClusterError if no node responds."""
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import KazooTimeoutError
 
@@ -134,7 +133,9 @@ def zookeeper_client(hosts: str, timeout_s: float = 15.0) -> Iterator[Any]:
         client.start(timeout_s)
         yield client
     except KazooTimeoutError as error:
-        raise ClusterError(f"ZooKeeper at {hosts} did not answer in {timeout_s:g} s; is it running?") from error
+        raise ClusterError(
+            f"ZooKeeper at {hosts} did not respond within {timeout_s:g} s; check that it runs"
+        ) from error
     finally:
         client.stop()
         client.close()

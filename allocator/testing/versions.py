@@ -1,4 +1,4 @@
-"""The versions of the servers: for each its jars and the few settings that differ."""
+"""The versions of the servers, with their jars and special settings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["KAFKA", "KAFKA_TOOLS", "ZOOKEEPER", "JarSet", "Release", "kafka_rele
 
 _LOGGING = ("org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
 _EXCLUDED = (
-    # log4j 1 gives way to reload4j, which has its classes; two bindings would make slf4j choose by chance
+    # reload4j replaces log4j 1; with two bindings slf4j would choose by chance
     "log4j:log4j",
     "org.slf4j:slf4j-log4j12",
     "org.slf4j:slf4j-simple",
     "ch.qos.logback:logback-classic",
     "ch.qos.logback:logback-core",
-    # never published to the central repository, and needed by log4j 1.2.15's appenders only
+    # not in the central repository; only appenders of log4j 1.2.15 need them
     "com.sun.jdmk:jmxtools",
     "com.sun.jmx:jmxri",
     "javax.jms:jms",
     "javax.mail:mail",
-    # test and shell tools that old ZooKeeper poms list as run time dependencies
+    # tools that old ZooKeeper poms wrongly list as run-time dependencies
     "junit:junit",
     "jline:jline",
 )
@@ -43,13 +43,13 @@ class JarSet:
 
     @property
     def recipe(self) -> str:
-        """The first line of the lock file: a file that was written for other roots is recognised."""
+        """The first line of the lock file, which shows for which roots it was written."""
         return "# " + " ".join((*self.roots, *(f"-{one}" for one in self.excluded)))
 
 
 @dataclass(frozen=True)
 class Release:
-    """One version of Kafka. `kraft`: it runs without ZooKeeper. `listeners`: it knows that setting (0.9 and up)."""
+    """One version of Kafka. `kraft`: it runs without ZooKeeper. `listeners`: it has that setting (0.9 and newer)."""
 
     version: str
     jars: JarSet
@@ -70,9 +70,9 @@ def _release(version: str, scala: str, *extra: str, kraft: bool = False, oldest_
     return Release(version, JarSet(f"kafka-{version}", f"Kafka {version}", roots), kraft, oldest_java)
 
 
-_JAXB = "javax.xml.bind:jaxb-api:2.3.1"  # left Java with 11; these two versions still ask for it
+_JAXB = "javax.xml.bind:jaxb-api:2.3.1"  # not in Java 11 any more; these two versions need it
 
-_SNAPPY = "org.xerial.snappy:snappy-java:1.1.1.7"  # the version of 0.8.1.1 finds no native code on Java 11 and up
+_SNAPPY = "org.xerial.snappy:snappy-java:1.1.1.7"  # the version of 0.8.1.1 finds no native code on Java 11 and newer
 
 KAFKA: Mapping[str, Release] = MappingProxyType(
     {
@@ -99,7 +99,7 @@ KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
             (f"org.apache.kafka:kafka-tools:{release.version}", *_LOGGING),
         )
         for release in KAFKA.values()
-        if release.number >= (0, 10)  # before, the server's jars have them
+        if release.number >= (0, 10)  # older server jars contain them
     }
 )
 
@@ -108,7 +108,7 @@ ZOOKEEPER = JarSet(
     "ZooKeeper 3.8.4",
     (
         "org.apache.zookeeper:zookeeper:3.8.4",
-        # ZooKeeper's own pom calls these "provided", and does not start without them
+        # "provided" in ZooKeeper's pom, but it does not start without them
         "io.dropwizard.metrics:metrics-core:4.1.12.1",
         "org.xerial.snappy:snappy-java:1.1.10.5",
         *_LOGGING,
@@ -117,7 +117,7 @@ ZOOKEEPER = JarSet(
 
 
 def kafka_release(version: str) -> Release:
-    """Raises UnknownVersion, which names the known ones."""
+    """The release of a version. Raises UnknownVersion with the known ones."""
     try:
         return KAFKA[version]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Wait for a condition instead of a fixed time."""
+"""Waits for a condition instead of a fixed time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def wait_until(
     *,
     interval_s: float = 0.02,
 ) -> T:
-    """Call `predicate` until it returns something true, and return that.
+    """Calls `predicate` until it returns a true value, and returns that.
 
-    `timeout_s`: seconds; at least one call is made even with 0. `what` completes the sentence "timed out
-    waiting for ...", as text or as a function called only on failure.
-    Raises WaitTimeout (also an AssertionError) with the last value seen. An exception of the predicate is not
-    swallowed: a predicate that may fail for a while should return false.
+    `timeout_s`: seconds; 0 means one call. `what` completes the sentence "timed out waiting for ...": a text, or a
+    function that is called on failure. Raises WaitTimeout (also an AssertionError) with the last value. Exceptions of
+    the predicate are raised, so a predicate that may fail for a while must catch them.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -48,7 +47,7 @@ async def wait_until_async(
     *,
     interval_s: float = 0.02,
 ) -> T:
-    """`wait_until` for the event loop; a coroutine function as `predicate` is cut off at the deadline."""
+    """`wait_until` for the event loop; a coroutine of `predicate` is cancelled at the deadline."""
     deadline = time.monotonic() + timeout_s
     value: object = _NOTHING
     while True:

@@ -327,7 +327,7 @@ def test_a_disk_that_fills_up_names_the_file(maven, own_cache):
 
 def test_a_cache_that_cannot_be_made_is_named(maven, own_cache):
     own_cache.write_text("a file")
-    assert "ALLOCATOR_CACHE" in refused(f"cannot make the cache {own_cache}")
+    assert "ALLOCATOR_CACHE" in refused(f"cannot create the cache {own_cache}")
 
 
 # -- where jars come from ----------------------------------------------------------------------------------------------

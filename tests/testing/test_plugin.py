@@ -37,7 +37,7 @@ def test_containers_are_skipped_with_a_reason_without_an_engine(tmp_path):
     source = "def test_it(kafka_cluster): pass\ndef test_other(zk_chroot): pass\n"
     said = pytest_run(tmp_path, source, "--allocator-backend=containers")
     assert "2 skipped" in said
-    assert "no Docker engine answers" in said
+    assert "no Docker engine responds" in said
 
 
 @pytest.mark.servers

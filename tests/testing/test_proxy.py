@@ -20,7 +20,7 @@ from allocator.testing.probe import metadata, zookeeper_mode
 from allocator.testing.topics import zookeeper_client
 
 Proxies = Callable[[int], FaultProxy]
-linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="takes /proc")
+linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 
 
 class Echo:

@@ -125,7 +125,7 @@ ZOOKEEPER: Final[Mapping[str, Keeper]] = {
         },
         "certfile",
     ),
-    "plain text to TLS": (True, lambda *_: {}, "a port of ZooKeeper, without TLS?"),
+    "plain text to TLS": (True, lambda *_: {}, "a ZooKeeper port without TLS"),
     "TLS to plain text": (False, lambda ours, _: ours.zookeeper_options(), "Check that the port uses TLS"),
 }
 

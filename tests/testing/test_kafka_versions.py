@@ -109,10 +109,10 @@ def test_other_parameters_are_compared_apart(tmp_path: Path) -> None:
     ("mark", "complaint"),
     [
         ('kafka_versions("0.7")', "Kafka '0.7' cannot be started here; known: 0.8.1.1, 0.8.2.2"),
-        ("kafka_versions()", "names no version of Kafka; known: 0.8.1.1"),
-        ("kafka_versions(3.9)", "3.9 is not a text such as '3.9.1'"),
+        ("kafka_versions()", "has no version of Kafka; known: 0.8.1.1"),
+        ("kafka_versions(3.9)", "3.9 is not a string such as '3.9.1'"),
         ('kafka_versions("3.9.1", "3.9.1")', "names a version twice: 3.9.1, 3.9.1"),
-        ('kafka_versions("3.9.1", only=True)', "takes versions only, not only"),
+        ('kafka_versions("3.9.1", only=True)', "takes only versions, not only"),
     ],
 )
 def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, complaint: str) -> None:
@@ -124,7 +124,7 @@ def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, c
 
 def test_marks_and_fixtures_go_together(tmp_path: Path) -> None:
     said = run_inner(tmp_path, '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(): pass\n')
-    assert "test_inner.py::test_it is marked kafka_versions and takes none of kafka_version, versioned_cluster" in said
+    assert "test_inner.py::test_it is marked kafka_versions but uses none of kafka_version, versioned_cluster" in said
     said = run_inner(tmp_path, "def test_it(replay): pass\n")
     assert "test_inner.py::test_it takes 'kafka_version' and has no mark @pytest.mark.kafka_versions" in said
 
@@ -167,7 +167,10 @@ def test_the_order_of_each_log_stands_above_that_of_the_timestamps() -> None:
         ("hello", "line 1"),
         ('{"format": 2, "partitions": {}}', "format 2; this version reads 1"),
         ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t"}', "line 2: KeyError('partition')"),
-        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 1}', "line 2: t:1 is not among"),
+        (
+            '{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 1}',
+            "line 2: t:1 is not in the partitions",
+        ),
         ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 0, "key": {"base64": "?"}}', "line 2"),
     ],
 )

@@ -462,7 +462,7 @@ async def test_a_broker_of_three_killed_under_load(
 async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> None:
     await setting.produce(40)
     heard = Recording()
-    async with setting.consumer(session_timeout_s=1.0, listener=heard, auto_commit_interval_s=60.0) as consumer:
+    async with setting.consumer(session_timeout_s=4.0, listener=heard, auto_commit_interval_s=60.0) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None  # done with the last one
         partition = setting.partitions[0]
@@ -480,7 +480,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         assert refusal.value.retriable
         await setting.produce(4, first=40)
         assert await consumer.getbatch(0.5) is None, "a record was delivered without a valid lease"
-        async with setting.consumer(session_timeout_s=1.0) as heir:
+        async with setting.consumer(session_timeout_s=4.0) as heir:
             await owns(heir, 4)
             client.handler.create_connection = connect
             await wait_until_async(lambda: heard.calls[-1][0] != "assigned", 30, "the loss to be told")
@@ -582,7 +582,7 @@ async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setti
         client._connection._socket.shutdown(2)
         await wait_until_async(lambda: not consumer.may_act(), 30, "the pause")
         started = time.monotonic()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert heard.calls[-1][0] in ("revoked", "lost")
 
 

@@ -28,7 +28,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 pytestmark = pytest.mark.deadline(90)
 
 METADATA, COMMIT, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 8, 11, 12, 13, 14, 10
-FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
+FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
 ALL = frozenset(TopicPartition("t", n) for n in range(3))
 
 
@@ -211,7 +211,7 @@ async def test_the_lease_ends_before_the_owner_hears_of_the_loss() -> None:
 
 
 async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
+    async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 4.0}) as ours:
         await holds(ours, ALL)
         broker.silent = {HEARTBEAT}
         await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")

@@ -175,7 +175,7 @@ def test_any_bytes_in_any_znode_are_a_value_or_rubbish(counted: Counter[str]) ->
             slowest = max(slowest, time.process_time() - began)
 
     fuzz()
-    assert slowest < 2.0, "one input took that many seconds of a processor"
+    assert slowest < 20.0, "one input took that many seconds of a processor"
 
 
 @pytest.mark.parametrize(
@@ -570,7 +570,7 @@ def test_any_bytes_from_a_broker_are_records_or_a_corrupt_record(decoder: Any, c
         slowest = max(slowest, time.process_time() - began)
 
     fuzz()
-    assert slowest < 2.0, "one input took that many seconds of a processor"
+    assert slowest < 20.0, "one input took that many seconds of a processor"
 
 
 @pytest.mark.parametrize("decoder", RECORD_DECODERS, ids=name_of)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from allocator.groups.zookeeper.orders import KINDS
+
 from .. import __version__
 
 __all__ = ["describe_api"]
@@ -167,6 +169,22 @@ SCHEMAS: dict[str, Schema] = {
         findings=_list(_ref("Finding")),
         rebalances=_list(_ref("Rebalance")),
         series=_list(_ref("Point")),
+        orders=_list(_ref("Order")),
+    ),
+    "Order": _object(
+        id=TEXT,
+        kind=TEXT,
+        summary={**TEXT, "description": "What it makes the group do."},
+        arguments={"type": "object"},
+        who=TEXT,
+        at=REAL,
+        why=TEXT,
+        expires=_maybe(REAL),
+        state={
+            "enum": ["pending", "waiting", "kept", "done", "not kept", "faulty", "unknown"],
+            "description": "What became of it, as the leader says.",
+        },
+        state_why=TEXT,
     ),
     "Partitions": _object(
         partitions=_list(
@@ -227,6 +245,16 @@ SCHEMAS: dict[str, Schema] = {
         members_alive=_list(TEXT),
         partitions=_list(_object(**{"topic": TEXT, "partition": COUNT, "from": _maybe(COUNT), "to": COUNT})),
     ),
+    "Ordered": _object(group=TEXT, order=TEXT),
+    "OrderRequest": _object(
+        *("why", "hours"),
+        kind={"enum": sorted(KINDS)},
+        arguments={"type": "object", "description": "As the kind has them."},
+        why=TEXT,
+        hours={**REAL, "description": "It ends after so many hours; without, it has no end."},
+    ),
+    "Removed": _object(group=TEXT, removed=_list(TEXT)),
+    "RemoveRequest": _object(ids=_list(TEXT)),
     "Noted": _object(group=TEXT, noted=TEXT),
     "NoteRequest": _object(text={**TEXT, "description": "What was deployed, or what else happened."}),
     "CopyRequest": _object(
@@ -327,9 +355,11 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/offsets/copy": _post(
                 "Commit the same offsets for another group", "Reset", _ref("CopyRequest")
             ),
+            "/api/groups/{group}/orders/put": _post("Order the group something", "Ordered", _ref("OrderRequest")),
+            "/api/groups/{group}/orders/remove": _post("Take orders back", "Removed", _ref("RemoveRequest")),
             "/api/groups/{group}/note": _post("Mark a deployment in the history", "Noted", _ref("NoteRequest")),
             "/api/events": _text(
-                "Server-sent events: clock, overview, group, lag, rebalances, findings, events, series, missing",
+                "Server-sent events: clock, overview, group, lag, rebalances, findings, orders, events, series",
                 "text/event-stream",
                 watched,
                 errors=(404, 503),

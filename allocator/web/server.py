@@ -204,6 +204,7 @@ class Detail(PageHandler):
                 "findings": snapshot.findings(group),
                 "rebalances": snapshot.rebalances(group),
                 "series": snapshot.series(group),
+                "orders": snapshot.orders(group),
             }
         )
 
@@ -386,7 +387,7 @@ class Act(PageHandler):
         address = self.request.remote_ip
         log.warning("%s of %s is asked for by %s at %s: %s", what, shown(name), self.user.name, address, shown(given))
         try:
-            done = await action(name, given)
+            done = await action(name, given, self.user.name)
         except ConfigError as error:
             raise Refused(400, str(error)) from error
         except AllocatorError as error:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
+from allocator.groups.zookeeper.orders import KINDS
 from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
@@ -23,6 +24,7 @@ __all__ = [
     "findings",
     "lags",
     "offsets",
+    "orders",
     "overview",
     "rebalance",
     "rebalances",
@@ -270,6 +272,37 @@ def findings(group: WatchedGroup) -> list[dict[str, Any]]:
     ]
 
 
+def orders(group: WatchedGroup) -> list[dict[str, Any]]:
+    """What operators ordered, the newest first, with what the leader says of each."""
+    document = group.report.state.document
+    told = {} if document is None else document.orders
+    found = []
+    for order in reversed(group.orders.entries):
+        state = told.get(order.id)
+        kind = KINDS.get(order.kind)
+        found.append(
+            {
+                "id": order.id,
+                "kind": order.kind,
+                "summary": "" if kind is None else kind.summary,
+                "arguments": dict(order.arguments),
+                "who": order.who,
+                "at": order.when / 1000,
+                "why": order.why,
+                "expires": None if order.expires is None else order.expires / 1000,
+                "state": "faulty"
+                if order.fault
+                else "done"
+                if order.done
+                else "unknown"
+                if state is None
+                else state.state,
+                "state_why": order.fault or ("" if state is None else state.why),
+            }
+        )
+    return found
+
+
 def encode(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
@@ -280,6 +313,7 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "lag": (lags, ("state", "lag")),
     "rebalances": (rebalances, ("history",)),
     "findings": (findings, ("state", "lag", "findings")),
+    "orders": (orders, ("state",)),
 }
 # what is sent on request alone, with the parts that it depends on
 ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}

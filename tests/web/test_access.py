@@ -27,7 +27,7 @@ LOGIN = Login("X-User", "X-Groups", operators=frozenset({"alice", "@ops"}), view
 ALICE, BOB, EVE = {"X_User": "alice"}, {"X_User": "bob"}, {"X_User": "eve"}
 
 
-async def pause(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+async def pause(group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     if "oops" in given:
         raise ConfigError("oops is not known here")
     return {"group": group, "executed": given.get("confirm") == group}

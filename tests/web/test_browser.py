@@ -258,7 +258,7 @@ async def made(groups: int = 50) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def _nothing(group: str, given: Any) -> dict[str, Any]:
+async def _nothing(group: str, given: Any, user: str) -> dict[str, Any]:
     return {}
 
 
@@ -412,6 +412,10 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             press("Resume")
             press("Yes, resume g")
             page.sees("#phase", "stable")
+            press("Give the order")
+            page.sees("dialog", "The order cordon gives a member no further partitions")
+            press("Yes, cordon")
+            page.sees("dialog .answer", "is given")
             press("Reset offsets")
             page.sees("dialog .answer", "look at the plan of exactly this change first")
             page.run("document.querySelector('dialog input[name=note]').focus()")
@@ -421,6 +425,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             assert page.violations() == []
             press("Close")
             page.sees("#timeline", "◆")
+            page.sees("#orders", "cordon member worker-00@node-0#0")
             assert page.focused() == "Change…"
             assert TOKEN not in page.driver.page_source
             assert page.run(

@@ -179,6 +179,50 @@ async def test_changes_need_the_token_a_page_of_ours_and_json(zk_chroot: str) ->
         as_described("/api/groups/{group}/rebalance", json.loads(done.body), "post")
 
 
+async def test_orders_are_given_and_taken_back_with_the_name_of_the_user(zk_chroot: str) -> None:
+    async with written(zk_chroot) as group, served(zk_chroot) as it:
+        (a,) = await group.join(0)
+        await group.assign({a: frozenset(parts(t=2))})
+        await group.claim({a: frozenset(parts(t=2))})
+        await it.settled("g", 1)
+        put, remove = "/api/groups/g/orders/put", "/api/groups/g/orders/remove"
+        pin = {
+            "kind": "pin",
+            "arguments": {"partitions": {"t": "0"}, "place": {"rack": "r0"}},
+            "why": "disk",
+            "hours": 2,
+        }
+        for wrong in (
+            {**pin, "kind": "fly"},
+            {**pin, "arguments": {"partitions": {"t": "0"}}},
+            {**pin, "hours": -1},
+            {**pin, "why": 7},
+            {**pin, "more": 1},
+            {"kind": "freeze", "arguments": []},
+        ):
+            assert (await it.ask(put, wrong, Authorization=BEARER)).code == 400, wrong
+        assert (await it.ask(put, pin)).code == 401
+        done = await it.json(put, pin, Authorization=BEARER)
+        as_described("/api/groups/{group}/orders/put", done, "post")
+
+        async def shown() -> Any:
+            return (await it.json("/api/groups/g"))["orders"]
+
+        await wait_until_async(shown, PATIENCE_S, "the order on the page")
+        as_described("/api/groups/{group}", await it.json("/api/groups/g"))
+        (order,) = await shown()
+        assert (order["id"], order["who"], order["why"], order["state"]) == (done["order"], "token", "disk", "unknown")
+        assert order["expires"] - order["at"] == 7200
+        assert (await it.ask(remove, {"ids": ["o-00000000"]}, Authorization=BEARER)).code == 409
+        removed = await it.json(remove, {"ids": [order["id"]]}, Authorization=BEARER)
+        as_described("/api/groups/{group}/orders/remove", removed, "post")
+
+        async def gone() -> bool:
+            return await shown() == []
+
+        await wait_until_async(gone, PATIENCE_S, "no order on the page")
+
+
 async def test_events_tell_everything_and_then_what_changes(zk_chroot: str) -> None:
     async with written(zk_chroot) as group, served(zk_chroot) as it:
         (a,) = await group.join(0)

@@ -2,6 +2,7 @@
 
 import { element } from "./dom.js";
 import { plural, whole } from "./format.js";
+import { words as argumentsOf } from "./orders.js";
 import { state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -118,13 +119,48 @@ export const openActions = (group) => {
     field("To confirm, enter the name of the other group", again),
     button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
 
+  // -- orders ----------------------------------------------------------------------------------------------------
+  const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
+  const one = choice("order-member", names), second = choice("order-new", names);
+  const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
+  const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
+  const reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
+  const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
+  const chosen = () => Object.fromEntries(which.value.trim().split(/\s+/).filter(Boolean).map((each) => { const at = each.lastIndexOf(":"); if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`); return [each.slice(0, at), each.slice(at + 1)]; }));
+  const count = (input) => (input.value === "" ? null : Number(input.value));
+  const ORDERS = {
+    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), [field("Member", one)]],
+    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), [field("Member", one)]],
+    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), [field("From member", one), field("To member", second)]],
+    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: chosen(), place: JSON.parse(spot.value) }), [field("Partitions", which), field("Place", spot)]],
+    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: chosen(), places: [JSON.parse(spot.value)] }), [field("Partitions", which), field("Away from", spot)]],
+    freeze: ["moves no partition that has a live owner", () => ({}), []],
+    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), [field("At once", atOnce), field("In a minute", perMinute)]],
+  };
+  const order = choice("order-kind", Object.entries(ORDERS).map(([key, [says]]) => [key, `${key}: ${says}`])), details = element("div"), standing = element("div");
+  const pick = () => details.replaceChildren(...ORDERS[order.value][2]);
+  order.addEventListener("change", pick); pick();
+  const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Take back ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Taken back."; }))));
+  list();
+  const give = element("div", { class: "step" }), ready = element("button", { type: "button" }, "Give the order");
+  const idle = () => give.replaceChildren(ready);
+  ready.addEventListener("click", () => {
+    let body;
+    try { body = { kind: order.value, arguments: ORDERS[order.value][1](), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) }; } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; return; }
+    const yes = button(`Yes, ${order.value}`, "danger", async () => { const done = await ask(name, "orders/put", body); idle(); ready.focus(); return `Order ${done.order} is given. The leader carries it out; the summary shows its state.`; });
+    give.replaceChildren(element("p", {}, `The order ${order.value} ${ORDERS[order.value][0]}: ${argumentsOf(body) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It holds until it is taken back."}`), yes, " ", element("button", { type: "button", onclick: () => { idle(); ready.focus(); } }, "No"));
+    yes.focus();
+  });
+  idle();
+  const ordering = part("Orders", standing, field("Order", order), details, field("Why", reason), field("Hours", hours, "without a number it holds until it is taken back"), give);
+
   const words = element("input", { name: "note", maxlength: "500", placeholder: "version 1.4.2" });
   const sections = [
     ["rebalance", part("Recompute the assignment", twice("Rebalance", "rebalance", {}, "The leader computes the assignment anew. Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without a member that joins.", "Requested: the next generation will follow."))],
     ["pause", part("Pause and resume",
       twice("Pause", "pause", {}, `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
       twice("Resume", "resume", {}, "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
-    ["offsets/reset", reset], ["offsets/copy", copy],
+    ["orders/put", ordering], ["offsets/reset", reset], ["offsets/copy", copy],
     ["note", part("Mark a deployment", field("What happened", words, "it stands in the history beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
   ];
   const close = element("button", { type: "button", onclick: () => dialog.close() }, "Close");

@@ -5,6 +5,7 @@ import { element, link, say } from "./dom.js";
 import { findings } from "./findings.js";
 import { age, number, rate, span, whole } from "./format.js";
 import { map } from "./map.js";
+import { orders } from "./orders.js";
 import { figures, phaseBadge, section, swatch, to } from "./parts.js";
 import { cells, knownNow, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
@@ -58,7 +59,8 @@ export const groupFigures = (group) => {
 const RANGES = [[1, "1 hour"], [6, "6 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]];
 const LEGEND = [["fault", "a member crashed"], ["order", "an order"], ["deployment", "a deployment"], ["outage", "a cluster was away"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
 
-export const summary = (route, query) => {
+export const summary = (route, query, act) => {
+  const ordered = orders(act);
   const found = findings(route.group), grids = map(() => state.topics, query);
   const numbers = element("div", { id: "figures" });
   const members = new Table({ id: "members", label: "Members", columns: MEMBERS, key: (m) => m.id, tall: true, empty: "No members." });
@@ -93,7 +95,7 @@ export const summary = (route, query) => {
     update("series");
   };
   const body = element("div", { class: "body" },
-    element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node,
+    element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node, ordered.node,
     element("div", { class: "columns" },
       section("Owners", grids.node),
       section("Members", members.node)),
@@ -112,10 +114,11 @@ export const summary = (route, query) => {
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
     if (["group", "lag", "all"].includes(kind)) { members.show(state.group.members); grids.update(); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
+    if (["orders", "all"].includes(kind)) ordered.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }
     if (kind === "resize") grids.draw();
   };
   if (range > 1) loadPast();
   const ticking = setInterval(() => { if (state.group && !document.hidden) history(); }, 5000);
-  return { node: body, update, close: () => { members.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
+  return { node: body, update, close: () => { members.close(); ordered.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
 };

@@ -34,6 +34,7 @@ const connect = () => {
   };
   const on = (kind, take) => source.addEventListener(kind, (event) => { state.heard = now(); take(JSON.parse(event.data)); head?.update(); view?.update(kind); });
   on("clock", (value) => { state.hello = value; state.skew = value.now - Date.now() / 1000; });
+  on("orders", (value) => { state.orders = value; });
   on("events", (value) => { state.events = value; });
   on("overview", (value) => { state.overview = value; showLink(); });
   on("group", (value) => { learn(value); get("missing").hidden = true; get("view").hidden = false; showTitle(); });
@@ -109,8 +110,9 @@ const show = (first = false) => {
   view?.close();
   const main = get("view");
   if (!before || before.group !== next.group) connect();
-  view = VIEWS[next.view](next, query);
-  head = next.group === null ? null : groupHead(next, () => openActions(state.group));
+  const act = () => openActions(state.group);
+  view = VIEWS[next.view](next, query, act);
+  head = next.group === null ? null : groupHead(next, act);
   get("missing").hidden = true; main.hidden = false;
   main.replaceChildren(...[head?.node, view.node].filter(Boolean));
   crumbs(); showTitle(); head?.update(); view.update("all"); load();

@@ -33,6 +33,7 @@ LAZY = {
     "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
     "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
     "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
+    "deadletters": ("allocator.cli.deadletters:deadletters", "Records that a handler refused: list, redrive, discard."),
     "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli.orders:group", "Consumer groups: who is in them, who owns what; and orders to them."),
     "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
@@ -44,7 +45,7 @@ LAZY = {
 }
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
 TASKS = {
-    "Consume": ("run",),
+    "Consume": ("run", "deadletters"),
     "Look at groups": ("group", "top", "web", "doctor", "skew"),
     "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
     "Try it out": ("cluster", "traffic", "completion"),

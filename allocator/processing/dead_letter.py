@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +14,15 @@ from allocator.errors import AllocatorError, BrokerError
 from allocator.producer.producer import Producer
 from allocator.types import Record
 
-__all__ = ["DeadLetterTopic", "headers_of"]
+__all__ = ["CONNECT", "PREFIX", "REDRIVES", "SPRING", "DeadLetterTopic", "headers_of", "own_headers"]
 
 PREFIX = "allocator."
+# what Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write; tools know these names
+SPRING = "kafka_dlt-"
+CONNECT = "__connect.errors."
+REDRIVES = "allocator.redrives"  # how often the record was written back to its topic
 ERROR_BYTES = 1000  # of the error's text; more could make a record that just fits its topic too large
+STACK_BYTES = 4000
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # more: fewer requests; less: fits topics with a small max.message.bytes
 
@@ -94,20 +101,51 @@ class DeadLetterTopic:
 
 
 def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, bytes]]:
-    """The record's own headers, then ours: `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`,
-    `.error`, `.attempts`. Those of an earlier time as a dead letter stay; the last ones count.
+    """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
+    `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
+
+    Headers of an earlier time as a dead letter are left out, but for the count of redrives.
     """
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
     ours = {
         "topic": record.topic,
         "partition": str(record.partition),
         "offset": str(record.offset),
         "timestamp": str(record.timestamp),
         "group": group,
-        "error": f"{type(error).__module__}.{type(error).__qualname__}: {error}",
+        "error": f"{kind}: {error}",
         "attempts": str(attempts),
     }
     if record.key is None and record.value is None:
         ours["null_value"] = "true"
-    # as in every version so far: an empty value where there is none
-    kept = [(name, value if value is not None else b"") for name, value in record.headers]
-    return kept + [(PREFIX + name, text.encode()[:ERROR_BYTES]) for name, text in ours.items()]
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__)).encode()
+    time_type = (
+        "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
+    )
+    springs = {
+        "original-topic": record.topic.encode(),
+        "original-partition": struct.pack(">i", record.partition),
+        "original-offset": struct.pack(">q", record.offset),
+        "original-timestamp": struct.pack(">q", record.timestamp),
+        "original-timestamp-type": time_type.encode(),
+        "original-consumer-group": group.encode(),
+        "exception-fqcn": kind.encode(),
+        "exception-message": str(error).encode()[:ERROR_BYTES],
+        # the end: Python's innermost call, and the error itself
+        "exception-stacktrace": stack[-STACK_BYTES:],
+    }
+    return [
+        *own_headers(record),
+        *((PREFIX + name, text.encode()[:ERROR_BYTES]) for name, text in ours.items()),
+        *((SPRING + name, data) for name, data in springs.items()),
+    ]
+
+
+def own_headers(record: Record) -> list[tuple[str, bytes]]:
+    """The headers that a record had before it became a dead letter, and the count of its redrives."""
+    return [
+        # as in every version so far: an empty value where there is none
+        (name, value if value is not None else b"")
+        for name, value in record.headers
+        if name == REDRIVES or not name.startswith((PREFIX, SPRING, CONNECT))
+    ]

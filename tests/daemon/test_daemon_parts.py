@@ -202,7 +202,8 @@ async def test_the_watchdog_is_fed_in_time(tmp_path: Path) -> None:
 
 def test_the_headers_of_a_dead_letter_say_where_from_and_why() -> None:
     record = Record("orders", 3, 17, 1234, 0, b"k", b"v", [("trace", b"x"), ("empty", None)])
-    assert headers_of(record, "billing", ValueError("bad \u00e9"), 6) == [
+    headers = headers_of(record, "billing", ValueError("bad \u00e9"), 6)
+    assert headers[:9] == [
         ("trace", b"x"),
         ("empty", b""),
         ("allocator.topic", b"orders"),
@@ -213,6 +214,26 @@ def test_the_headers_of_a_dead_letter_say_where_from_and_why() -> None:
         ("allocator.error", "builtins.ValueError: bad \u00e9".encode()),
         ("allocator.attempts", b"6"),
     ]
+    assert headers[9:] == [
+        ("kafka_dlt-original-topic", b"orders"),
+        ("kafka_dlt-original-partition", b"\0\0\0\x03"),
+        ("kafka_dlt-original-offset", b"\0\0\0\0\0\0\0\x11"),
+        ("kafka_dlt-original-timestamp", b"\0\0\0\0\0\0\x04\xd2"),
+        ("kafka_dlt-original-timestamp-type", b"CreateTime"),
+        ("kafka_dlt-original-consumer-group", b"billing"),
+        ("kafka_dlt-exception-fqcn", b"builtins.ValueError"),
+        ("kafka_dlt-exception-message", "bad \u00e9".encode()),
+        ("kafka_dlt-exception-stacktrace", "ValueError: bad \u00e9\n".encode()),
+    ]
+
+
+def test_a_letter_that_failed_again_says_so_once_and_how_often_it_was_redriven() -> None:
+    first = Record("orders", 3, 17, 1234, 0, b"k", b"v", [("trace", b"x")])
+    letter = headers_of(first, "billing", ValueError("bad"), 6)
+    again = Record("orders", 3, 90, 1234, 0, b"k", b"v", [*letter, ("allocator.redrives", b"1")])
+    names = [name for name, _ in headers_of(again, "billing", ValueError("bad"), 6)]
+    assert len(names) == len(set(names)) == len(letter) + 1
+    assert names[:2] == ["trace", "allocator.redrives"]
 
 
 def test_a_long_error_is_cut_so_that_the_dead_letter_still_fits() -> None:

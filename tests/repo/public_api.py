@@ -14,6 +14,7 @@ MODULES = (
     "allocator",
     "allocator.assignors",
     "allocator.assignors.lag_aware",
+    "allocator.deadletters",
     "allocator.errors",
     "allocator.measures",
     "allocator.sinks",

@@ -49,6 +49,7 @@ ORDER = (
     "doctor",
     "spark",
     "migrate",
+    "deadletters",
     "web",
     "cli",
 )
@@ -64,6 +65,7 @@ APART = {
     "compat": {"daemon", "doctor", "spark", "migrate", "web"},
     "daemon": {"doctor", "spark", "migrate"},
     "doctor": {"consumer", "sinks", "fetch", "producer", "processing", "spark", "migrate"},
+    "deadletters": {"compat", "doctor", "spark"},
     "spark": {"web"},
 }
 MAY_IMPORT: dict[str, set[str]] = {

@@ -1,0 +1,244 @@
+"""`allocator deadletters`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, Optional
+
+import click
+
+from allocator.cli.output import Listing, console, print_json
+from allocator.clock import milliseconds
+from allocator.daemon.config import load
+from allocator.deadletters import DeadLetters, Letter, LetterFilter, Outcome
+from allocator.deadletters.letters import MAX_REDRIVES
+from allocator.errors import ConfigError
+from allocator.foreign import plain
+
+__all__ = ["deadletters"]
+
+SHOWN_BYTES = 4096
+
+
+@click.group()
+def deadletters() -> None:
+    """List the records that a handler refused for good, write them back to their topics, or discard them.
+
+    Reads what `allocator run`, Spring Kafka and Kafka Connect write to a dead-letter topic. What was done with a letter
+    is noted in the topic TOPIC.settled.
+    """
+
+
+def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds TOPIC and the connection options. The command gets `letters`, not entered yet, and `as_json`."""
+
+    @click.argument("topic", metavar="[TOPIC]", required=False)
+    @click.option(
+        "-c",
+        "--config",
+        type=click.Path(dir_okay=False),
+        help="Settings file of `allocator run`: gives the brokers and the dead-letter topic.",
+    )
+    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def with_topic(
+        topic: Optional[str], config: Optional[str], brokers: Optional[str], as_json: bool, **arguments: Any
+    ) -> None:
+        security = None
+        if config is not None:
+            settings = load(config)
+            topic = topic or settings.handler.dead_letter_topic
+            brokers = brokers or ",".join(settings.kafka.brokers)
+            security = settings.kafka.security() or None
+        if topic is None:
+            raise ConfigError("which topic? Name it, or give --config with a handler.dead_letter_topic")
+        if brokers is None:
+            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+        command(letters=DeadLetters(topic, brokers, security=security), as_json=as_json, **arguments)
+
+    return with_topic
+
+
+def with_filter(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that choose letters. The command gets `chosen`."""
+
+    @click.option("--error", default="", help="Letters whose error has this text, in any case.")
+    @click.option("--from-topic", default="", help="Letters of records of this topic.")
+    @click.option("--since", help="Letters written at this time or later, such as 2026-01-31T12:00:00Z.")
+    @click.option("--until", help="Letters written before this time.")
+    @click.option("--letter", "names", multiple=True, help="A letter, as PARTITION:OFFSET; may be repeated.")
+    @functools.wraps(command)
+    def chosen_letters(
+        error: str,
+        from_topic: str,
+        since: Optional[str],
+        until: Optional[str],
+        names: tuple[str, ...],
+        **arguments: Any,
+    ) -> None:
+        places = frozenset(map(_place, names))
+        chosen = LetterFilter(error, from_topic, _time("--since", since), _time("--until", until), places)
+        command(chosen=chosen, **arguments)
+
+    return chosen_letters
+
+
+@deadletters.command("list")
+@on_topic
+@with_filter
+@click.option("--settled", is_flag=True, help="List redriven and discarded letters too.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="List at most this many.")
+def list_command(letters: DeadLetters, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
+    """List the letters of TOPIC: where each came from, and why."""
+
+    async def read() -> tuple[list[Letter], int]:
+        found, count = [], 0
+        async with letters:
+            async for letter in letters.read(chosen, settled=settled):
+                count += 1
+                if count <= limit:
+                    found.append(letter)
+        return found, count
+
+    found, count = asyncio.run(read())
+    if as_json:
+        print_json({"topic": letters.topic, "count": count, "letters": [letter.to_json() for letter in found]})
+        return
+    console().print(_listing(found))
+    click.echo(f"{count} letters" + (f", {limit} of them listed" if count > limit else ""))
+
+
+@deadletters.command("show")
+@on_topic
+@click.option("--letter", "name", required=True, help="The letter, as PARTITION:OFFSET.")
+def show_command(letters: DeadLetters, as_json: bool, name: str) -> None:
+    """Show one letter: its first place, the error with its stack, headers, key and value."""
+    place = _place(name)
+
+    async def get() -> Letter | None:
+        async with letters:
+            return await letters.get(*place)
+
+    letter = asyncio.run(get())
+    if letter is None:
+        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` names those that it has")
+    record = letter.record
+    headers = [(key, _bytes(value)) for key, value in record.headers]
+    if as_json:
+        content = {"key": _bytes(record.key), "value": _bytes(record.value), "headers": headers, "stack": letter.stack}
+        print_json({**letter.to_json(), **content})
+        return
+    for key, value in letter.to_json().items():
+        click.echo(f"{key:<13} {plain(str(value))}")
+    for key, text in headers:
+        click.echo(f"header        {plain(key)}: {text}")
+    click.echo(f"key           {_bytes(record.key)}")
+    click.echo(f"value         {_bytes(record.value)}")
+    if letter.stack:
+        click.echo(f"\n{letter.stack}")
+
+
+@deadletters.command("redrive")
+@on_topic
+@with_filter
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Write at most this many letters a second.")
+@click.option(
+    "--max-redrives",
+    default=MAX_REDRIVES,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Refuse letters that were redriven this often.",
+)
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+def redrive_command(
+    letters: DeadLetters, as_json: bool, chosen: LetterFilter, rate: Optional[float], max_redrives: int, execute: bool
+) -> None:
+    """Write letters back to the topics and partitions that they came from, each once.
+
+    Each record and the note about it are one transaction, so the command may be killed and run again.
+    """
+
+    async def run() -> Outcome:
+        async with letters:
+            return await letters.redrive(chosen, execute=execute, rate=rate, max_redrives=max_redrives)
+
+    _print_outcome(asyncio.run(run()), "redriven", execute, as_json)
+
+
+@deadletters.command("discard")
+@on_topic
+@with_filter
+@click.option("--reason", default="", help="Why, for those who list settled letters.")
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+def discard_command(letters: DeadLetters, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
+    """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""
+
+    async def run() -> Outcome:
+        async with letters:
+            return await letters.discard(chosen, execute=execute, reason=reason)
+
+    _print_outcome(asyncio.run(run()), "discarded", execute, as_json)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+
+
+def _listing(letters: list[Letter]) -> Listing:
+    listing = Listing(
+        "letter", "written", "from", "offset", "attempts", "redrives", "error", "settled", right=(3, 4, 5)
+    )
+    for letter in letters:
+        original = letter.original
+        listing.add(
+            letter.name,
+            datetime.fromtimestamp(letter.record.timestamp / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            None if original is None else f"{original.topic}:{original.partition}",
+            letter.original_offset,
+            letter.attempts,
+            letter.redrives,
+            letter.error,
+            "" if letter.settled is None else f"{letter.settled.action} by {letter.settled.by}",
+        )
+    return listing
+
+
+def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) -> None:
+    if as_json:
+        refused = [{**letter.to_json(), "refused": why} for letter, why in outcome.refused]
+        print_json({"executed": execute, done: [each.to_json() for each in outcome.done], "refused": refused})
+        return
+    if not execute and outcome.done:
+        console().print(_listing(outcome.done))
+    for letter, why in outcome.refused:
+        click.echo(f"refused: {letter.name}: {plain(why)}")
+    if execute:
+        click.echo(f"{len(outcome.done)} letters {done}")
+    else:
+        click.echo(f"{len(outcome.done)} letters would be {done}; nothing was changed; add --execute to do it")
+
+
+def _place(name: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,18}", name):
+        raise ConfigError(f"letter {name!r} is not PARTITION:OFFSET, such as 0:17")
+    partition, _, offset = name.partition(":")
+    return int(partition), int(offset)
+
+
+def _time(option: str, text: Optional[str]) -> int | None:
+    try:
+        return None if text is None else milliseconds(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})") from None
+
+
+def _bytes(data: bytes | None) -> str | None:
+    """Text as it is, and other bytes escaped; a long value is cut."""
+    if data is None:
+        return None
+    text = plain(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
+    return text if len(data) <= SHOWN_BYTES else f"{text} … ({len(data)} bytes)"

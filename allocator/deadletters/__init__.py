@@ -1,0 +1,11 @@
+"""Dead letters: listed, written back to their topics, or discarded.
+
+In: a dead-letter topic, filled by `allocator run`, Spring Kafka or Kafka Connect, and a choice of its letters.
+Out: letters; records in their first topics, and notes in the topic `<letters>.settled`, in one transaction.
+Reads with a `Consumer` without a group, writes with a `TransactionalWriter`. Deletes nothing.
+"""
+
+from allocator.deadletters.letter import Letter, LetterFilter, Settled
+from allocator.deadletters.letters import DeadLetters, Outcome
+
+__all__ = ["DeadLetters", "Letter", "LetterFilter", "Outcome", "Settled"]

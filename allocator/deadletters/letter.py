@@ -1,0 +1,177 @@
+"""One dead letter: the record, and what its headers say of its first place and of the error. Pure.
+
+Headers of three writers are read: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are big-endian
+integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from allocator.daemon.dead_letter import CONNECT, PREFIX, REDRIVES, SPRING, own_headers
+from allocator.foreign import plain
+from allocator.producer.transaction import NewRecord
+from allocator.types import Record, TopicPartition
+
+__all__ = ["Letter", "LetterFilter", "Settled"]
+
+
+class Settled(NamedTuple):
+    """What became of a letter: "redriven" or "discarded", when (milliseconds since the epoch), by whom, and why."""
+
+    action: str
+    at_ms: int
+    by: str
+    reason: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> Settled | None:
+        """None for what no version wrote."""
+        try:
+            found = json.loads(data or b"")
+            return cls(str(found["action"]), int(found["at_ms"]), str(found["by"]), str(found.get("reason", "")))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A record of a dead-letter topic. What its headers do not say is None, or "" for texts."""
+
+    place: TopicPartition
+    """The letter's own partition."""
+    offset: int
+    """The letter's own offset."""
+    record: Record
+    original: Optional[TopicPartition]
+    original_offset: Optional[int]
+    original_timestamp: int
+    """Milliseconds since the epoch; the letter's own where the headers do not have it."""
+    group: str
+    error: str
+    """The error's class and message."""
+    stack: str
+    attempts: Optional[int]
+    redrives: int
+    """How often the record was written back to its topic before."""
+    settled: Optional[Settled] = None
+
+    @classmethod
+    def of(cls, record: Record, settled: Settled | None = None) -> Letter:
+        """Reads the headers; of several with one name the last counts."""
+        headers = {name: value for name, value in record.headers if value is not None}
+        topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
+        number = _number(headers, "partition", ">i")
+        timestamp = _number(headers, "timestamp", ">q")
+        return cls(
+            TopicPartition(record.topic, record.partition),
+            record.offset,
+            record,
+            TopicPartition(topic, number) if topic and number is not None else None,
+            _number(headers, "offset", ">q"),
+            record.timestamp if timestamp is None else timestamp,
+            _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
+            _error(headers),
+            _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
+            _integer(headers.get(PREFIX + "attempts")),
+            _integer(headers.get(REDRIVES)) or 0,
+            settled,
+        )
+
+    @property
+    def name(self) -> str:
+        """The letter's place as commands take it: "partition:offset"."""
+        return f"{self.place.partition}:{self.offset}"
+
+    def redriven(self) -> NewRecord:
+        """The record as it was, with one header more: how often it was redriven."""
+        record = self.record
+        null = dict(record.headers).get(PREFIX + "null_value") == b"true"
+        kept = [each for each in own_headers(record) if each[0] != REDRIVES]
+        headers = [*kept, (REDRIVES, str(self.redrives + 1).encode())]
+        return NewRecord(record.key, None if null else record.value, self.original_timestamp, headers)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: without the record's bytes."""
+        original = self.original
+        return {
+            "letter": self.name,
+            "topic": None if original is None else original.topic,
+            "partition": None if original is None else original.partition,
+            "offset": self.original_offset,
+            "timestamp_ms": self.record.timestamp,
+            "group": self.group,
+            "error": self.error,
+            "attempts": self.attempts,
+            "redrives": self.redrives,
+            "settled": None if self.settled is None else self.settled._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class LetterFilter:
+    """Which letters are meant; empty: all that are not settled.
+
+    `error`: a part of the error's class or message. `topic`: the first topic. `since_ms` and `until_ms`: when the
+    letter was written, in milliseconds since the epoch, `until_ms` excluded. `places`: (partition, offset) of letters.
+    """
+
+    error: str = ""
+    topic: str = ""
+    since_ms: Optional[int] = None
+    until_ms: Optional[int] = None
+    places: frozenset[tuple[int, int]] = frozenset()
+
+    def matches(self, letter: Letter) -> bool:
+        written_ms = letter.record.timestamp
+        return (
+            self.error.casefold() in letter.error.casefold()
+            and (not self.topic or (letter.original is not None and letter.original.topic == self.topic))
+            and (self.since_ms is None or written_ms >= self.since_ms)
+            and (self.until_ms is None or written_ms < self.until_ms)
+            and (not self.places or (letter.place.partition, letter.offset) in self.places)
+        )
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _error(headers: Mapping[str, bytes]) -> str:
+    ours = _text(headers, PREFIX + "error")
+    if ours:
+        return ours
+    kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
+    message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
+    return ": ".join(filter(None, (kind, message)))
+
+
+def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:
+    found = next((headers[name] for name in names if name in headers), b"")
+    return plain(found.decode(errors="replace"), lines=lines)
+
+
+def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
+    springs = headers.get(SPRING + "original-" + name)
+    for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
+        number = _integer(text)
+        if number is not None:
+            return number
+    if springs is not None and len(springs) == struct.calcsize(format):
+        return int(struct.unpack(format, springs)[0])
+    return None
+
+
+def _integer(text: bytes | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,233 @@
+"""Records to several partitions, all or none of them (KIP-98).
+
+Protocol: FindCoordinator for transactions, InitProducerId, AddPartitionsToTxn, Produce, EndTxn, in the versions before
+KIP-890, which brokers from 0.11 to 4.x take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Optional
+
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
+
+from allocator.client.client import KafkaClient
+from allocator.client.errors import for_code
+from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
+from allocator.producer.builder import BatchBuilder
+from allocator.producer.encode import Encoded
+from allocator.types import TopicPartition
+
+__all__ = ["NewRecord", "TransactionalWriter"]
+
+log = logging.getLogger(__name__)
+
+TRANSACTION: Final = 1  # the kind of coordinator
+TRANSACTIONAL: Final = 0x10  # attribute of a batch
+# the newest versions in which partitions are added by a request of their own, and the epoch stays in a commit
+ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
+DUPLICATE_SEQUENCE = 46
+REPLACED: Final = frozenset((47, 90))  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+
+
+class NewRecord(NamedTuple):
+    """A record to write. `timestamp` is milliseconds since the epoch."""
+
+    key: Optional[bytes]
+    value: Optional[bytes]
+    timestamp: int
+    headers: Sequence[tuple[str, Optional[bytes]]] = ()
+
+
+class TransactionalWriter:
+    """Writes transactions under one name, one at a time.
+
+    Guarantee: a reader with isolation_level "read_committed" sees all records of a `write` or none, and a `write` that
+    returned is seen. `open` ends what a writer of the same name left unfinished, in whatever process it was, and that
+    writer can write no more. Other readers also see the records of transactions that were given up.
+    """
+
+    def __init__(self, client: KafkaClient, name: str, *, timeout_s: float = 60.0) -> None:
+        self._client = client
+        self._name = name
+        self._timeout_s = timeout_s
+        self._coordinator: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._sequences: dict[TopicPartition, int] = defaultdict(int)
+
+    async def open(self) -> None:
+        """Takes the name over. Raises ConfigError for brokers without transactions, BrokerError."""
+        if self._client.api_version(EndTxnRequest) is None:
+            name = ".".join(map(str, self._client.broker_version))
+            raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
+        request = InitProducerIdRequest(
+            transactional_id=self._name,
+            transaction_timeout_ms=int(self._timeout_s * 1000),
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=INIT_VERSION,
+        )
+        answer = await self._ask(request, lambda response: response.error_code)
+        self._identity = answer.producer_id, answer.producer_epoch
+        self._sequences.clear()
+
+    async def write(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
+        """Writes all of these, in their order within a partition. Raises BrokerError or TopicNotFound.
+
+        After an error nothing is written, unless the answer to the commit was lost; call `open` before the next write.
+        """
+        identity = self._identity
+        if identity is None:
+            raise RuntimeError("call open() first")
+        self._identity = None
+        try:
+            await self._client.refresh({partition.topic for partition in records})
+            await self._add(records, identity)
+            await self._produce({partition: _encoded(each) for partition, each in records.items()}, identity)
+        except BaseException:
+            with contextlib.suppress(AllocatorError):
+                await self._end(identity, commit=False)
+            raise
+        await self._end(identity, commit=True)
+        self._identity = identity
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    async def _add(self, partitions: Mapping[TopicPartition, Any], identity: tuple[int, int]) -> None:
+        kind = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        topics = defaultdict(list)
+        for partition in sorted(partitions):
+            topics[partition.topic].append(partition.partition)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._name,
+            v3_and_below_producer_id=identity[0],
+            v3_and_below_producer_epoch=identity[1],
+            v3_and_below_topics=[kind(name=name, partitions=numbers) for name, numbers in topics.items()],
+            max_version=ADD_VERSION,
+        )
+
+        def code(response: Any) -> int:
+            codes = [
+                each.partition_error_code
+                for topic in response.results_by_topic_v3_and_below
+                for each in topic.results_by_partition
+            ]
+            return next((one for one in codes if one), 0)
+
+        await self._ask(request, code)
+
+    async def _produce(self, batches: Mapping[TopicPartition, Encoded], identity: tuple[int, int]) -> None:
+        left = {p: batch.stamped(*identity, self._sequences[p]) for p, batch in batches.items()}
+        deadline = time.monotonic() + self._timeout_s
+        error: AllocatorError
+        while True:
+            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
+            for partition in left:
+                leader = self._client.leader(partition)
+                by_leader[-1 if leader is None else leader].append(partition)
+            error = TopicNotFound(sorted({p.topic for p in by_leader.get(-1, ())}))
+            for leader in by_leader.keys() - {-1}:
+                try:
+                    codes = await self._send(leader, {p: left[p] for p in by_leader[leader]})
+                except BrokerError as failed:
+                    error = failed
+                    codes = {}
+                for partition, code in codes.items():
+                    if code in (0, DUPLICATE_SEQUENCE):
+                        del left[partition]
+                        self._sequences[partition] += batches[partition].records
+                    else:
+                        error = self._refusal(code, f"{partition.topic}:{partition.partition}")
+                        if not error.retriable:
+                            raise error
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                raise error
+            await asyncio.sleep(self._client.retry_backoff_s)
+            with contextlib.suppress(AllocatorError):
+                await self._client.refresh({partition.topic for partition in left})
+
+    async def _send(self, leader: int, data: Mapping[TopicPartition, bytes]) -> dict[TopicPartition, int]:
+        kind = ProduceRequest.TopicProduceData
+        topics: dict[str, list[Any]] = defaultdict(list)
+        for partition, records in data.items():
+            topics[partition.topic].append(kind.PartitionProduceData(index=partition.partition, records=records))
+        request = ProduceRequest(
+            transactional_id=self._name,
+            acks=-1,
+            timeout_ms=int(self._timeout_s * 1000),
+            topic_data=[kind(name=name, partition_data=parts) for name, parts in topics.items()],
+            max_version=PRODUCE_VERSION,
+        )
+        response = await self._client.send(leader, request)
+        return {
+            TopicPartition(topic.name, each.index): each.error_code
+            for topic in response.responses
+            for each in topic.partition_responses
+        }
+
+    async def _end(self, identity: tuple[int, int], *, commit: bool) -> None:
+        request = EndTxnRequest(
+            transactional_id=self._name,
+            producer_id=identity[0],
+            producer_epoch=identity[1],
+            committed=commit,
+            max_version=END_VERSION,
+        )
+        await self._ask(request, lambda response: response.error_code)
+
+    async def _ask(self, request: Any, code_of: Callable[[Any], int]) -> Any:
+        """Asks the coordinator until it has carried the request out. Raises BrokerError."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                if self._coordinator is None:
+                    self._coordinator = await self._find()
+                response = await self._client.send(self._coordinator, request)
+                code = code_of(response)
+                if not code:
+                    return response
+                error = self._refusal(code, f"transaction {self._name!r}")
+                if code in (NOT_AVAILABLE, NOT_COORDINATOR):
+                    self._coordinator = None
+                error.retriable = error.retriable or code in (LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT)
+            except BrokerError as failed:
+                self._coordinator = None
+                error = failed
+            if not error.retriable or time.monotonic() > deadline:
+                raise error
+            await asyncio.sleep(self._client.retry_backoff_s)
+
+    async def _find(self) -> int:
+        request = FindCoordinatorRequest(key=self._name, key_type=TRANSACTION, max_version=3)
+        response = await self._client.send_any(request)
+        if response.error_code:
+            error = for_code(response.error_code, f"transaction {self._name!r}: cannot find its coordinator")
+            error.retriable = error.retriable or response.error_code in (LOADING, NOT_AVAILABLE)
+            raise error
+        self._client.note_broker(response.node_id, response.host, response.port)
+        return int(response.node_id)
+
+    def _refusal(self, code: int, what: str) -> BrokerError:
+        if code in REPLACED:
+            return BrokerError(
+                f"{what}: another process has begun to write as {self._name!r}, and this one ends", code=code
+            )
+        return for_code(code, what)
+
+
+def _encoded(records: Sequence[NewRecord]) -> Encoded:
+    builder = BatchBuilder(2, 0)
+    for record in records:
+        builder.append(record.key, record.value, record.headers, record.timestamp)
+    batch = builder.encode()
+    assert isinstance(batch, Encoded)
+    return batch._replace(attributes=batch.attributes | TRANSACTIONAL)

@@ -1,0 +1,163 @@
+"""Dead letters on a real broker, by the library and by the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from allocator import Consumer, TopicPartition
+from allocator.cli import main
+from allocator.daemon.dead_letter import DeadLetterTopic
+from allocator.deadletters import DeadLetters, LetterFilter
+from allocator.errors import BrokerError, TopicNotFound
+from allocator.producer.transaction import TransactionalWriter
+from allocator.testing import LocalCluster
+from allocator.types import Record
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+async def fill(cluster: LocalCluster, dead: str, orders: str, count: int) -> None:
+    letters = DeadLetterTopic(dead, cluster.bootstrap, "billing")
+    records = [Record(orders, n % 2, n, 1000 + n, 0, b"k%d" % n, b"v%d" % n, []) for n in range(count)]
+    for number, record in enumerate(records):
+        await letters.send([record], TimeoutError("slow") if number % 2 else ValueError("bad"), 3)
+    await letters.close()
+
+
+async def values(cluster: LocalCluster, topic: str, isolation: str) -> list[tuple[int, bytes]]:
+    """What is in the topic now: partition and value."""
+    found: list[tuple[int, bytes]] = []
+    partitions = [TopicPartition(topic, n) for n in range(2)]
+    async with Consumer(
+        brokers=cluster.bootstrap,
+        group=None,
+        membership="fixed",
+        partitions=partitions,
+        isolation_level=isolation,  # type: ignore[arg-type]
+        max_wait_s=0.05,
+    ) as consumer:
+        ends = await consumer.end_offsets(partitions)
+        while any([await consumer.position(each) < ends[each] for each in partitions]):
+            batch = await consumer.getbatch(0.1)
+            found += [(record.partition, record.value) for record in batch or ()]
+    return sorted(found)
+
+
+async def collected(letters: AsyncIterator[object]) -> int:
+    return len([letter async for letter in letters])
+
+
+async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_record_comes_once(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, dead = topic_factory(2), topic_factory(1)
+    await fill(kafka_cluster, dead, orders, 20)
+
+    async def killed(*_: object, **options: object) -> None:
+        raise Killed
+
+    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+        planned = await letters.redrive()
+        assert len(planned.done) == 20
+        assert await values(kafka_cluster, orders, "read_uncommitted") == []
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionalWriter, "_end", killed)
+            with pytest.raises(Killed):
+                await letters.redrive(execute=True)
+    # the records are in the log, and no transaction has them yet
+    assert len(await values(kafka_cluster, orders, "read_uncommitted")) == 20
+    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+        timeouts = LetterFilter(error="timeouterror")
+        assert len((await letters.redrive(timeouts, execute=True, rate=200)).done) == 10
+        assert len((await letters.redrive(execute=True)).done) == 10
+        assert (await letters.redrive(execute=True)).done == []
+        assert await collected(letters.read()) == 0
+        assert await collected(letters.read(settled=True)) == 20
+    everything = sorted((n % 2, b"v%d" % n) for n in range(20))
+    assert await values(kafka_cluster, orders, "read_committed") == everything
+
+
+async def test_a_process_that_was_replaced_writes_nothing_more(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, dead = topic_factory(2), topic_factory(1)
+    await fill(kafka_cluster, dead, orders, 4)
+    produce = TransactionalWriter._produce
+
+    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+
+        async def frozen(*arguments: object) -> None:
+            monkeypatch.setattr(TransactionalWriter, "_produce", produce)
+            async with DeadLetters(dead, kafka_cluster.bootstrap) as other:
+                assert len((await other.redrive(execute=True)).done) == 4
+            await produce(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(TransactionalWriter, "_produce", frozen)
+        with pytest.raises(BrokerError, match="another process has begun to write"):
+            await letters.redrive(execute=True)
+    assert len(await values(kafka_cluster, orders, "read_committed")) == 4
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["deadletters", *arguments])
+
+
+def test_the_command_lists_shows_redrives_and_discards(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    import asyncio
+
+    orders, dead = topic_factory(2), topic_factory(1)
+    asyncio.run(fill(kafka_cluster, dead, orders, 4))
+    where = [dead, "--brokers", kafka_cluster.bootstrap]
+    listed = run("list", *where, "--error", "slow")
+    assert "2 letters" in listed.output
+    assert f"{orders}:1" in listed.output
+    shown = json.loads(run("show", *where, "--letter", "0:1", "--json").output)
+    assert (shown["topic"], shown["offset"], shown["value"]) == (orders, 1, "v1")
+    assert shown["stack"].endswith("TimeoutError: slow\n")
+    assert "value         v1" in run("show", *where, "--letter", "0:1").output
+    dry = run("discard", *where, "--letter", "0:0")
+    assert "1 letters would be discarded; nothing was changed" in dry.output
+    done = json.loads(run("discard", *where, "--letter", "0:0", "--reason", "a test", "--execute", "--json").output)
+    assert [each["letter"] for each in done["discarded"]] == ["0:0"]
+    assert "3 letters redriven" in run("redrive", *where, "--execute").output
+    assert "0 letters would be redriven" in run("redrive", *where).output
+    settled = json.loads(run("list", *where, "--settled", "--json").output)["letters"]
+    assert {each["letter"]: each["settled"]["action"] for each in settled} == {
+        "0:0": "discarded",
+        **dict.fromkeys(("0:1", "0:2", "0:3"), "redriven"),
+    }
+    assert settled[0]["settled"]["reason"] == "a test"
+    for wrong in (["show", *where, "--letter", "0-1"], ["list", *where, "--since", "yesterday"], ["list"]):
+        assert run(*wrong).exit_code == 2
+
+
+async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    orders, dead = topic_factory(2), topic_factory(1)
+    letters = DeadLetterTopic(dead, kafka_cluster.bootstrap, "billing")
+    often = Record(orders, 0, 7, 1000, 0, None, b"v", [("allocator.redrives", b"3")])
+    gone = Record(orders, 9, 7, 1000, 0, None, b"v", [])
+    await letters.send([often, gone], ValueError("bad"), 1)
+    await letters.close()
+    kafka_cluster.produce(dead, [b"no headers"])
+    async with DeadLetters(dead, kafka_cluster.bootstrap) as found:
+        outcome = await found.redrive(execute=True)
+        assert outcome.done == []
+        reasons = [why for _, why in outcome.refused]
+        assert "redriven 3 times before" in reasons[0]
+        assert f"partition {orders}:9 does not exist" in reasons[1]
+        assert "do not say which topic" in reasons[2]
+        assert len((await found.redrive(max_redrives=4)).done) == 1
+        assert await found.get(0, 99) is None
+    with pytest.raises(TopicNotFound):
+        async with DeadLetters("missing", kafka_cluster.bootstrap):
+            pass

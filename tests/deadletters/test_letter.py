@@ -1,0 +1,87 @@
+"""What the headers of a dead letter say, of three writers."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from allocator.daemon.dead_letter import headers_of
+from allocator.deadletters import Letter, LetterFilter, Settled
+from allocator.types import Record, TopicPartition
+
+ORDERS = TopicPartition("orders", 3)
+STACK = "Traceback:\n  line 1\nValueError: bad"
+SPRING = [
+    ("kafka_dlt-original-topic", b"orders"),
+    ("kafka_dlt-original-partition", struct.pack(">i", 3)),
+    ("kafka_dlt-original-offset", struct.pack(">q", 17)),
+    ("kafka_dlt-original-timestamp", struct.pack(">q", 1234)),
+    ("kafka_dlt-original-consumer-group", b"billing"),
+    ("kafka_dlt-exception-fqcn", b"ValueError"),
+    ("kafka_dlt-exception-message", b"bad"),
+    ("kafka_dlt-exception-stacktrace", STACK.encode()),
+]
+CONNECT = [
+    ("__connect.errors.topic", b"orders"),
+    ("__connect.errors.partition", b"3"),
+    ("__connect.errors.offset", b"17"),
+    ("__connect.errors.connector.name", b"billing"),
+    ("__connect.errors.exception.class.name", b"ValueError"),
+    ("__connect.errors.exception.message", b"bad"),
+    ("__connect.errors.exception.stacktrace", STACK.encode()),
+]
+
+
+def of(headers: list[tuple[str, bytes | None]], **more: object) -> Letter:
+    return Letter.of(Record("dead", 0, 5, 2000, 0, b"k", b"v", headers))
+
+
+@pytest.mark.parametrize("headers", [SPRING, CONNECT], ids=["spring", "connect"])
+def test_letters_of_other_writers_say_the_same(headers: list[tuple[str, bytes | None]]) -> None:
+    letter = of(headers)
+    assert (letter.original, letter.original_offset, letter.group) == (ORDERS, 17, "billing")
+    assert (letter.error, letter.stack, letter.attempts, letter.redrives) == ("ValueError: bad", STACK, None, 0)
+
+
+def test_a_letter_is_redriven_as_the_record_that_it_was() -> None:
+    record = Record("orders", 3, 17, 1234, 0, None, None, [("trace", b"x")])
+    letter = of([*headers_of(record, "billing", ValueError("bad"), 6)])
+    assert (letter.original, letter.original_offset, letter.attempts) == (ORDERS, 17, 6)
+    assert letter.error == "builtins.ValueError: bad"
+    again = letter.redriven()
+    assert (again.value, again.timestamp) == (None, 1234)
+    assert again.headers == [("trace", b"x"), ("allocator.redrives", b"1")]
+    once_more = of([*again.headers, *headers_of(record, "billing", ValueError("bad"), 6)])
+    assert once_more.redrives == 1
+    assert once_more.redriven().headers[-1] == ("allocator.redrives", b"2")
+
+
+def test_what_the_headers_do_not_say_is_none() -> None:
+    letter = of([("kafka_dlt-original-partition", b"3"), ("allocator.attempts", b"many"), ("null", None)])
+    assert (letter.original, letter.original_offset, letter.attempts, letter.error) == (None, None, None, "")
+    assert letter.original_timestamp == 2000
+
+
+def test_a_filter_takes_the_letters_that_fit_it_in_all_ways() -> None:
+    letter = of(SPRING)  # type: ignore[arg-type]
+    for fits in (
+        LetterFilter(),
+        LetterFilter(error="valueerror", topic="orders", since_ms=2000, until_ms=2001, places=frozenset({(0, 5)})),
+    ):
+        assert fits.matches(letter)
+    for fails in (
+        LetterFilter(error="timeout"),
+        LetterFilter(topic="order"),
+        LetterFilter(since_ms=2001),
+        LetterFilter(until_ms=2000),
+        LetterFilter(places=frozenset({(1, 5)})),
+    ):
+        assert not fails.matches(letter)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b'{"action": "redriven", "at_ms": "x", "by": "me"}'])
+def test_a_note_that_no_version_wrote_is_none(data: bytes | None) -> None:
+    assert Settled.decode(data) is None
+    note = Settled("discarded", 1, "me@host", "old")
+    assert Settled.decode(note.encode()) == note

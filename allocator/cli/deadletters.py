@@ -11,10 +11,11 @@ from typing import Any, Optional
 
 import click
 
+from allocator.cli.group import Seconds
 from allocator.cli.output import Listing, console, print_json
 from allocator.clock import milliseconds
 from allocator.daemon.config import load
-from allocator.deadletters import DeadLetters, Letter, LetterFilter, Outcome
+from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.deadletters.letters import MAX_REDRIVES
 from allocator.errors import ConfigError
 from allocator.foreign import plain
@@ -44,10 +45,18 @@ def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Settings file of `allocator run`: gives the brokers and the dead-letter topic.",
     )
     @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+    @click.option(
+        "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait until the brokers respond."
+    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_topic(
-        topic: Optional[str], config: Optional[str], brokers: Optional[str], as_json: bool, **arguments: Any
+        topic: Optional[str],
+        config: Optional[str],
+        brokers: Optional[str],
+        timeout: float,
+        as_json: bool,
+        **arguments: Any,
     ) -> None:
         security = None
         if config is not None:
@@ -59,7 +68,9 @@ def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ConfigError("which topic? Name it, or give --config with a handler.dead_letter_topic")
         if brokers is None:
             raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
-        command(letters=DeadLetters(topic, brokers, security=security), as_json=as_json, **arguments)
+        command(
+            letters=DeadLetterQueue(topic, brokers, security=security, timeout_s=timeout), as_json=as_json, **arguments
+        )
 
     return with_topic
 
@@ -93,7 +104,7 @@ def with_filter(command: Callable[..., Any]) -> Callable[..., Any]:
 @with_filter
 @click.option("--settled", is_flag=True, help="List redriven and discarded letters too.")
 @click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="List at most this many.")
-def list_command(letters: DeadLetters, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
+def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
     """List the letters of TOPIC: where each came from, and why."""
 
     async def read() -> tuple[list[Letter], int]:
@@ -116,7 +127,7 @@ def list_command(letters: DeadLetters, as_json: bool, chosen: LetterFilter, sett
 @deadletters.command("show")
 @on_topic
 @click.option("--letter", "name", required=True, help="The letter, as PARTITION:OFFSET.")
-def show_command(letters: DeadLetters, as_json: bool, name: str) -> None:
+def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     """Show one letter: its first place, the error with its stack, headers, key and value."""
     place = _place(name)
 
@@ -146,7 +157,11 @@ def show_command(letters: DeadLetters, as_json: bool, name: str) -> None:
 @deadletters.command("redrive")
 @on_topic
 @with_filter
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Write at most this many letters a second.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Write at most this many letters a second (default: no limit).",
+)
 @click.option(
     "--max-redrives",
     default=MAX_REDRIVES,
@@ -156,7 +171,12 @@ def show_command(letters: DeadLetters, as_json: bool, name: str) -> None:
 )
 @click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 def redrive_command(
-    letters: DeadLetters, as_json: bool, chosen: LetterFilter, rate: Optional[float], max_redrives: int, execute: bool
+    letters: DeadLetterQueue,
+    as_json: bool,
+    chosen: LetterFilter,
+    rate: Optional[float],
+    max_redrives: int,
+    execute: bool,
 ) -> None:
     """Write letters back to the topics and partitions that they came from, each once.
 
@@ -175,7 +195,7 @@ def redrive_command(
 @with_filter
 @click.option("--reason", default="", help="Why, for those who list settled letters.")
 @click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
-def discard_command(letters: DeadLetters, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
+def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
     """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""
 
     async def run() -> Outcome:

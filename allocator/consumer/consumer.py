@@ -309,6 +309,8 @@ class Consumer:
             "drain_timeout_s": drain_timeout_s,
             "commit_interval_s": commit_interval_s,
         }
+        if self._engine.sink is not None and ordering != "partition":
+            raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
         made, settings = processor(handler, self._deserialize(), self.group, given)
         engine = Processor(made, settings, dead_letters=dead_letters(dead_letter_topic, self._engine))
         await engine.run(RunningConsumer(self, self._engine, engine))

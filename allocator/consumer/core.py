@@ -98,6 +98,7 @@ class ConsumerCore:
             gate=self.may_take,
             **fetch,
         )
+        self.sink = sink
         self._ownership = Ownership(
             self.state,
             self.progress,

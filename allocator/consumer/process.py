@@ -112,6 +112,10 @@ class OwnConsumer:
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         return None if self._engine.group is None else await self._consumer.committed(partition)
 
+    @property
+    def keeps_positions(self) -> bool:
+        return self._engine.sink is not None
+
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
         return self._engine.progress.done_beyond(partition)
 

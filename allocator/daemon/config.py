@@ -196,6 +196,11 @@ class HandlerSection:
     skip_on: tuple[str, ...] | None = shared("skip_on", table=HANDLING)
     stop_on: tuple[str, ...] | None = shared("stop_on", table=HANDLING)
     dead_letter_topic: str | None = shared("dead_letter_topic", table=HANDLING)
+    sink: str | None = setting(
+        Text(check=_check_target, what='"package.module:name"'),
+        None,
+        "A sink of `allocator.sinks` that the handler writes to: the group begins where the sink says.",
+    )
     drain_timeout_s: float = shared("drain_timeout_s", table=HANDLING)
 
 
@@ -341,6 +346,8 @@ def check_together(config: Config, reader: SettingsReader) -> None:
             reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")
         if group.pattern is not None and re.match(group.pattern, handler.dead_letter_topic):
             reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
+    if handler.sink is not None and handler.ordering != "partition":
+        reader.fault(["handler.sink", "handler.ordering"], "a sink takes the records of a partition in order")
     if handler.mode == "batch" and handler.ordering != "partition":
         reader.fault(["handler.mode", "handler.ordering"], "a batch has records of many keys; use mode record")
     if handler.dead_letter_on is not None and handler.dead_letter_topic is None:

@@ -31,6 +31,7 @@ from allocator.processing.policy import ErrorPolicy, Retries, load_errors
 from allocator.processing.processor import ProcessSettings
 from allocator.processing.subprocesses import check_picklable
 from allocator.subscription.listener import RebalanceListener
+from allocator.targets import find
 from allocator.tasks import TaskGroup, first_of
 from allocator.zookeeper.client import ZooKeeper
 
@@ -141,6 +142,8 @@ def _daemon(
     options = config.consumer_options()
     if brokers is not None:
         options["brokers"] = brokers
+    if settings.sink is not None:
+        options["sink"] = find(settings.sink, f"sink {settings.sink!r}", here=True)
     dead_letters = None
     if settings.dead_letter_topic is not None:
         dead_letters = DeadLetterTopic(

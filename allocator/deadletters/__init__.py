@@ -6,6 +6,6 @@ Reads with a `Consumer` without a group, writes with a `TransactionalWriter`. De
 """
 
 from allocator.deadletters.letter import Letter, LetterFilter, Settled
-from allocator.deadletters.letters import DeadLetters, Outcome
+from allocator.deadletters.letters import DeadLetterQueue, Outcome
 
-__all__ = ["DeadLetters", "Letter", "LetterFilter", "Outcome", "Settled"]
+__all__ = ["DeadLetterQueue", "Letter", "LetterFilter", "Outcome", "Settled"]

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from allocator.daemon.dead_letter import CONNECT, PREFIX, REDRIVES, SPRING, own_headers
 from allocator.foreign import plain
+from allocator.processing.dead_letter import CONNECT, PREFIX, REDRIVES, SPRING, own_headers
 from allocator.producer.transaction import NewRecord
 from allocator.types import Record, TopicPartition
 
@@ -91,14 +91,6 @@ class Letter:
         """The letter's place as commands take it: "partition:offset"."""
         return f"{self.place.partition}:{self.offset}"
 
-    def redriven(self) -> NewRecord:
-        """The record as it was, with one header more: how often it was redriven."""
-        record = self.record
-        null = dict(record.headers).get(PREFIX + "null_value") == b"true"
-        kept = [each for each in own_headers(record) if each[0] != REDRIVES]
-        headers = [*kept, (REDRIVES, str(self.redrives + 1).encode())]
-        return NewRecord(record.key, None if null else record.value, self.original_timestamp, headers)
-
     def to_json(self) -> dict[str, Any]:
         """For programs: without the record's bytes."""
         original = self.original
@@ -139,6 +131,15 @@ class LetterFilter:
             and (self.until_ms is None or written_ms < self.until_ms)
             and (not self.places or (letter.place.partition, letter.offset) in self.places)
         )
+
+
+def redriven(letter: Letter) -> NewRecord:
+    """The record as it was, with one header more: how often it was redriven."""
+    record = letter.record
+    null = dict(record.headers).get(PREFIX + "null_value") == b"true"
+    kept = [each for each in own_headers(record) if each[0] != REDRIVES]
+    headers = [*kept, (REDRIVES, str(letter.redrives + 1).encode())]
+    return NewRecord(record.key, None if null else record.value, letter.original_timestamp, headers)
 
 
 def now_ms() -> int:

@@ -20,13 +20,13 @@ from typing import Any
 
 from allocator.client.client import KafkaClient
 from allocator.consumer.consumer import Consumer
-from allocator.deadletters.letter import Letter, LetterFilter, Settled, now_ms
+from allocator.deadletters.letter import Letter, LetterFilter, Settled, now_ms, redriven
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.migrate.topics import create
 from allocator.producer.transaction import NewRecord, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
-__all__ = ["DeadLetters", "Outcome"]
+__all__ = ["DeadLetterQueue", "Outcome"]
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +45,30 @@ class Outcome:
     refused: list[tuple[Letter, str]] = field(default_factory=list)
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """The letters of topic `topic`. Use `async with`.
 
-        async with DeadLetters("orders.dead", "b1:9092") as letters:
+        async with DeadLetterQueue("orders.dead", "b1:9092") as letters:
             async for letter in letters.read(LetterFilter(error="Timeout")):
                 print(letter.name, letter.error)
             await letters.redrive(LetterFilter(error="Timeout"), execute=True)
 
-    `by` is written beside what is done; by default the user and the host.
+    `by` is written beside what is done; by default the user and the host. `timeout_s` is for the brokers to respond.
     """
 
     def __init__(
-        self, topic: str, brokers: str, *, security: Mapping[str, Any] | None = None, by: str | None = None
+        self,
+        topic: str,
+        brokers: str,
+        *,
+        security: Mapping[str, Any] | None = None,
+        by: str | None = None,
+        timeout_s: float = 30.0,
     ) -> None:
         self.topic = topic
         self._brokers = brokers
         self._security = security
+        self._timeout_s = timeout_s
         self._by = by or f"{_user()}@{socket.gethostname()}"
         self._stack = contextlib.AsyncExitStack()
         self._client: KafkaClient
@@ -71,11 +78,11 @@ class DeadLetters:
         """The topic of the notes about settled letters; created with the first one."""
         return f"{self.topic}.settled"
 
-    async def __aenter__(self) -> DeadLetters:
+    async def __aenter__(self) -> DeadLetterQueue:
         async with contextlib.AsyncExitStack() as stack:
-            self._client = await stack.enter_async_context(
-                KafkaClient(self._brokers, client_id="allocator-deadletters", security=self._security)
-            )
+            self._client = KafkaClient(self._brokers, client_id="allocator-deadletters", security=self._security)
+            stack.push_async_callback(self._client.close)
+            await self._client.connect(self._timeout_s)
             await self._client.refresh([self.topic])
             if self._client.partitions(self.topic) is None:
                 raise TopicNotFound([self.topic])
@@ -124,6 +131,7 @@ class DeadLetters:
             partitions=partitions,
             security=self._security,
             isolation_level="read_committed",
+            connect_timeout_s=self._timeout_s,
         ) as consumer:
             ends = await consumer.end_offsets(partitions)
             begins = await consumer.beginning_offsets(partitions)
@@ -164,9 +172,9 @@ class DeadLetters:
         Raises ConfigError for brokers without transactions.
         """
 
-        def redriven(letter: Letter) -> tuple[TopicPartition, NewRecord]:
+        def back(letter: Letter) -> tuple[TopicPartition, NewRecord]:
             assert letter.original is not None
-            return letter.original, letter.redriven()
+            return letter.original, redriven(letter)
 
         async def refusal(letter: Letter) -> str | None:
             if letter.redrives >= max_redrives:
@@ -180,7 +188,7 @@ class DeadLetters:
                 return f"partition {topic}:{number} does not exist any more"
             return None
 
-        return await self._settle(chosen, Settled("redriven", 0, self._by), redriven, refusal, execute, rate)
+        return await self._settle(chosen, Settled("redriven", 0, self._by), back, refusal, execute, rate)
 
     async def discard(self, chosen: LetterFilter, *, execute: bool = False, reason: str = "") -> Outcome:
         """Notes that these letters need nothing more. They stay in the topic as long as its retention says."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from allocator.errors import AllocatorError, HandlerFailed
+from allocator.errors import AllocatorError, Fenced, HandlerFailed
 from allocator.foreign import shown
 from allocator.measures import Measures
 from allocator.processing.handlers import Handler, HandlerMisuse
@@ -93,7 +93,8 @@ class Failures:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
             self._measures.records_skipped += 1
             return True
-        if self._dead_letters is None or action is Action.STOP or isinstance(error, HandlerMisuse):
+        # a record that a sink refused is its new owner's, and no dead letter
+        if self._dead_letters is None or action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced)):
             raise failed from error
         log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
         argument = lane.units[0].argument

@@ -59,6 +59,10 @@ class RecordSource(Protocol):
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
 
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether a sink says where a partition that returns goes on."""
+
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None: ...
 
     def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
@@ -188,7 +192,8 @@ class Processor(RebalanceListener):
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
         self._going -= partitions
         self._paused -= partitions
-        returning = [partition for partition in partitions if partition in self._past]
+        known = () if self._source.keeps_positions else self._past
+        returning = [partition for partition in partitions if partition in known]
         await asyncio.gather(*(self._go_on(partition) for partition in returning))
         self._partitions_changed()
 

@@ -23,11 +23,14 @@ AWAY: Final = "127.0.0.1:1"
 ZK: Final = ["--zookeeper", AWAY, "--timeout", "0.3"]
 BOTH: Final = [*ZK, "--brokers", AWAY]
 SPARK: Final = ["--brokers", AWAY, "--topic", "orders", "-o", "timeout_s=0.3", "--dry-run"]
+LETTERS: Final = ["orders.dead", "--brokers", AWAY, "--timeout", "0.3"]
+LETTER_COMMANDS: Final = (["list"], ["show", "--letter", "0:1"], ["redrive", "--execute"], ["discard", "--execute"])
 # what its name on the command line is -> arguments that make it connect
 COMMANDS: Final = {
     "archive": ["{tmp}/archive", *SPARK],
     "audit": [f"kafka://{AWAY}/a", "kafka://127.0.0.1:2/a", "--dry-run", "--left-option", "timeout_s=0.3"],
     "cutover": ["{tmp}/plan.toml", "--until", "check"],
+    **{f"deadletters {each}": [*LETTERS, *more] for each, *more in LETTER_COMMANDS},
     "doctor": ["billing", *BOTH, "--interval", "0"],
     "group adopt": ["billing", *ZK],
     "group budget": ["billing", "--at-once", "2", *ZK],

@@ -74,6 +74,7 @@ class FakeSource:
         self.draining: set[TopicPartition] = set()
         self.opening: set[TopicPartition] = set()
         self.closed = False
+        self.keeps_positions = False
         self.topics: dict[TopicPartition, Any] = {}
         self.measures = Measures()
         self.beyond: dict[TopicPartition, DoneSet] = {}

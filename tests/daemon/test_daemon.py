@@ -17,7 +17,7 @@ from fake_source import Cluster, FakeSource
 from tornado import gen
 
 from allocator.daemon.daemon import Daemon
-from allocator.errors import BrokerError, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.errors import BrokerError, Fenced, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
 from allocator.processing import lanes
 from allocator.processing.handlers import Handler
 from allocator.processing.policy import Retries
@@ -335,6 +335,15 @@ async def test_a_record_that_fails_for_good_goes_to_the_dead_letters_and_the_res
     assert recorder.offsets() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert cluster.committed == cluster.ends()
     assert letters.closed
+
+
+async def test_a_record_that_a_sink_refused_is_its_new_owners_and_no_dead_letter() -> None:
+    cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
+    recorder.errors[5] = [Fenced("the owner with fence 9 has begun since")] * 3
+    async with running(cluster, recorder.handle, letters=letters) as it:
+        assert isinstance(await it.failed(), HandlerFailed)
+    assert letters.records == []
+    assert cluster.committed == {TopicPartition("t", 0): 5}
 
 
 async def test_a_batch_that_fails_for_good_goes_to_the_dead_letters_as_a_whole() -> None:

@@ -210,7 +210,7 @@ async def test_dead_letters_reach_clusters_from_before_headers(
 async def test_a_dead_letter_that_its_topic_refuses_is_named_and_later_ones_go_on(
     kafka_cluster: Any, topic_factory: Callable[..., str]
 ) -> None:
-    topic = topic_factory(1, config={"max.message.bytes": "2000"})
+    topic = topic_factory(1, config={"max.message.bytes": "4500"})
     letters = DeadLetterTopic(topic, kafka_cluster.bootstrap, "billing")
     large, small = (Record("orders", 3, 17, 1234, 0, None, bytes(size), []) for size in (5000, 0))
     try:

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from allocator import Consumer, TopicPartition
 from allocator.cli import main
-from allocator.daemon.dead_letter import DeadLetterTopic
-from allocator.deadletters import DeadLetters, LetterFilter
+from allocator.deadletters import DeadLetterQueue, LetterFilter
 from allocator.errors import BrokerError, TopicNotFound
+from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.producer.transaction import TransactionalWriter
 from allocator.testing import LocalCluster
 from allocator.types import Record
@@ -62,7 +62,7 @@ async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_r
     async def killed(*_: object, **options: object) -> None:
         raise Killed
 
-    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
         planned = await letters.redrive()
         assert len(planned.done) == 20
         assert await values(kafka_cluster, orders, "read_uncommitted") == []
@@ -72,7 +72,7 @@ async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_r
                 await letters.redrive(execute=True)
     # the records are in the log, and no transaction has them yet
     assert len(await values(kafka_cluster, orders, "read_uncommitted")) == 20
-    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
         timeouts = LetterFilter(error="timeouterror")
         assert len((await letters.redrive(timeouts, execute=True, rate=200)).done) == 10
         assert len((await letters.redrive(execute=True)).done) == 10
@@ -90,11 +90,11 @@ async def test_a_process_that_was_replaced_writes_nothing_more(
     await fill(kafka_cluster, dead, orders, 4)
     produce = TransactionalWriter._produce
 
-    async with DeadLetters(dead, kafka_cluster.bootstrap) as letters:
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
 
         async def frozen(*arguments: object) -> None:
             monkeypatch.setattr(TransactionalWriter, "_produce", produce)
-            async with DeadLetters(dead, kafka_cluster.bootstrap) as other:
+            async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as other:
                 assert len((await other.redrive(execute=True)).done) == 4
             await produce(*arguments)  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
     await letters.send([often, gone], ValueError("bad"), 1)
     await letters.close()
     kafka_cluster.produce(dead, [b"no headers"])
-    async with DeadLetters(dead, kafka_cluster.bootstrap) as found:
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as found:
         outcome = await found.redrive(execute=True)
         assert outcome.done == []
         reasons = [why for _, why in outcome.refused]
@@ -159,5 +159,5 @@ async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
         assert len((await found.redrive(max_redrives=4)).done) == 1
         assert await found.get(0, 99) is None
     with pytest.raises(TopicNotFound):
-        async with DeadLetters("missing", kafka_cluster.bootstrap):
+        async with DeadLetterQueue("missing", kafka_cluster.bootstrap):
             pass

@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
-from allocator.daemon.dead_letter import headers_of
 from allocator.deadletters import Letter, LetterFilter, Settled
+from allocator.deadletters.letter import redriven
+from allocator.processing.dead_letter import headers_of
 from allocator.types import Record, TopicPartition
 
 ORDERS = TopicPartition("orders", 3)
@@ -49,12 +50,12 @@ def test_a_letter_is_redriven_as_the_record_that_it_was() -> None:
     letter = of([*headers_of(record, "billing", ValueError("bad"), 6)])
     assert (letter.original, letter.original_offset, letter.attempts) == (ORDERS, 17, 6)
     assert letter.error == "builtins.ValueError: bad"
-    again = letter.redriven()
+    again = redriven(letter)
     assert (again.value, again.timestamp) == (None, 1234)
     assert again.headers == [("trace", b"x"), ("allocator.redrives", b"1")]
     once_more = of([*again.headers, *headers_of(record, "billing", ValueError("bad"), 6)])
     assert once_more.redrives == 1
-    assert once_more.redriven().headers[-1] == ("allocator.redrives", b"2")
+    assert redriven(once_more).headers[-1] == ("allocator.redrives", b"2")
 
 
 def test_what_the_headers_do_not_say_is_none() -> None:

@@ -65,6 +65,8 @@ def check(config: Config) -> Handler:
     """Loads the handler and the assignors, without connecting. Raises ConfigError or AssignorError."""
     handler = load_handler(config.handler.target, config.handler.mode)
     _policy(config)
+    if config.handler.sink is not None:
+        find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
     if config.handler.workers == "processes":
         if handler.on_loop:
             raise ConfigError(

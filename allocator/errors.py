@@ -33,6 +33,7 @@ __all__ = [
     "HandlerFailed",
     "IllegalState",
     "InconsistentAssignor",
+    "InstanceIdInUse",
     "LogTruncated",
     "MissingExtra",
     "NoOffsetsError",
@@ -76,6 +77,10 @@ class BadAssignment(AssignorError):
 
 class InconsistentAssignor(AssignorError):
     """This member and the rest of its group have no allocator function in common."""
+
+
+class InstanceIdInUse(AllocatorError):
+    """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends."""
 
 
 class ZooKeeperUnavailable(AllocatorError):

@@ -408,9 +408,18 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "instance_id": Setting(
         _NAME,
         None,
-        "A name of this process among all of the group that it keeps over restarts (a static member: KIP-345, brokers "
-        "from 2.3). Its partitions wait for it up to the session timeout instead of moving twice.",
-        memberships=KAFKA,
+        "A name of this process among all of the group that it keeps over restarts. With `kafka` it makes a static "
+        "member (KIP-345, brokers from 2.3), whose partitions wait for it up to the session timeout. With `zookeeper` "
+        "it takes effect together with `restart_grace_s`. Every process needs a name of its own.",
+        memberships=("zookeeper", *KAFKA),
+    ),
+    "restart_grace_s": Setting(
+        Number(0, 86400),
+        0.0,
+        "Seconds that the partitions of a member with an `instance_id` wait for its next process after it stopped or "
+        "its session ended. More: a slower restart moves nothing. Less: the partitions of a member that does not come "
+        "back stand still for a shorter time. 0: they move at once.",
+        memberships=("zookeeper",),
     ),
     "settle_s": Setting(
         Number(0, 3600),

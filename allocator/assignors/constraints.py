@@ -39,6 +39,17 @@ class Constraints:
     def __bool__(self) -> bool:
         return self != Constraints()
 
+    def renamed(self, ids: Mapping[str, str]) -> Constraints:
+        """The same for members that are known by other ids: old id -> new id, for every member named here."""
+        return replace(
+            self,
+            cordoned=frozenset(ids[member] for member in self.cordoned),
+            evacuated=frozenset(ids[member] for member in self.evacuated),
+            swapped={ids[old]: ids[new] for old, new in self.swapped.items()},
+            allowed={p: frozenset(ids[member] for member in there) for p, there in self.allowed.items()},
+            canaries={ids[member]: count for member, count in self.canaries.items()},
+        )
+
 
 def steer(
     assignor: Assignor,

@@ -204,6 +204,28 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
         click.echo("nothing was changed; add --execute to do it")
 
 
+@group.command("release")
+@click.argument("name", metavar="GROUP")
+@click.argument("instance_id", metavar="INSTANCE")
+@with_clusters
+def release_command(name: str, instance_id: str, access: Any, default_group: str | None, as_json: bool) -> None:
+    """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
+    from allocator.groups.zookeeper.store import Store
+    from allocator.groups.zookeeper.znodes import Paths
+
+    async def run() -> Any:
+        async with access.ensemble() as zk:
+            return await Store(zk, Paths(access.root, name)).end_reservation(instance_id)
+
+    released = len(asyncio.run(run()))
+    if as_json:
+        print_json({"group": name, "instance_id": instance_id, "released": released})
+    else:
+        click.echo(f"{name}: {released} partitions were reserved for {plain(instance_id)}")
+    if not released:
+        sys.exit(ERROR)
+
+
 class _ShowByDefault(click.Group):
     """Runs `offsets GROUP` as `offsets show GROUP`."""
 

@@ -117,12 +117,13 @@ class Consumer:
         heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"],
         max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
         instance_id: str | None = DEFAULT["instance_id"],
+        restart_grace_s: float = DEFAULT["restart_grace_s"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         settle_s: float = DEFAULT["settle_s"],
         sink: TransactionalSink | None = None,
     ) -> None:
         self.group = group
-        self.client_id = client_id or default_client_id()
+        self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
         self._engine = ConsumerCore(
             MembershipConfig.of(
                 membership=membership,
@@ -144,6 +145,7 @@ class Consumer:
                 rebalance_timeout_s=rebalance_timeout_s,
                 max_poll_interval_s=max_poll_interval_s,
                 instance_id=instance_id,
+                restart_grace_s=restart_grace_s,
                 offsets=offsets,
                 settle_s=settle_s,
             ),
@@ -187,20 +189,23 @@ class Consumer:
             self._reading.close()
             raise
 
-    async def close(self, *, commit: bool = True) -> None:
+    async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Commits what is done, releases every partition, leaves the group. Safe to call twice.
 
         A task that reads is waited for until it asks for more, which raises Closed. When the reader itself closes, or
         a task that it has started since it began to read, what it was given last is not done, and comes again.
 
         `commit` False: what is done and not committed yet comes again elsewhere.
+
+        `restart` False: the partitions move to other members at once, although `restart_grace_s` reserves them for the
+        next process of this `instance_id`. Without effect where nothing is reserved.
         """
         if self._closed or not self._started:
             self._closed = True
             return
         self._closed = True
         self._reading.close()
-        await self._engine.close(commit=commit)
+        await self._engine.close(commit=commit, restart=restart)
 
     async def stop(self) -> None:
         """As `close`, under aiokafka's name."""

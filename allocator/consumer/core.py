@@ -184,8 +184,11 @@ class ConsumerCore:
         with contextlib.suppress(AllocatorError):  # whoever needs it asks again, and tells
             await offsets.find()
 
-    async def close(self, *, commit: bool = True) -> None:
-        """Drains, commits what is done (unless told not to), leaves, and closes every connection."""
+    async def close(self, *, commit: bool = True, restart: bool = True) -> None:
+        """Drains, commits what is done (unless told not to), leaves, and closes every connection.
+
+        `restart` False: another process of this instance id is not waited for.
+        """
         self.closing = True
         self.fetcher.wake()
         if not commit:
@@ -195,6 +198,8 @@ class ConsumerCore:
                 await self._offsets.close()  # what was to be committed without waiting
                 if commit and self._offsets.committer is None:
                     await self._leave_fresh()
+            if not restart:
+                self.membership.leave_for_good()
             await self.membership.leave()
         finally:
             await self._exits.aclose()

@@ -181,8 +181,8 @@ class KafkaOptions(MembershipOptions):
 
 
 @dataclass(frozen=True)
-class ZooKeeperOptions(MembershipOptions):
-    """This project's own protocol, and the session of every membership on ZooKeeper."""
+class EnsembleOptions(MembershipOptions):
+    """The session of every membership on ZooKeeper."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
     on_zookeeper: ClassVar[bool] = True
@@ -198,9 +198,6 @@ class ZooKeeperOptions(MembershipOptions):
         if config.group is not None:
             yield from _attempt(("group", "membership"), lambda: check_group(config.group))
         yield from super().faults(config)
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        return self.under(self.root, config, connections)
 
     def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
         """A member of this project's protocol under another root."""
@@ -219,10 +216,15 @@ class ZooKeeperOptions(MembershipOptions):
                 rack=config.rack,
                 connect_timeout_s=config.connect_timeout_s,
                 max_poll_interval_s=config.max_poll_interval_s,
+                **self.place(),
             ),
             load=connections.load,
             measures=connections.client.measures,
         )
+
+    def place(self) -> dict[str, Any]:
+        """What keeps the member's place over a restart, under the names of `ZooKeeperSettings`."""
+        return {}
 
     def ensemble(self) -> ZooKeeper:
         assert self.zookeeper is not None
@@ -230,7 +232,29 @@ class ZooKeeperOptions(MembershipOptions):
 
 
 @dataclass(frozen=True)
-class KielOptions(ZooKeeperOptions):
+class ZooKeeperOptions(EnsembleOptions):
+    """This project's own protocol."""
+
+    instance_id: Optional[str] = DEFAULT["instance_id"]
+    restart_grace_s: float = DEFAULT["restart_grace_s"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        yield from super().faults(config)
+        if self.restart_grace_s and not self.instance_id:
+            yield Fault(
+                ("restart_grace_s", "instance_id"),
+                "the next process is recognised by its instance_id; set one, different for each process",
+            )
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        return self.under(self.root, config, connections)
+
+    def place(self) -> dict[str, Any]:
+        return {"instance_id": self.instance_id, "restart_grace_s": self.restart_grace_s}
+
+
+@dataclass(frozen=True)
+class KielOptions(EnsembleOptions):
     """A group that has members of kiel 0.9.3."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
@@ -279,7 +303,7 @@ class KielOptions(ZooKeeperOptions):
 
 
 @dataclass(frozen=True)
-class ConsumersOptions(ZooKeeperOptions):
+class ConsumersOptions(EnsembleOptions):
     """A group that has members of Kafka's own client of 0.8."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = (

@@ -223,12 +223,12 @@ class SwitchingConsumer:
             await self._watcher.close()
             raise
 
-    async def close(self) -> None:
+    async def close(self, *, restart: bool = True) -> None:
         """As `Consumer.close`. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self._watcher.changed.set()
-            await self._leave()
+            await self._leave(restart=restart)
             await self._watcher.close()
 
     async def __aenter__(self) -> SwitchingConsumer:
@@ -312,7 +312,7 @@ class SwitchingConsumer:
             log.info("%s: reads %s", self.group, brokers)
             self._consumer, self._reads = consumer, choice
 
-    async def _leave(self) -> None:
+    async def _leave(self, *, restart: bool = True) -> None:
         consumer, self._consumer, self._reads = self._consumer, None, None
         if consumer is None:
             return
@@ -323,4 +323,4 @@ class SwitchingConsumer:
         except AllocatorError as error:
             log.warning("%s: what was not committed comes again on the other cluster: %s", self.group, error)
         finally:
-            await consumer.close()
+            await consumer.close(restart=restart)

@@ -151,6 +151,13 @@ class GroupSection:
     heartbeat_interval_s: float = shared("heartbeat_interval_s")
     rebalance_timeout_s: float = shared("rebalance_timeout_s")
     instance_id: str | None = shared("instance_id")
+    restart_grace_s: float = shared("restart_grace_s")
+    leave_on_stop: bool = setting(
+        Flag(),
+        False,
+        "Gives the partitions to other members as soon as the daemon stops, although `restart_grace_s` reserves them: "
+        "for a process that is taken out of service. false: a stop is a restart.",
+    )
 
 
 @dataclass(frozen=True)
@@ -253,6 +260,9 @@ SECTIONS: Mapping[str, type[Any]] = {
 }
 
 
+_NOT_PASSED_ON: Final = ("name", "topics", "assignor", "leave_on_stop")
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings, checked."""
@@ -284,7 +294,7 @@ class Config:
 
     def membership_options(self) -> dict[str, Any]:
         """Keywords of `Consumer` for the group and the membership, besides the topics."""
-        options = {key: value for key, value in vars(self.group).items() if key not in ("name", "topics", "assignor")}
+        options = {key: value for key, value in vars(self.group).items() if key not in _NOT_PASSED_ON}
         assignors = self.group.assignor
         return {
             **options,

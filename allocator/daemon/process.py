@@ -160,6 +160,8 @@ def _daemon(
         consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
         if admitted is not None:
             consumers[-1]._engine.join_again_if(admitted)
+        if config.group.leave_on_stop:
+            consumers[-1]._engine.membership.leave_for_good()
         return OwnConsumer(consumers[-1], consumers[-1]._engine)
 
     return Daemon(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from allocator.doctor.finding import Finding, Severity, names
 from allocator.doctor.observation import Observation
-from allocator.foreign import plain
-from allocator.groups.describe import GroupState
+from allocator.foreign import plain, shown
+from allocator.groups.describe import GroupState, clock_time
 from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.settings import DEFAULT
@@ -147,6 +147,19 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             "reads them.",
             f"allocator group describe {group}",
         )
+    for each in after.report.reserved:
+        yield Finding(
+            "reserved-partitions",
+            Severity.INFO,
+            f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} to start again, until "
+            f"{clock_time(each.until)}",
+            names(each.partitions),
+            f"No member processes their records for now: restart_grace_s reserves them. The instance ran on "
+            f"{plain(each.host)}.",
+            "Start the process again. If it does not come back, wait for the end of its grace, or end it now.",
+            f"allocator group release {group} {each.instance_id}",
+        )
+        without |= each.partitions
     unowned = set(after.report.unowned) - without
     if before is not after:  # a moving partition has no owner for a moment
         unowned &= set(before.report.unowned) if before.report is not None else set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.clock import wall_ms
-from allocator.foreign import plain
+from allocator.foreign import plain, shown
 from allocator.groups.names import member_name
 from allocator.groups.order_report import OrderReport, order_reports, order_text
 from allocator.groups.patterns import topic_pattern
@@ -40,6 +41,8 @@ __all__ = [
     "GroupState",
     "Lag",
     "Logs",
+    "Reservation",
+    "clock_time",
     "describe",
     "list_groups",
     "name_of",
@@ -218,6 +221,17 @@ class Logs:
         return Lag(sum(lag for lag in found if lag is not None), found.count(None))
 
 
+class Reservation(NamedTuple):
+    """Partitions that are kept for the next process of an instance id (`restart_grace_s`)."""
+
+    instance_id: str
+    host: str
+    """Where its last process ran."""
+    until: float
+    """Seconds since the epoch, by the clock of the leader that began it."""
+    partitions: Partitions
+
+
 @dataclass(frozen=True)
 class GroupReport:
     """One group: members, owners, progress and problems."""
@@ -269,6 +283,24 @@ class GroupReport:
         return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
 
     @cached_property
+    def reserved(self) -> list[Reservation]:
+        """What waits for the next process of an instance id, in the order of these ids."""
+        document = self.state.document
+        if document is None:
+            return []
+        found = [
+            Reservation(
+                seat.info.instance_id or "",
+                seat.info.host,
+                seat.reserved_until_ms / 1000,
+                frozenset(document.owners.get(member, ())) - frozenset(self.state.owners),
+            )
+            for member, seat in document.seats.items()
+            if seat.reserved_until_ms is not None
+        ]
+        return sorted((each for each in found if each.partitions), key=lambda each: each.instance_id)
+
+    @cached_property
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
@@ -296,7 +328,13 @@ class GroupReport:
                     f"{name_of(partition)}: offset {committed.offset} is committed, but the log ends at {end}; the "
                     "topic may have been deleted and created again"
                 )
-        waiting = sorted(set(self.unowned) - set(self.left_out))
+        for each in self.reserved:
+            found.append(
+                f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} (it ran on "
+                f"{plain(each.host)}) to start again, until {clock_time(each.until)}: {_some(sorted(each.partitions))}"
+            )
+        reserved = frozenset().union(*(each.partitions for each in self.reserved))
+        waiting = sorted(set(self.unowned) - set(self.left_out) - reserved)
         if waiting:
             found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
         excluded = {p for each in self.orders if _gives_to_nobody(each) for p in each.order.partitions}
@@ -332,6 +370,15 @@ class GroupReport:
             "unowned": [_plain(partition) for partition in self.unowned],
             "left_out": [_plain(partition) for partition in self.left_out],
             "orders": [each.to_json() for each in self.orders],
+            "reserved": [
+                {
+                    "instance_id": each.instance_id,
+                    "host": each.host,
+                    "until": each.until,
+                    "partitions": len(each.partitions),
+                }
+                for each in self.reserved
+            ],
             "problems": self.problems,
         }
 
@@ -345,6 +392,7 @@ class GroupReport:
             "pid": info.pid,
             "weight": info.weight if self.state.coordinated is None else None,
             "rack": info.rack,
+            "instance_id": info.instance_id,
             "topics": sorted(info.topics),
             "pattern": info.pattern,
             "strategies": list(info.strategies),
@@ -426,6 +474,14 @@ def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
 
 def _some(partitions: Sequence[TopicPartition]) -> str:
     return ", ".join(map(name_of, partitions[:SHOWN])) + (", ..." if len(partitions) > SHOWN else "")
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds since the epoch as "14:05:31 UTC"."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "no known time"
 
 
 def _plain(partition: TopicPartition) -> dict[str, Any]:

@@ -90,6 +90,9 @@ class Membership(Protocol):
     async def leave(self) -> None:
         """Drains, commits and releases everything, then leaves. Safe to call twice."""
 
+    def leave_for_good(self) -> None:
+        """The next `leave` keeps nothing for another process of the same instance id. Without effect elsewhere."""
+
     def may_act(self) -> bool:
         """Whether the member may deliver records and send commits at this instant."""
 
@@ -137,6 +140,9 @@ class GroupMembership:
     @property
     def committer(self) -> Committer | None:
         return None
+
+    def leave_for_good(self) -> None:
+        pass
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         raise IllegalState('the group assigns the partitions; use membership="fixed" to assign them by hand')

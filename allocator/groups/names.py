@@ -22,8 +22,13 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 ID_DIGITS = 8  # length of the short form of an id without a sequence number
 
 
-def default_client_id(program: str = "allocator") -> str:
-    """A client id that is unique across processes and hosts: "allocator-web1-4242-3f9a"."""
+def default_client_id(program: str = "allocator", instance_id: Optional[str] = None) -> str:
+    """A client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
+
+    With `instance_id` the next process has the same one: "allocator-billing-7".
+    """
+    if instance_id is not None:
+        return f"{program}-{instance_id}"
     return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 

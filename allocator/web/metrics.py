@@ -130,6 +130,11 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
         "Partitions that the group subscribes to and no member owns",
         lambda g: len(g.report.unowned),
     ),
+    (
+        "reserved_partitions",
+        "Partitions without an owner that wait for a restart (restart_grace_s)",
+        lambda g: sum(len(each.partitions) for each in g.report.reserved),
+    ),
     ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
     ("findings", "Findings above INFO about the group", lambda g: g.wrong),

@@ -47,6 +47,7 @@ FIGURES: dict[str, Schema] = {
     "generation": COUNT,
     "partitions": COUNT,
     "unowned": COUNT,
+    "reserved": {**COUNT, "description": "Those of `unowned` that wait for a restart (`restart_grace_s`)."},
     "lag": _maybe(COUNT),
     "lag_s": {**_maybe(REAL), "description": "For how long the oldest record that is not committed has waited."},
     "lag_least_s": {**_maybe(REAL), "description": "If `lag_s` is unknown: at least so long."},

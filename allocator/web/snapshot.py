@@ -76,6 +76,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "members": len(state.members),
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
+        "reserved": sum(len(each.partitions) for each in report.reserved),
         "lag": lag_of(group),
         "lag_s": _rounded(group.age.s, 1),
         "lag_least_s": _rounded(group.age.least_s, 1),

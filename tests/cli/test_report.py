@@ -99,6 +99,7 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
         "pid": 4242,
         "weight": 2.0,
         "rack": "r1",
+        "instance_id": None,
         "topics": [],
         "pattern": "t.*",
         "strategies": ["naive"],

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     **{f"deadletters {each}": [*LETTERS, *more] for each, *more in LETTER_COMMANDS},
     "doctor": ["billing", *BOTH, "--interval", "0"],
     "group adopt": ["billing", *ZK],
+    "group release": ["billing", "i-1", *ZK],
     "group budget": ["billing", "--at-once", "2", *ZK],
     "group canary": ["billing", "2", *ZK],
     "group cordon": ["billing", "web1", *ZK],

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from allocator import Consumer
+from allocator.daemon import process
 from allocator.daemon.config import SECTIONS, Config, load
+from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
+from allocator.processing.handlers import Handler
+from allocator.subscription.listener import RebalanceListener
 
 GOOD = """
 [kafka]
@@ -422,3 +427,18 @@ def test_settings_are_frozen(files: Files) -> None:
     config: Any = files.load(GOOD)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.group.name = "other"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_stop_is_a_restart_unless_the_file_says_otherwise(files: Files, leaves: bool) -> None:
+    place = f'[group]\ninstance_id = "a"\nrestart_grace_s = 60\nleave_on_stop = {str(leaves).lower()}'
+    consumers: list[Consumer] = []
+    daemon = process._daemon(files.load(edited("[group]", place)), Handler("h", print, False), consumers, Notifier({}))
+    daemon._make_source(RebalanceListener())
+    assert consumers[0].client_id == "allocator-a"  # the same after a restart
+    assert consumers[0]._engine.membership._for_good is leaves
+
+
+def test_a_grace_needs_an_instance_id(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"restart_grace_s.*instance_id"):
+        files.load(edited("[group]", "[group]\nrestart_grace_s = 60"))

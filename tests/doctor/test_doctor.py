@@ -92,6 +92,16 @@ async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(pat
     assert "out of ideas" in found["assignment-refused"][0].what
 
 
+async def test_partitions_that_wait_for_a_restart(patient: Patient) -> None:
+    async with patient.consumer(instance_id="a", restart_grace_s=600.0) as gone, patient.consumer() as stays:
+        await owned(patient, gone, stays)
+        await gone.close()
+        (finding,) = (await patient.examined())["reserved-partitions"]
+    assert len(finding.where) == 2
+    assert "'a'" in finding.what
+    assert f"allocator group release {patient.group} a" in (finding.command or "")
+
+
 async def test_partitions_that_the_function_leaves_out(patient: Patient) -> None:
     async with patient.consumer(assignor=all_but_the_first) as consumer:
         await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its three partitions")

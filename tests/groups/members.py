@@ -150,6 +150,8 @@ class TestMember:
         load: Load | None = None,
         rack: str | None = None,
         topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
+        instance_id: str | None = None,
+        restart_grace_s: float = 0.0,
     ) -> None:
         self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)
@@ -167,6 +169,8 @@ class TestMember:
                 pattern=pattern,
                 rack=rack,
                 leader=LeaderSettings(topic_poll_s=topic_poll_s),
+                instance_id=instance_id,
+                restart_grace_s=restart_grace_s,
             ),
             load=load,
             **extra,

@@ -114,6 +114,8 @@ class Faults:
             found += [self._start] * 2
         if len(names) > 1:
             found += [self._one("leave"), self._one("kill"), self._one("kill"), self._leader("kill")]
+        if len(names) > 1 and self.world.grace_s:
+            found += [self._one("leave"), self._one("quit"), self._start]
         if names:
             found += [self._one("freeze", 3 * TIMEOUT_S), self._one("freeze", 3 * TIMEOUT_S)]
             found += [
@@ -123,7 +125,7 @@ class Faults:
             ]
             found += [self._one("delete-znode"), self._leader("freeze", 3 * TIMEOUT_S), self._leader("delete-znode")]
         found += [lambda: self.do("spoil"), lambda: self.do("grow")]
-        if names:
+        if names and not self.world.jumpy:  # a budget is counted by the wall clock
             found += [self._order] * 3
         found += [lambda: self.do("withdraw")]
         return found
@@ -166,6 +168,11 @@ class Faults:
         if worker.joined and name not in self.world.loop.frozen:
             worker.gone = True
             self.world.spawn(name, worker.membership.leave())
+
+    def _do_quit(self, name: str) -> None:
+        """Leaves for good, so that nothing is reserved."""
+        self.world.workers[name].membership.leave_for_good()
+        self._do_leave(name)
 
     def _do_kill(self, name: str) -> None:
         worker = self.world.workers[name]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from simulated_zookeeper import SimulatedZooKeeper
 
 from allocator.assignors import resolve
+from allocator.errors import InstanceIdInUse
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TIMEOUT_S", "Worker"]
 
 TIMEOUT_S = 4.0  # of its session
+INSTANCES = 5  # fewer than members at once: some are second processes of an instance that lives
 
 
 class Worker:
@@ -38,6 +40,7 @@ class Worker:
         self.commits_arrive = 0.0
         """When the last commit under way is there; one connection keeps them in order."""
         self.zk = SimulatedZooKeeper(world.ensemble, name, session_timeout_s=TIMEOUT_S)
+        instance = f"i{int(name[1:]) % INSTANCES}" if world.grace_s else None
         function = resolve("sticky" if world.seed % 2 else "naive")
         self.membership = ZooKeeperMembership(
             self.zk,  # type: ignore[arg-type]
@@ -46,9 +49,11 @@ class Worker:
             world.topics,
             {function.name: function},
             ZooKeeperSettings(
-                name=name,
+                name=instance or name,
                 topics=frozenset({"t"}),
                 connect_timeout_s=None,
+                instance_id=instance,
+                restart_grace_s=world.grace_s,
                 # a change that was missed must not be made good by the next poll
                 leader=LeaderSettings(topic_poll_s=1e9),
             ),
@@ -119,4 +124,6 @@ class Worker:
             self.world.check_alone(self, partition, "goes on with")
 
     def failed(self, error: BaseException) -> None:
+        if isinstance(error, InstanceIdInUse) and self.world.grace_s:
+            return
         self.world.broken(f"{self.name} was told of {error!r}")

@@ -11,6 +11,9 @@ Promises, checked after every step of every member and every write to ZooKeeper:
   has seen: only a commit that was under way when its sender lost the partition may arrive too late;
 - every partition has an owner that may act within `HEALED_S` once faults end, whatever an operator has ordered;
 - what is ordered holds in each document of a leader that has noted the order (`simulated_orders`).
+
+From seed `SEATED` on, members have instance ids and a grace: a member that starts may be the next process of one that
+is gone, or a second one of one that lives. Then healing takes as much longer as the grace.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Invalid
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost
 
-__all__ = ["Broken", "Simulation"]
+__all__ = ["SEATED", "Broken", "Simulation"]
 
 FAULTS_S = 40.0  # how long faults go on
+SEATED = 1_000_000
+GRACE_S = 3.0
 HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
 PARTITIONS = 6
 BASE = "/allocator/g"
@@ -58,6 +63,9 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self.faults_s = faults_s
+        self.grace_s = GRACE_S if seed >= SEATED else 0.0
+        self.jumpy = bool(self.grace_s) and seed % 4 < 2
+        self.healed_s = HEALED_S + self.grace_s
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.topics = StaticTopics({"t": PARTITIONS})
@@ -85,8 +93,13 @@ class Simulation:
 
     def run(self) -> None:
         # what the leader counts by the wall clock is virtual too
-        with mock.patch.object(leader_module, "wall_ms", self.orders.wall_ms):
+        with mock.patch.object(leader_module, "wall_ms", self._wall_ms):
             self._run()
+
+    def _wall_ms(self) -> int:
+        """With seats and without orders: clocks that are wrong by any amount, and jump."""
+        jump = self.random.choice([0, 1000, -1_000_000, 1_000_000]) if self.jumpy else 0
+        return self.orders.wall_ms() + jump
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -124,10 +137,10 @@ class Simulation:
     async def _play(self) -> None:
         await self.faults.play(self.faults_s)
         self.faults.heal()
-        end = self.loop.time() + HEALED_S
+        end = self.loop.time() + self.healed_s
         while self.failure is None and not self._whole():
             if self.loop.time() > end:
-                self.broken(f"{HEALED_S:g} s after the faults partitions are without an owner: {self._owners()}")
+                self.broken(f"{self.healed_s:g} s after the faults partitions are without an owner: {self._owners()}")
             await asyncio.sleep(0.05)
         if self.failure is not None:
             raise self.failure

@@ -9,8 +9,9 @@ import pytest
 from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
 from allocator.groups.zookeeper import plan
+from allocator.groups.zookeeper.seats import FEATURE, absent, take_seats
 from allocator.groups.zookeeper.znodes import AssignmentDocument as RealDocument
-from allocator.groups.zookeeper.znodes import Claim, Waiting
+from allocator.groups.zookeeper.znodes import Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.servers  # long without any
@@ -181,6 +182,42 @@ def test_the_leaders_function_does_what_the_model_allows_and_all_of_it(alive: tu
             assert found - {document} <= allowed
             if len(alive) == 3:  # ... and all that the model allows in which nothing is left free or unheard
                 assert {d for d in allowed if not any(map(unheard, document, d, (freed & 1, freed >> 1)))} <= found
+
+
+def test_seats_allow_nothing_that_the_model_does_not() -> None:
+    """Members 0 and 2 have seats; 2 is the next process of 1, which is gone, or nobody is. Then the leader's function
+    gives what is modelled, from any document and for any target."""
+    infos = {
+        name: MemberInfo(name, "h", frozenset({"t"}), instance_id=instance, restart_grace_s=9, features=(FEATURE,))
+        for name, instance in zip(NAMES, ("i", "j", "j"))
+    }
+    for document, alive in product(product(ENTRIES, repeat=2), ((0,), (0, 2))):
+        bits = sum(1 << place for place in alive)
+        present = {NAMES[m]: infos[NAMES[m]] for m in alive}
+        for promised in product((-1, *range(3)), repeat=2):
+            start = real(document, promised).but(seats={"a": Seat(infos["a"]), "b": Seat(infos["b"])})
+            for over in ((), ("b",)):
+                seated = take_seats(start, present, present.keys(), over, 0)
+                gone = absent(seated)
+                claims = {name: Claim(seated.revision) for name in gone}
+                for target in (None, *product((*alive, *(NAMES.index(name) for name in gone)), repeat=2)):
+                    wanted = None
+                    if target is not None:
+                        wanted = {n: frozenset(T[p] for p in PARTITIONS if NAMES[target[p]] == n) for n in NAMES}
+                    after = plan.advance(seated, "a", {*present, *gone}, claims, wanted, strategy="any")
+                    # as if two documents were written, the first with the seats alone
+                    between, last = unreserved(seated), unreserved(seated if after is None else after)
+                    assert between in {document, *decisions(document, bits, 0)}
+                    assert last in {between, *decisions(between, bits, 0)}
+
+
+def unreserved(document: RealDocument) -> Document:
+    """In the model a partition that is reserved for a member that is gone is free, and given to nobody."""
+    first, second = (
+        Entry() if 1 in (entry.owner, entry.waits_for) and "b" in absent(document) else entry
+        for entry in modelled(document)
+    )
+    return first, second
 
 
 def unheard(entry: Entry, after: Entry, freed: int) -> bool:

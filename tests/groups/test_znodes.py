@@ -18,6 +18,7 @@ from allocator.groups.zookeeper.znodes import (
     MemberInfo,
     OrderState,
     Paths,
+    Seat,
     Waiting,
     from_ranges,
     in_join_order,
@@ -43,6 +44,22 @@ documents = st.builds(
     left_out=parts,
     orders=st.dictionaries(st.text(min_size=1), st.builds(OrderState, st.text(), st.text()), max_size=3),
     moved=st.lists(st.tuples(st.integers(0, 10**13), st.integers(0, 99)), max_size=3).map(tuple),
+    seats=st.dictionaries(
+        members,
+        st.builds(
+            Seat,
+            st.builds(
+                MemberInfo,
+                members,
+                members,
+                st.frozensets(topics, max_size=3),
+                instance_id=members,
+                restart_grace_s=st.floats(0, 86400),
+            ),
+            st.none() | st.integers(0, 10**13),
+        ),
+        max_size=4,
+    ),
     problem=st.none() | st.text(),
 )
 

@@ -7,7 +7,7 @@ Out: a `GroupDecision`. Nothing is written.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from allocator.assignors import Assignor, GroupView, Member, choose, left_out
 from allocator.assignors.constraints import steer
@@ -16,6 +16,7 @@ from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.seats import away, standby, view_ids
 from allocator.groups.zookeeper.steering import constraints_of
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
 from allocator.types import NO_PARTITIONS, Partitions
@@ -62,27 +63,36 @@ async def decide(
 ) -> GroupDecision:
     """`members` in join order; `assignors` that this process offers, by name. Raises AllocatorError if the function
     fails, returns no assignment, or is not offered here."""
-    strategy, refused = choose([(member, info.strategies) for member, info in members.items()])
+    waiting = standby(document, members)
+    strategy, refused = choose([(member, info.strategies) for member, info in members.items() if member not in waiting])
+    refused.update(waiting)
     assignor = assignors.get(strategy)
     if assignor is None:
         raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
+    # functions see members that may come back, so that a restart changes nothing for the others
+    missing = away(document, members)
+    everybody = {**members, **missing}
+    ids = view_ids(document, everybody)
     taking_part = tuple(
         Member(
-            id=member,
+            id=ids[member],
             name=info.name,
             topics=subscription(info, counts),
             weight=info.weight,
             rack=info.rack,
             host=info.host,
         )
-        for member, info in members.items()
+        for member, info in ((member, everybody[member]) for member in ids)
         if member not in refused
     )
-    owned = {member: parts for member, parts in document.owners.items() if member in members}
+    owned = {ids[member]: parts for member, parts in document.owners.items() if member in ids}
     held = dict(owned)
     for member, parts in document.promised.items():
-        held[member] = held.get(member, NO_PARTITIONS) | parts
-    constraints = constraints_of(orders, members)
+        if member in ids:
+            held[ids[member]] = held.get(ids[member], NO_PARTITIONS) | parts
+    constraints = constraints_of(orders, everybody).renamed(ids)
+    # a partition that an absent member gained would wait for it; it keeps what it has
+    constraints = replace(constraints, cordoned=constraints.cordoned | set(map(ids.__getitem__, missing)))
     view = await build(assignor, taking_part, counts, owned)
     target = steer(assignor, view, constraints, held)
     shadows = {}
@@ -100,6 +110,7 @@ async def decide(
             except AllocatorError as error:
                 shadows[order.id] = OrderState("not kept", str(error)[:1000])
     without = left_out(view, target)
+    target = {member: target[seen] for member, seen in ids.items() if seen in target}
     return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows)
 
 

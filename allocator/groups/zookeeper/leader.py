@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from allocator.assignors import Assignor
-from allocator.clock import wall_ms
+from allocator.clock import boot_clock, wall_ms
 from allocator.errors import AllocatorError
-from allocator.foreign import plain
+from allocator.foreign import plain, shown
 from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
@@ -21,6 +21,16 @@ from allocator.groups.zookeeper.decision import GroupDecision, counts_of, decide
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.plan import adopt, advance, in_flight, portion
+from allocator.groups.zookeeper.seats import (
+    GraceTimer,
+    absent,
+    away,
+    lasting,
+    successors,
+    take_seats,
+    unaware,
+    view_ids,
+)
 from allocator.groups.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
@@ -68,6 +78,7 @@ class Leader:
         assignors: Mapping[str, Assignor],
         settings: LeaderSettings,
         load: Load | None = None,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._store = store
         self._me = me
@@ -79,6 +90,10 @@ class Leader:
         self._group_changed = True
         self._names = Watched(store.member_names, self._poke_group)
         self._claim_names = Watched(store.claim_names, self._changed.set)
+        self._left_names = Watched(store.left_names, self._poke_group)
+        self._graces = GraceTimer(clock)
+        self._decided_without: frozenset[str] = frozenset()
+        self._unaware: list[str] = []
         self._infos: dict[str, MemberInfo] = {}
         self._orders = Watched(OrderStore(store.zk, store.paths).read, self._poke_group)
         self._known_orders = Orders()
@@ -117,6 +132,7 @@ class Leader:
         # grew before the document was lost would count as it was before
         self._names.forget()
         self._claim_names.forget()
+        self._left_names.forget()
         self._claims.clear()
         self._computed_from = None
         self._decision, self._later = None, 0
@@ -186,24 +202,31 @@ class Leader:
     async def _step(self) -> None:
         # reset before anything is read: a later change is for the next step
         recompute, self._group_changed = self._group_changed, False
-        document, version = await self._read_document()
+        stored, version = await self._read_document()
         names = in_join_order(await self._names.get())
         # a member whose znode was deleted by hand works on until it notices. Its claim still stands, so it is alive
         alive = {*names, *in_join_order(await self._claim_names.get())}
         now_ms = wall_ms()
         members = await self._members(names)
+        document = await self._seated(stored, members, alive, now_ms)
         await self._note_orders(members, document, now_ms)
         fresh = False
-        if recompute or self._computed_from is None:
+        if recompute or self._computed_from is None or document.seats.keys() != stored.seats.keys():
             fresh, document, version = await self._recompute(members, document, version)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
-        successor = self._successor(document, alive, claims, fresh, now_ms)
+        gone = absent(document)
+        claims.update({member: Claim(document.revision) for member in gone})  # without a session nothing is held
+        successor = self._successor(document, alive | gone, claims, fresh, now_ms)
+        if successor is None and document is not stored and document.revision == stored.revision:
+            successor = document.but(leader=self._me, revision=document.revision + 1)
         self._wake_up(successor or document, now_ms)
         if successor is not None:
             self._log_orders(document, successor)
             await self._write(successor, version)
             if successor.waiting:
                 self._changed.set()  # once more, to watch the claims that the document waits for
+        if document.seats or stored.seats:
+            await self._forget_left(document)
 
     def _successor(
         self, document: AssignmentDocument, alive: set[str], claims: Mapping[str, Claim], fresh: bool, now_ms: int
@@ -235,6 +258,49 @@ class Leader:
             after = after.but(orders=states)
             successor = after if successor is not None else after.but(leader=self._me, revision=document.revision + 1)
         return successor
+
+    # -- restarts ------------------------------------------------------------------------------------------------
+
+    async def _seated(
+        self, document: AssignmentDocument, members: Mapping[str, MemberInfo], alive: Collection[str], now_ms: int
+    ) -> AssignmentDocument:
+        """The document with the seats of the members that are there now, and of those that may come back."""
+        if not document.seats and all(info.instance_id is None for info in members.values()):
+            return document
+        older = unaware(members)
+        if older and older != self._unaware:
+            log.warning(
+                "%s: no partitions are reserved for restarts while members of older versions are in the group: %s",
+                self._store.paths.group,
+                plain(", ".join(older)),
+            )
+        self._unaware = older
+        self._graces.see(document.seats, now_ms)
+        over = {*await self._left_names.get(), *self._graces.over()}
+        seated = take_seats(document, members, alive, over, now_ms)
+        begun = absent(seated) - absent(document)
+        self._graces.see(seated.seats, now_ms, begun)
+        for member in begun:
+            info = seated.seats[member].info
+            log.info(
+                "%s: %d partitions wait up to %g s for the next process of instance %s",
+                self._store.paths.group,
+                len(seated.owners.get(member, ())),
+                info.restart_grace_s,
+                shown(info.instance_id),
+            )
+        if self._decision is not None:
+            renamed = successors(document, seated)
+            target = {renamed.get(member, member): parts for member, parts in self._decision.target.items()}
+            self._decision = replace(self._decision, target=target)
+        return seated
+
+    async def _forget_left(self, document: AssignmentDocument) -> None:
+        """Deletes the marks of members that have no seat any more."""
+        for name in await self._left_names.get():
+            if name not in document.seats:
+                with contextlib.suppress(NoZnode):
+                    await self._store.zk.delete(self._store.paths.left_mark(name))
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -278,11 +344,14 @@ class Leader:
         moments = [self._known_orders.next_expiry(now_ms)]
         if self._later and self._budget_of_moves.per_minute is not None:
             moments += [when + MINUTE_MS for when, _ in _recent(document.moved, now_ms)[:1]]
-        if any(moment is not None for moment in moments):
-            first = min(moment for moment in moments if moment is not None)
-            # a clock that was set back does not delay it for ever
-            delay_s = min(max(first - now_ms, 0) / 1000 + 0.001, MINUTE_MS / 1000)
-            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._poke_group)
+        # a clock that was set back does not delay it for ever
+        delays_s = [min(max(moment - now_ms, 0) / 1000, MINUTE_MS / 1000) for moment in moments if moment is not None]
+        grace_s = self._graces.remaining_s()
+        if grace_s is not None:
+            delays_s.append(grace_s)
+        if delays_s:
+            # timers may fire a little early, and would then be set again and again
+            self._alarm = asyncio.get_running_loop().call_later(min(delays_s) + 0.001, self._poke_group)
 
     def _log_orders(self, before: AssignmentDocument, after: AssignmentDocument) -> None:
         for order_id, found in after.orders.items():
@@ -301,9 +370,10 @@ class Leader:
         self, members: Mapping[str, MemberInfo], document: AssignmentDocument, version: int
     ) -> tuple[bool, AssignmentDocument, int]:
         """Decides anew if something changed that decisions depend on; returns whether it did."""
-        await self._count_partitions(members, document)
+        missing = away(document, members)
+        await self._count_partitions({**members, **missing}, document)
         orders = [order for order in self._counting if order.kind != "budget"]
-        inputs = (tuple(members.items()), tuple(sorted(self._counts.items())), orders)
+        inputs = self._inputs(members, document, orders)
         if inputs == self._computed_from:
             return False, document, version
         try:
@@ -317,9 +387,26 @@ class Leader:
             self._computed_from = inputs
             self._decision, self._later = None, 0
             return False, document, version
-        self._computed_from = inputs
+        self._decided_without = frozenset(missing)
+        self._computed_from = self._inputs(members, document, orders)
         self._decision = decision
         return decision is not None, document, version
+
+    def _inputs(
+        self, members: Mapping[str, MemberInfo], document: AssignmentDocument, orders: list[Order]
+    ) -> tuple[object, ...]:
+        """What a decision depends on. The restart of a member with a seat changes nothing of it."""
+        missing = away(document, members)
+        everybody = {**members, **missing}
+        ids = view_ids(document, everybody)
+        # those that were given nothing new, or were promised something
+        short = [member for member in missing if member in self._decided_without or document.promised.get(member)]
+        return (
+            tuple((seen, lasting(everybody[member])) for member, seen in ids.items()),
+            tuple(sorted(self._counts.items())),
+            orders,
+            frozenset(map(ids.__getitem__, short)),
+        )
 
     async def _decide(
         self, members: Mapping[str, MemberInfo], document: AssignmentDocument, orders: list[Order]

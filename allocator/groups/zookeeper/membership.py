@@ -25,7 +25,7 @@ from functools import partial
 
 from allocator.assignors import Assignor
 from allocator.clock import boot_clock
-from allocator.errors import InconsistentAssignor
+from allocator.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.groups.lease import MembershipLost
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.names import member_name
@@ -33,6 +33,7 @@ from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.orders import KINDS
+from allocator.groups.zookeeper.seats import FEATURE, IN_USE
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
 from allocator.measures import Measures
@@ -66,6 +67,8 @@ class ZooKeeperSettings:
     rack: str | None = None
     connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for ever
     max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
+    instance_id: str | None = DEFAULT["instance_id"]
+    restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
     leader: LeaderSettings = field(default_factory=LeaderSettings)
 
 
@@ -93,6 +96,7 @@ class ZooKeeperMembership(SessionMembership):
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
+        self._clock = clock
         self._paths = paths
         self._store = Store(zk, paths)
         self._topics = topics
@@ -109,12 +113,17 @@ class ZooKeeperMembership(SessionMembership):
             strategies=tuple(self._assignors),
             pid=os.getpid(),
             orders=tuple(KINDS),
+            instance_id=settings.instance_id if settings.restart_grace_s else None,
+            restart_grace_s=settings.restart_grace_s,
+            features=(FEATURE,),
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._tried = False  # to register
         self._leader: Leader | None = None
         self._claim = Claim(0)
         self._refused: str | None = None
+        self._in_use: asyncio.TimerHandle | None = None
+        self._for_good = False
 
     # -- the surface ---------------------------------------------------------------------------------------------
 
@@ -136,6 +145,10 @@ class ZooKeeperMembership(SessionMembership):
             self._renewing = True
             self._changed.set()
 
+    def leave_for_good(self) -> None:
+        """The next `leave` ends the reservation that `restart_grace_s` asks for: the partitions move at once."""
+        self._for_good = True
+
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
@@ -153,6 +166,11 @@ class ZooKeeperMembership(SessionMembership):
             empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.set(self._paths.claim(self.member_id), empty.encode())
+        if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
+            # a user who asks for nothing shall not keep the partitions from others, so silence counts as well
+            ours = [Op("delete", path) for path in self._znodes()]
+            with contextlib.suppress(ZooKeeperError):
+                await self._zk.multi([Op("create", self._paths.left_mark(self.member_id)), *ours])
         await super()._delete_ours(released)
 
     async def _take_part(self, scope: TaskGroup) -> None:
@@ -161,6 +179,8 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _register(self) -> None:
         await self._store.prepare()
+        if self._info.instance_id is not None:
+            await self._zk.ensure_path(self._paths.left)
         if self._tried:
             await self._clear()
         self._tried = True
@@ -216,7 +236,13 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _lead(self) -> None:
         self._leader = Leader(
-            self._store, self.member_id, self._topics, self._assignors, self._settings.leader, self._load
+            self._store,
+            self.member_id,
+            self._topics,
+            self._assignors,
+            self._settings.leader,
+            self._load,
+            self._clock,
         )
         try:
             await self._leader.run()
@@ -316,8 +342,28 @@ class ZooKeeperMembership(SessionMembership):
         self._claim = claim
 
     def _tell_refusal(self, reason: str | None) -> None:
-        if reason is not None and reason != self._refused:
-            self._listener.failed(
-                InconsistentAssignor(f"group {self._paths.group!r} gives this member no partitions: {reason}")
-            )
+        if reason == self._refused:
+            return
         self._refused = reason
+        self._stop_waiting()
+        if reason is None:
+            return
+        text = f"group {self._paths.group!r} gives this member no partitions: {reason}"
+        if not reason.startswith(IN_USE):
+            self._listener.failed(InconsistentAssignor(text))
+            return
+        # usually the member is the next process of one that crashed, and the session of that one has not ended yet
+        log.warning("%s; it waits until that one ends", text)
+        self._in_use = asyncio.get_running_loop().call_later(
+            2 * self._zk.session_timeout_s,
+            lambda: self._listener.failed(InstanceIdInUse(f"{text}; give each process an instance_id of its own")),
+        )
+
+    def _stop_waiting(self) -> None:
+        if self._in_use is not None:
+            self._in_use.cancel()
+            self._in_use = None
+
+    async def _end_session(self) -> None:
+        self._stop_waiting()
+        await super()._end_session()

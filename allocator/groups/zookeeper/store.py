@@ -22,6 +22,7 @@ from allocator.groups.zookeeper.znodes import (
     shard_names,
     split,
 )
+from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import NoZnode, ZnodeExists, ZooKeeper
 
 __all__ = ["Store"]
@@ -54,6 +55,30 @@ class Store:
     async def claim_names(self, watch: Watch | None = None) -> list[str]:
         """Names of the znodes under claims/, in no order, whatever they are."""
         return await self.zk.get_children(self.paths.claims, watch)
+
+    async def left_names(self, watch: Watch | None = None) -> list[str]:
+        """Names of the members that left for good and that the leader has not forgotten yet."""
+        while True:
+            try:
+                return await self.zk.get_children(self.paths.left, watch)
+            except NoZnode:
+                if watch is None or await self.zk.exists(self.paths.left, watch) is None:
+                    return []
+
+    async def end_reservation(self, instance_id: str) -> Partitions:
+        """Has the leader give the partitions of an absent member to the others; returns these partitions.
+
+        Empty if nothing is reserved for the instance. Raises InvalidZnode.
+        """
+        document, _ = await self.document()
+        for member, seat in ({} if document is None else document.seats).items():
+            if seat.info.instance_id == instance_id and seat.reserved_until_ms is not None:
+                assert document is not None
+                await self.zk.ensure_path(self.paths.left)
+                with contextlib.suppress(ZnodeExists):
+                    await self.zk.create(self.paths.left_mark(member))
+                return document.owners.get(member, NO_PARTITIONS)
+        return NO_PARTITIONS
 
     async def member(self, member: str) -> MemberInfo | None:
         """What a member wrote about itself; None when it has left. Raises InvalidZnode."""

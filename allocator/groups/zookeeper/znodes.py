@@ -5,6 +5,7 @@
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
     <root>/<group>/orders          persistent            JSON: the orders of operators (`orders`); by compare-and-set
+    <root>/<group>/left/<id>       persistent, empty     that member does not come back; the leader deletes it
 
 Reading checks everything. A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more
 than a bounded amount of memory.
@@ -44,6 +45,7 @@ __all__ = [
     "MemberInfo",
     "OrderState",
     "Paths",
+    "Seat",
     "Waiting",
     "quick",
 ]
@@ -56,6 +58,8 @@ MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
 # The following limits, and those of `checked`, bound the memory that a hostile znode can cost. A group of 1 000
 # members, 1 000 topics and 1 000 000 partitions stays below each, even while all of them move
 INFLATED_BYTES = 64_000_000
+MAX_GRACE_S = 86_400
+MAX_SEATS = 10_000  # of members with an instance id, of absent ones too
 MAX_PARTITIONS = 1_000_000  # that members hold in one group; as many again may be promised
 SMALL_BYTES = 100_000  # inflated; what is larger, or has more partitions than SMALL_PARTITIONS, takes long to decode
 SMALL_PARTITIONS = 20_000
@@ -96,11 +100,18 @@ class Paths:
     def orders(self) -> str:
         return f"{self.base}/orders"
 
+    @property
+    def left(self) -> str:
+        return f"{self.base}/left"
+
     def member(self, member: str) -> str:
         return f"{self.members}/{member}"
 
     def claim(self, member: str) -> str:
         return f"{self.claims}/{member}"
+
+    def left_mark(self, member: str) -> str:
+        return f"{self.left}/{member}"
 
 
 MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10})\Z")
@@ -135,27 +146,18 @@ class MemberInfo:
     """After so long without a word from the member, ZooKeeper takes it for dead."""
     orders: tuple[str, ...] = ()
     """The kinds of orders that the member knows; none of members of versions that had no orders."""
+    instance_id: str | None = None
+    """The member's name over restarts; None if its partitions are not reserved."""
+    restart_grace_s: float = 0.0
+    """How long its partitions are reserved for the next process of that name."""
+    features: tuple[str, ...] = ()
+    """Parts of the protocol that came later and that the member knows."""
 
     def encode(self) -> bytes:
         """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
-        data = json.dumps(
-            {
-                "format": FORMAT,
-                "name": self.name,
-                "host": self.host,
-                "topics": sorted(self.topics),
-                "pattern": self.pattern,
-                "weight": self.weight,
-                "rack": self.rack,
-                "strategies": list(self.strategies),
-                "pid": self.pid,
-                "session_timeout_s": self.session_timeout_s,
-                "orders": list(self.orders),
-            },
-            separators=(",", ":"),
-        ).encode()
+        data = json.dumps({"format": FORMAT, **self.to_json()}, separators=(",", ":")).encode()
         if len(data) > MEMBER_BYTES:
             raise ConfigError(
                 f"the subscription of member {self.name!r} takes {len(data)} bytes, more than the {MEMBER_BYTES} that "
@@ -167,7 +169,26 @@ class MemberInfo:
     def decode(cls, path: str, data: bytes) -> MemberInfo:
         if len(data) > MEMBER_BYTES:
             raise InvalidZnode(path, f"{len(data)} bytes")
-        doc = parse_object(path, data)
+        return cls.from_json(path, parse_object(path, data))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "host": self.host,
+            "topics": sorted(self.topics),
+            "pattern": self.pattern,
+            "weight": self.weight,
+            "rack": self.rack,
+            "strategies": list(self.strategies),
+            "pid": self.pid,
+            "session_timeout_s": self.session_timeout_s,
+            "orders": list(self.orders),
+            **({"features": list(self.features)} if self.features else {}),
+            **({"instance": [self.instance_id, self.restart_grace_s]} if self.instance_id is not None else {}),
+        }
+
+    @classmethod
+    def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
         pattern, rack = doc.get("pattern"), doc.get("rack")
         weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
         if pattern is not None:
@@ -179,6 +200,7 @@ class MemberInfo:
             raise InvalidZnode(path, f"weight {shown(weight)}")
         if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
             raise InvalidZnode(path, f"session_timeout_s {shown(session_s)}")
+        instance_id, grace_s = _instance(path, doc.get("instance"))
         return cls(
             name=check_text(path, "name", doc.get("name")),
             host=check_text(path, "host", doc.get("host")),
@@ -190,7 +212,34 @@ class MemberInfo:
             pid=None if pid is None else check_number(path, "pid", pid),
             session_timeout_s=session_s,
             orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
+            instance_id=instance_id,
+            restart_grace_s=grace_s,
+            features=tuple(check_texts(path, "features", doc.get("features", []))),
         )
+
+
+def _instance(path: str, found: object) -> tuple[str | None, float]:
+    if found is None:
+        return None, 0.0
+    if not isinstance(found, list) or len(found) != 2:
+        raise InvalidZnode(path, f"instance {shown(found)}")
+    name, grace_s = check_text(path, "instance", found[0]), found[1]
+    if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
+        raise InvalidZnode(path, f"restart_grace_s {shown(grace_s)}")
+    return name, float(grace_s)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a member with an instance id, which the next member of that id takes over.
+
+    The document names it, so that a leader can reserve the partitions of a member that it has never read.
+    """
+
+    info: MemberInfo
+    """The member's subscription and instance id; without what differs between two processes."""
+    reserved_until_ms: int | None = None
+    """Milliseconds since the epoch, by the leader's wall clock; None while the member lives."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +319,8 @@ class AssignmentDocument:
     moved: tuple[tuple[int, int], ...] = ()
     """When (milliseconds since the epoch) how many partitions were taken from live owners; of the last minute, and
     only while a budget counts them."""
+    seats: Mapping[str, Seat] = field(default_factory=dict)
+    """Places of members with an instance id, of those alive and of those that may come back. As `left_out`."""
     problem: str | None = None
 
     def encode(self) -> bytes:
@@ -291,6 +342,7 @@ class AssignmentDocument:
                     else {}
                 ),
                 **({"moved": [list(entry) for entry in self.moved]} if self.moved else {}),
+                **(_seats_to_json(self.seats) if self.seats else {}),
                 "problem": self.problem,
             }
         )
@@ -336,6 +388,7 @@ class AssignmentDocument:
             left_out=from_ranges(path, left_out),
             orders={} if only is not None else _order_states(path, doc.get("orders", {})),
             moved=() if only is not None else _moved(path, doc.get("moved", [])),
+            seats={} if only is not None else _seats_from_json(path, doc),
             problem=None if problem is None else check_text(path, "problem", problem),
         )
 
@@ -358,6 +411,42 @@ def _moved(path: str, value: object) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
         raise InvalidZnode(path, f"moved is {shown(value)}")
     return tuple((check_number(path, "moved", when), check_number(path, "moved", number)) for when, number in value)
+
+
+def _seats_to_json(seats: Mapping[str, Seat]) -> dict[str, Any]:
+    """The topics of each subscription once: members usually share one."""
+    subscriptions = sorted({tuple(sorted(seat.info.topics)) for seat in seats.values()})
+    place = {topics: index for index, topics in enumerate(subscriptions)}
+    found = {}
+    for member, seat in sorted(seats.items()):
+        info = seat.info.to_json()
+        info["topics"] = place[tuple(info["topics"])]
+        found[member] = [info, seat.reserved_until_ms]
+    return {"subscriptions": subscriptions, "seats": found}
+
+
+def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
+    lists = doc.get("subscriptions", [])
+    if not isinstance(lists, list):
+        raise InvalidZnode(path, f"subscriptions is {type(lists).__name__}, not a list")
+    # one set for all seats of a subscription: many seats may name a long one
+    subscriptions = [frozenset(check_texts(path, "subscriptions", topics)) for topics in lists]
+    found = check_mapping(path, "seats", doc.get("seats", {}))
+    if len(found) > MAX_SEATS:
+        raise InvalidZnode(path, f"{len(found)} seats")
+    seats = {}
+    for member, entry in found.items():
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise InvalidZnode(path, f"seat of {shown(member)}")
+        info, until = dict(check_mapping(path, "seat", entry[0])), entry[1]
+        index = check_number(path, "topics", info.get("topics"))
+        if index >= len(lists):
+            raise InvalidZnode(path, f"seat of {shown(member)}")
+        seats[member] = Seat(
+            replace(MemberInfo.from_json(path, {**info, "topics": []}), topics=subscriptions[index]),
+            None if until is None else check_number(path, "reserved until", until),
+        )
+    return seats
 
 
 def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:

@@ -1,0 +1,242 @@
+"""Restarts of members with an instance id, in virtual time and on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from members import OneGroup, TestMember
+from simulate import broken_seeds
+from simulated_faults import parse
+from simulation import SEATED, Simulation
+
+from allocator.errors import InstanceIdInUse
+from allocator.groups.describe import GroupReport, describe
+from allocator.groups.zookeeper import leader, seats
+from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.znodes import AssignmentDocument
+from allocator.testing import wait_until_async
+from allocator.zookeeper.client import ZooKeeper
+
+SEEDS = 40
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Moves(Simulation):
+    """Counts each time that a partition has another instance as its owner in the document."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.moves: list[str] = []
+        self.last: dict[int, str] = {}
+
+    def ids(self, *names: str) -> list[str]:
+        return [self.workers[name].membership.member_id for name in names]
+
+    def _check_document(self, data: bytes) -> None:
+        super()._check_document(data)
+        document = self.document
+        for member, parts in document.owners.items():
+            instance = document.seats[member].info.instance_id or ""
+            for _, number in parts:
+                if self.last.get(number, instance) != instance:
+                    self.moves.append(f"{self.loop.time():.3f}: {number} from {self.last[number]} to {instance}")
+                self.last[number] = instance
+
+
+def run(schedule: str, faults_s: float, seed: int = SEATED, dies_at_step: int | None = None) -> Moves:
+    found = Moves(seed, faults_s=faults_s, schedule=parse(schedule.splitlines()), dies_at_step=dies_at_step)
+    found.run()
+    return found
+
+
+# the name says the instance: w1 and w6 are i1, w2 and w7 are i2, ...
+ROLLING = """
+   0.000 start w1
+   0.000 start w2
+   0.000 start w3
+   0.000 start w4
+   5.000 leave w1
+   7.000 start w6
+  10.000 leave w2
+  12.000 start w7
+  15.000 leave w3
+  17.000 start w8
+  20.000 leave w4
+  22.000 start w9
+"""
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("seed", [SEATED, SEATED + 1])  # the functions naive and sticky
+def test_a_rolling_restart_moves_nothing_whoever_leads(seed: int) -> None:
+    """Each of them leads once, and a clock of each is wrong by up to a quarter of an hour."""
+    moves = run(ROLLING, 28.0, seed).moves
+    assert [move for move in moves if float(move.split(":")[0]) > 4] == []
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_crash_is_waited_for_as_long_as_its_session_and_its_grace() -> None:
+    crash = "0 start w1\n0 start w2\n".replace("0 ", "0.000 ") + "   5.000 kill w2\n"
+    found = run(crash + "  11.500 start w7\n", 20.0)  # 4 s of session, a tick, 3 s of grace
+    assert [move for move in found.moves if float(move.split(":")[0]) > 4] == []
+    moves = [float(move.split(":")[0]) for move in run(crash, 20.0).moves]
+    assert moves
+    assert 5 + 3 < moves[-1] < 5 + 4 + 1 + 3 + 0.5
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_member_that_leaves_for_good_leaves_at_once() -> None:
+    moves = [float(m.split(":")[0]) for m in run("0.000 start w1\n0.000 start w2\n5.000 quit w2\n", 20.0).moves]
+    assert moves
+    assert moves[-1] < 8
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_second_process_of_an_instance_waits_until_the_first_one_is_gone() -> None:
+    twins = "0.000 start w1\n0.000 start w2\n3.000 start w7\n"
+    found = run(twins, 10.0)
+    first, second = found.ids("w2", "w7")
+    assert first in found.document.owners
+    assert list(found.document.refused) == [second]
+    found = run(twins + "  10.000 kill w2\n", 20.0)
+    first, second = found.ids("w2", "w7")
+    assert second in found.document.owners
+    assert not found.document.refused
+
+
+@pytest.mark.usefixtures("quiet")
+def test_one_that_is_thawed_after_its_grace_acts_on_nothing_and_takes_its_place_again() -> None:
+    """The simulation checks at each step that only one acts."""
+    found = run("0.000 start w1\n0.000 start w2\n5.000 freeze w2 12.000\n", 30.0)
+    assert found.ids("w1", "w2") == list(found.document.owners) == list(found.document.seats)
+
+
+RESTARTS = """
+   0.000 start w1
+   0.000 start w2
+   0.000 start w3
+   2.000 leave w3
+   2.500 start w8
+   4.000 kill w2
+  10.000 start w7
+  11.000 quit w8
+  12.000 start w4
+"""
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.long)])
+def test_the_leader_may_die_at_each_step_of_a_restart(every: int) -> None:
+    steps = run(RESTARTS, 14.0).steps_of_leaders
+    assert steps > 200
+    for step in range(1, steps + 1, every):
+        run(RESTARTS, 14.0, dies_at_step=step)
+
+
+def test_every_promise_holds_under_faults_with_grace() -> None:
+    assert broken_seeds(SEATED, SEATED + SEEDS) == ""
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_seat_that_is_taken_from_a_member_that_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(document: AssignmentDocument, members: dict, alive: set, *rest: object) -> AssignmentDocument:
+        instances = [info.instance_id for info in members.values()]
+        twice = {m for m, info in members.items() if instances.count(info.instance_id) > 1}
+        older = {m for m in twice if m in document.seats}
+        return seats.take_seats(document, {m: i for m, i in members.items() if m not in older}, alive - older, *rest)
+
+    monkeypatch.setattr(leader, "take_seats", careless)
+    broken = ""
+    for seed in range(SEATED, SEATED + 60):
+        try:
+            Simulation(seed).run()
+        except AssertionError as error:
+            broken = str(error)
+            break
+    assert "claim" in broken or "may act" in broken or "may both act" in broken
+
+
+# -- on a real ZooKeeper -----------------------------------------------------------------------------------------------
+
+
+async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: str, group: str) -> None:
+    bench = OneGroup(zk_chroot, group, {"t": 1000})
+
+    def member(number: int) -> TestMember:
+        return TestMember(
+            zk_chroot,
+            group,
+            f"n{number}",
+            bench.topics,
+            bench.history,
+            instance_id=f"i{number}",
+            restart_grace_s=60.0,
+            assignors=("sticky",),
+        )
+
+    members = [member(number) for number in range(10)]
+    await asyncio.gather(*(one.membership.join() for one in members))
+    await bench.settle(*members)
+    had = [one.owned for one in members]
+    for number, old in enumerate(members):  # the first one leads, so that each leads before its restart
+        await old.membership.leave()
+        assert old.owned == frozenset()
+        members[number] = member(number)
+        await members[number].membership.join()
+        await wait_until_async(
+            lambda number=number: members[number].owned == had[number],  # type: ignore[misc]
+            30,
+            lambda number=number: f"instance {number} to own again what it had",  # type: ignore[misc]
+        )
+        assert [one.owned for one in members] == had
+    # a second process of a living instance is told, and owns nothing
+    twin = member(3)
+    await twin.membership.join()
+    await wait_until_async(lambda: bool(twin.owner.errors), 30, "the second process to be told")
+    assert isinstance(twin.owner.errors[0], InstanceIdInUse)
+    assert twin.owned == frozenset()
+    await twin.membership.leave()
+    # one that is absent is shown; one that leaves for good is not waited for
+    await members[9].membership.leave()
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect()
+    try:
+        await wait_until_async(lambda: _reserved(zk, group), 30, "the reservation to be shown")
+        members[8].membership.leave_for_good()
+        await members[8].membership.leave()
+        await wait_until_async(
+            lambda: sum(len(one.owned) for one in members[:8]) == 900, 30, "its partitions to move at once"
+        )
+        assert not had[9] & frozenset().union(*(one.owned for one in members[:8]))
+        assert await Store(zk, bench.paths).end_reservation("i0") == frozenset()  # its process lives
+        assert await Store(zk, bench.paths).end_reservation("i9") == had[9]
+        await bench.settle(*members[:8])
+        await wait_until_async(lambda: _unmarked(zk, bench), 30, "the mark of the one that left to be deleted")
+    finally:
+        await zk.close()
+        await asyncio.gather(*(one.membership.leave() for one in members[:8]))
+    assert bench.history.overlaps() == []
+
+
+async def _reserved(zk: ZooKeeper, group: str) -> bool:
+    state = await describe(zk, group, "/allocator")
+    assert state is not None
+    shown = GroupReport(state)
+    if not shown.to_json()["reserved"]:
+        return False
+    assert [(each["instance_id"], each["partitions"]) for each in shown.to_json()["reserved"]] == [("i9", 100)]
+    assert any("100 partitions wait for instance 'i9'" in problem for problem in shown.problems)
+    return True
+
+
+async def _unmarked(zk: ZooKeeper, bench: OneGroup) -> bool:
+    return await zk.get_children(bench.paths.left) == []

@@ -1,0 +1,151 @@
+"""Places of members with an instance id: who keeps what over a restart, as pure decisions of the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.assignors import Assignor, GroupView
+from allocator.groups.zookeeper.decision import decide
+from allocator.groups.zookeeper.plan import advance
+from allocator.groups.zookeeper.seats import (
+    FEATURE,
+    IN_USE,
+    GraceTimer,
+    absent,
+    standby,
+    take_seats,
+    unaware,
+    view_ids,
+)
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
+from allocator.types import Partitions, TopicPartition
+
+P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))
+OLD, NEW, OTHER = "m-1", "m-2", "m-3"
+NOW = 1_000_000
+
+
+def info(instance: str | None, grace_s: float = 30.0) -> MemberInfo:
+    return MemberInfo("n", "h", frozenset({"t"}), instance_id=instance, restart_grace_s=grace_s, features=(FEATURE,))
+
+
+def seated(**owners: frozenset[TopicPartition]) -> AssignmentDocument:
+    """m_1 owns with instance a, m_3 with instance c."""
+    named = {member.replace("_", "-"): parts for member, parts in owners.items()}
+    members = {OLD: info("a"), OTHER: info("c")}
+    return take_seats(AssignmentDocument(revision=5, owners=named), members, set(members), (), NOW)
+
+
+def test_a_member_that_is_gone_keeps_its_partitions_for_its_grace() -> None:
+    document = take_seats(seated(m_1=P0, m_3=P1), {OTHER: info("c")}, {OTHER}, (), NOW)
+    assert document.seats[OLD].reserved_until_ms == NOW + 30_000
+    assert absent(document) == {OLD}
+    # nothing is written again while it is waited for, whatever the clock says meanwhile
+    assert take_seats(document, {OTHER: info("c")}, {OTHER}, (), NOW + 10**9) is document
+    over = take_seats(document, {OTHER: info("c")}, {OTHER}, {OLD}, NOW)
+    assert over.seats.keys() == {OTHER}
+    freed = advance(over, OTHER, {OTHER}, {}, {OTHER: P0 | P1})
+    assert freed is not None
+    assert freed.owners == {OTHER: P0 | P1}
+
+
+def test_its_next_process_gets_what_it_had_and_what_it_was_promised() -> None:
+    document = seated(m_1=P0, m_3=P1).but(promised={OLD: P2})
+    members = {OTHER: info("c"), NEW: info("a")}
+    after = take_seats(document, members, {OTHER, NEW}, (), NOW)
+    assert after.owners == {NEW: P0, OTHER: P1}
+    assert after.promised == {NEW: P2}
+    assert absent(after) == frozenset()
+
+
+def test_the_owner_is_not_followed_while_anything_of_it_stands() -> None:
+    """Its claim stands although its member znode was deleted: it may still work."""
+    document = seated(m_1=P0, m_3=P1)
+    members = {OTHER: info("c"), NEW: info("a")}
+    after = take_seats(document, members, {OLD, OTHER, NEW}, (), NOW)
+    assert after.owners == document.owners
+    assert standby(after, members)[NEW].startswith(IN_USE)
+    assert "#" in standby(after, members)[NEW]
+
+
+def test_what_it_was_releasing_is_free_when_it_is_gone() -> None:
+    document = seated(m_1=P0, m_3=P1).but(waiting={OLD: Waiting(5, P2)}, promised={OTHER: P2})
+    reserved = take_seats(document, {OTHER: info("c")}, {OTHER}, (), NOW)
+    claims = {OLD: Claim(reserved.revision)}
+    after = advance(reserved, OTHER, {OTHER, *absent(reserved)}, claims)
+    assert after is not None
+    assert after.owners == {OLD: P0, OTHER: P1 | P2}
+
+
+def test_nothing_is_reserved_without_partitions_or_for_good_or_with_an_older_member() -> None:
+    assert take_seats(seated(m_3=P1), {OTHER: info("c")}, {OTHER}, (), NOW).seats.keys() == {OTHER}
+    assert take_seats(seated(m_1=P0), {OTHER: info("c")}, {OTHER}, {OLD}, NOW).seats.keys() == {OTHER}
+    older = {OTHER: info("c"), NEW: MemberInfo("old", "h")}
+    assert unaware(older) == ["old@h#m-2"]
+    assert take_seats(seated(m_1=P0), older, older.keys(), (), NOW).seats == {}
+    assert standby(AssignmentDocument(), older) == {}
+
+
+def test_functions_see_the_same_ids_in_the_same_order_before_and_after() -> None:
+    before = seated(m_1=P0, m_3=P1)
+    plain = "m-0"
+    assert view_ids(before, [plain, OLD, OTHER]) == {OLD: "i-a", OTHER: "i-c", plain: plain}
+    after = take_seats(before, {OTHER: info("c"), NEW: info("a")}, {OTHER, NEW}, (), NOW)
+    assert list(view_ids(after, [plain, OTHER, NEW]).values()) == ["i-a", "i-c", plain]
+
+
+async def test_an_absent_member_is_given_nothing_new() -> None:
+    """Whatever the function gives it, unless nobody else may have it."""
+    document = take_seats(seated(m_1=P0, m_3=P1 | P2), {OTHER: info("c")}, {OTHER}, (), NOW)
+
+    async def decided(members: dict[str, MemberInfo], document: AssignmentDocument) -> Mapping[str, Partitions]:
+        async def build(assignor: Assignor, *rest: Any) -> GroupView:
+            return GroupView(*rest)
+
+        return (await decide(members, {"t": 3}, document, (), {"f": AllTo()}, build)).target
+
+    live = {OTHER: replace(info("c"), strategies=("f",))}
+    assert await decided(live, document) == {OLD: P0, OTHER: P1 | P2}
+    elsewhere = {OTHER: replace(live[OTHER], topics=frozenset({"u"}))}
+    assert await decided(elsewhere, document) == {OLD: P0 | P1 | P2, OTHER: frozenset()}
+    back = {**live, NEW: replace(info("a"), strategies=("f",))}
+    assert await decided(back, take_seats(document, back, back.keys(), (), NOW)) == {
+        NEW: P0 | P1 | P2,
+        OTHER: frozenset(),
+    }
+
+
+class AllTo:
+    """Gives everything to the instance a."""
+
+    name = "f"
+
+    def __call__(self, view: GroupView) -> Mapping[str, Partitions]:
+        assert [member.id for member in view.members] == ["i-a", "i-c"]
+        return {"i-a": P0 | P1 | P2}
+
+
+@given(
+    st.integers(0, 10**13),
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**13)), max_size=10),
+)
+def test_no_clock_that_jumps_prolongs_a_grace(until: int, steps: list[tuple[float, int]]) -> None:
+    """The wall clock says anything; a reservation ends at most 30 s of the monotonic clock after it was first seen."""
+    now = 0.0
+    timer = GraceTimer(lambda: now)
+    seats = {OLD: Seat(info("a"), until)}
+    timer.see(seats, 0)
+    for passed, said in steps:
+        now += passed
+        timer.see(seats, said)
+        assert timer.over() == ({OLD} if now >= 30 else timer.over())
+    now = 30.0
+    assert timer.over() == {OLD}
+    timer.see({}, 0)
+    assert timer.remaining_s() is None
+    assert timer.over() == frozenset()

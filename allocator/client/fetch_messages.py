@@ -52,6 +52,8 @@ _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ABORTED: Final = struct.Struct(">qq")
 
 
+# v5 and the compact count of aborted transactions (0: null, 1: none), and the preferred replica
+_NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
 # partition, error, high watermark; then the last stable offset (v4) and the log's start (v5)
 _PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.Struct(">ihqqq")}
 
@@ -127,6 +129,12 @@ class _FetchReader(AnswerReader):
         version = self.version
         stable = replica = -1
         aborted: list[tuple[int, int]] = []
+        if version >= _FLEXIBLE:
+            # the usual case in one step; else from the beginning
+            partition, code, high, stable, _, count, replica = _NONE_ABORTED.unpack_from(self.frame, self.pos)
+            if count <= 1:
+                self.pos += _NONE_ABORTED.size
+                return FetchedPartition(topic, partition, code, high, stable, replica, aborted, self.records())
         if version >= 5:
             partition, code, high, stable, _ = self.unpack(_PART[5])
         elif version == 4:
@@ -140,10 +148,14 @@ class _FetchReader(AnswerReader):
                 self.tags()
         if version >= 11:
             (replica,) = self.unpack(INT32)
+        return FetchedPartition(topic, partition, code, high, stable, replica, aborted, self.records())
+
+    def records(self) -> bytes:
+        """The records of a partition, and what ends it."""
         size = self.count()
         records = bytes(self.taken(size)) if size else b""
         self.tags()
-        return FetchedPartition(topic, partition, code, high, stable, replica, aborted, records)
+        return records
 
     def topic(self) -> Union[str, bytes]:
         if self.version >= _BY_ID:

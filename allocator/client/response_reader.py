@@ -41,12 +41,20 @@ class AnswerReader:
 
     def tags(self) -> None:
         """Passed over: none of them is needed."""
-        if self.flexible:
-            for _ in range(self.uvarint()):
-                self.uvarint()
-                self.taken(self.uvarint())
+        if not self.flexible:
+            return
+        if self.frame[self.pos] == 0:  # mostly
+            self.pos += 1
+            return
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self.taken(self.uvarint())
 
     def uvarint(self) -> int:
+        value = self.frame[self.pos]
+        if value < 0x80:
+            self.pos += 1
+            return value
         value = shift = 0
         while True:
             byte = self.frame[self.pos]

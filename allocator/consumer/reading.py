@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ class Reading:
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
         self._epoch: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
         """Another one for each reader."""
@@ -60,7 +61,9 @@ class Reading:
 
     def _is_read(self) -> None:
         """The current task is the reader from now on."""
-        task = asyncio.current_task()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
         if task is self._reader:
             return
         self._reader, self._mark = task, object()
@@ -79,7 +82,7 @@ class Reading:
                 self._engine.state.seek(partition, position)
 
     async def batch(self, timeout_s: float | None) -> Batch | None:
-        async with self._reading_more():
+        with self._reading_more():
             self._cut_rest()
             batch = await self._take(timeout_s)
             if batch is not None:
@@ -88,7 +91,7 @@ class Reading:
             return batch
 
     async def one(self, timeout_s: float | None) -> Record | None:
-        async with self._reading_more():
+        with self._reading_more():
             while True:
                 batch = await self._take(timeout_s)
                 if batch is None:
@@ -115,7 +118,7 @@ class Reading:
             raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
         found: dict[TopicPartition, list[Record]] = {}
         count = 0
-        async with self._reading_more():
+        with self._reading_more():
             batch = await self._take(timeout_s)
             while batch is not None:
                 records, end = self._some_of(batch, None if max_records is None else max_records - count)
@@ -158,8 +161,7 @@ class Reading:
 
     async def _take(self, timeout_s: float | None) -> Batch | None:
         """The batch to read from: what is left of the one begun, else the next; None when time is up."""
-        loop = asyncio.get_running_loop()
-        end = None if timeout_s is None else loop.time() + timeout_s
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self._closed:
                 raise Closed(f"the consumer of group {self._engine.group!r} is closed")
@@ -172,7 +174,7 @@ class Reading:
                 if batch is not None:
                     self._keep(batch)
                     return batch
-            left = None if end is None else end - loop.time()
+            left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             # whatever opens the gate, or has something to say, wakes the fetcher
@@ -196,15 +198,17 @@ class Reading:
             if position is not None:
                 self._keep(self._rest.from_offset(position.offset))
 
-    @contextlib.asynccontextmanager
-    async def _reading_more(self) -> AsyncIterator[None]:
+    def _reading_more(self) -> Reading:
+        """The user asks for more: what was given before is done. A context; two must not overlap."""
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
-        self._busy = True
         self._is_read()
         self._engine.progress.finish()
         self._engine.polled()
-        try:
-            yield
-        finally:
-            self._busy = False
+        return self
+
+    def __enter__(self) -> None:
+        self._busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._busy = False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
 from allocator.fetch.batch import Batch
@@ -119,7 +120,8 @@ class Fetcher:
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
         self._errors: deque[AllocatorError] = deque()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: set[asyncio.Future[bool]] = set()
         self._closed = False
         self.broken: BaseException | None = None
         """The unexpected error that ended fetching."""
@@ -161,17 +163,29 @@ class Fetcher:
         `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`, `CorruptRecordError` and refusals by the broker
         stop that partition until it is sought; `TopicAuthorizationFailed` does not. Raises `Closed`.
         """
-        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             batch = self.take()
             if batch is not None:
                 return batch
-            if not await self._wait(deadline):
+            if not await self.news(None if deadline is None else deadline - time.monotonic()):
                 return None
 
     async def news(self, timeout_s: float | None = None) -> bool:
         """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
-        return await self._wait(None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s)
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, _finish, waiter, False)
+        self._waiting.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """The epoch of the record before `offset`; -1 if that was not read, or Kafka is older than 0.11.
@@ -359,29 +373,11 @@ class Fetcher:
         if self._lost is not None:
             self._lost(loss)
 
-    async def _wait(self, deadline: float | None) -> bool:
-        """Wait for an event (True) or until the deadline (False)."""
-        loop = asyncio.get_running_loop()
-        if deadline is not None and loop.time() >= deadline:
-            return False
-        waiter: asyncio.Future[None] = loop.create_future()
-        timer: Optional[asyncio.TimerHandle] = None
-        if deadline is not None:
-            timer = loop.call_at(deadline, _finish, waiter)
-        self._waiting.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiting.discard(waiter)
-            if timer is not None:
-                timer.cancel()
-        return True
-
     def _let_go(self) -> None:
         for waiter in self._waiting:
-            _finish(waiter)
+            _finish(waiter, True)
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
+def _finish(waiter: asyncio.Future[bool], result: bool) -> None:
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(result)

@@ -115,6 +115,7 @@ class BrokerConnection(FrameProtocol):
         self._task: asyncio.Task[None] | None = None
         self._sent_bytes = 0
         self._correlation_id = 0
+        self._api_versions: dict[tuple[int, Any, Any], int] = {}
         self._in_flight: deque[_Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # not after the earliest deadline in flight
@@ -271,8 +272,7 @@ class BrokerConnection(FrameProtocol):
         if self._transport is None:
             raise kafka_errors.KafkaConnectionError(f"{self.address}: not connected")
         if request.API_VERSION is None:
-            assert self.versions is not None  # found before the first request without a version
-            request.API_VERSION = self.versions.api_version(request)
+            request.API_VERSION = self._negotiated(request)
         now = time.monotonic()
         if pending.deadline <= now:
             raise kafka_errors.KafkaTimeoutError("no time left")
@@ -296,6 +296,15 @@ class BrokerConnection(FrameProtocol):
         pending.done(response, error)
         if pending.ended is not None and not pending.ended.done():
             pending.ended.set_result(None)
+
+    def _negotiated(self, request: Any) -> int:
+        """The version in which to send `request`. Raises kafka-python's `IncompatibleBrokerVersion`."""
+        assert self.versions is not None  # found before the first request without a version
+        kind = (request.API_KEY, request._min_version, request._max_version)
+        version = self._api_versions.get(kind)
+        if version is None:
+            version = self._api_versions[kind] = int(self.versions.api_version(request))
+        return version
 
     def _set_timer(self, deadline: float) -> None:
         """One timer for all requests: most responses come long before their deadline, and leave it alone."""
@@ -389,6 +398,7 @@ class BrokerConnection(FrameProtocol):
         )
         if self.versions is None or found < self.versions:
             self.versions = found
+            self._api_versions.clear()
 
     async def _authenticate(self, deadline: float) -> None:
         security = self._settings.security

@@ -471,13 +471,22 @@ class ConsumerCore:
             error.retriable = True
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
-        return {
-            p: OffsetAndMetadata(o.offset, o.metadata or self._metadata(stamp, p, o), o.leader_epoch)
-            for p, o in offsets.items()
-        }
+        last_id, text = None, stamp  # mostly one topic
+        to_send = {}
+        for partition, each in offsets.items():
+            offset, metadata, epoch = each
+            if not metadata and isinstance(each, Committed):
+                metadata = self._metadata(stamp, partition, each)
+            elif not metadata:
+                topic_id = self._topic_id(partition, None)
+                if topic_id is not last_id:
+                    last_id, text = topic_id, stamped(stamp, topic_id)
+                metadata = text
+            to_send[partition] = OffsetAndMetadata(offset, metadata, epoch)
+        return to_send
 
-    def _metadata(self, stamp: str, partition: TopicPartition, offset: OffsetAndMetadata) -> str:
-        done = offset.done if isinstance(offset, Committed) else None
+    def _metadata(self, stamp: str, partition: TopicPartition, offset: Committed) -> str:
+        done = offset.done
         if done is not None:
             self._warn_without_metadata()
             text, whole = done.encoded(METADATA_CHARACTERS - IDS_CHARACTERS - len(stamp))
@@ -500,7 +509,10 @@ class ConsumerCore:
 
         `topic_id`: of the topic that the offset is known to belong to.
         """
-        return stamped(text, topic_id or self.state.topic_id(partition) or self.client.topic_id(partition.topic))
+        return stamped(text, self._topic_id(partition, topic_id))
+
+    def _topic_id(self, partition: TopicPartition, known: Any) -> Any:
+        return known or self.state.topic_id(partition) or self.client.topic_id(partition.topic)
 
     async def _auto_commit(self, interval_s: float) -> None:
         wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False

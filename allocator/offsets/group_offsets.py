@@ -302,9 +302,9 @@ class GroupOffsets:
     def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
         """Gives a commit its place in the order; the caller then awaits `_finish`."""
         cluster = self._client.metadata.cluster_id
-        call = PendingCommit(
-            {tp: each._replace(metadata=as_committed(each.metadata or "", cluster)) for tp, each in offsets.items()}
-        )
+        texts = {each.metadata for each in offsets.values()}  # mostly one for all
+        sent = {text: as_committed(text or "", cluster) for text in texts}
+        call = PendingCommit({tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()})
         self._waiting.append(call)
         return call
 

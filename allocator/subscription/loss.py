@@ -76,7 +76,7 @@ def stamped(text: str, topic_id: Any) -> str:
 
 def topic_of(metadata: str | None) -> uuid.UUID | None:
     """The topic id in the metadata of a commit; None if there is none."""
-    found = _STAMP.search(metadata or "")
+    found = _STAMP.search(metadata) if metadata else None
     return None if found is None else uuid.UUID(found[1])
 
 

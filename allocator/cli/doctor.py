@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar
 import click
 from rich.text import Text
 
-from allocator.cli.group import Seconds
+from allocator.cli.group import GROUP, Seconds
 from allocator.cli.output import console, print_json
 from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
 from allocator.errors import AllocatorError, ConfigError
@@ -45,7 +45,7 @@ class _Where:
 
 
 @click.command()
-@click.argument("group", required=False)
+@click.argument("group", metavar="[GROUP]", type=GROUP, required=False)
 @click.option(
     "-c",
     "--config",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from allocator.cli.output import console, print_json
@@ -22,15 +25,16 @@ from allocator.cli.report import (
     parse_target,
     reset_table,
 )
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 
-__all__ = ["ERROR", "Seconds", "group", "with_clusters"]
+__all__ = ["ERROR", "GROUP", "Seconds", "group", "with_clusters"]
 
 Command = Callable[..., Any]
 
 ERROR = 1
 DAY_S = 86_400.0
+COMPLETE_S = 1.0  # more: names from a slow ensemble; less: a shell that answers sooner
 
 
 class Seconds(click.FloatRange):
@@ -46,6 +50,34 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value} is no number", param, ctx)
         return seconds
+
+
+class GroupType(click.types.StringParamType):
+    """The name of a group. A shell completes it with the groups that ZooKeeper has, if it answers within a second."""
+
+    name = "group"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        given = ctx.params
+        zookeeper = given.get("zookeeper") or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
+        root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
+        logging.disable()  # a shell shows what is printed in the middle of the line
+        try:
+            access, _ = _find(given.get("config"), zookeeper, root, None, COMPLETE_S)
+            names = asyncio.run(_names(access))
+        except (AllocatorError, OSError):
+            return []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+async def _names(access: Any) -> list[str]:
+    from allocator.groups.describe import list_groups
+
+    async with access.ensemble() as zk:
+        return await list_groups(zk, access.root)
+
+
+GROUP = GroupType()
 
 
 @click.group()
@@ -152,7 +184,7 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 
 
 @group.command("describe")
-@click.argument("name", metavar="[GROUP]", required=False)
+@click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
@@ -174,7 +206,7 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 
 
 @group.command("adopt")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.option(
     "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has moved."
 )
@@ -246,7 +278,7 @@ def offsets() -> None:
 
 
 @offsets.command("show")
-@click.argument("name", metavar="[GROUP]", required=False)
+@click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @with_clusters
 def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Show the committed offset, log end and lag of each partition."""
@@ -269,7 +301,7 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
 
 
 @offsets.command("reset")
-@click.argument("name", metavar="[GROUP]", required=False)
+@click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
 @click.option(
     "--topic",

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.group import group, with_clusters
+from allocator.cli.group import GROUP, group, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import listing_of_orders
 from allocator.clock import milliseconds, wall_ms
@@ -108,7 +108,7 @@ def _withdraw(access: Any, name: str, as_json: bool, act: Callable[[Any], Awaita
 
 
 @group.command("orders")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.option("--remove", "remove", multiple=True, metavar="ID", help="Withdraw this order; may be repeated.")
 @with_clusters
 def orders_command(name: str, remove: tuple[str, ...], access: Any, default_group: Any, as_json: bool) -> None:
@@ -128,7 +128,7 @@ def orders_command(name: str, remove: tuple[str, ...], access: Any, default_grou
 
 
 @group.command("cordon")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("member")
 @_with_order_options
 def cordon_command(name: str, member: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
@@ -137,7 +137,7 @@ def cordon_command(name: str, member: str, access: Any, as_json: bool, dry_run: 
 
 
 @group.command("evacuate")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("member")
 @_with_order_options
 def evacuate_command(name: str, member: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
@@ -146,7 +146,7 @@ def evacuate_command(name: str, member: str, access: Any, as_json: bool, dry_run
 
 
 @group.command("uncordon")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("member")
 @with_clusters
 def uncordon_command(name: str, member: str, access: Any, default_group: Any, as_json: bool) -> None:
@@ -155,7 +155,7 @@ def uncordon_command(name: str, member: str, access: Any, default_group: Any, as
 
 
 @group.command("swap")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("old")
 @click.argument("new")
 @_with_order_options
@@ -165,7 +165,7 @@ def swap_command(name: str, old: str, new: str, access: Any, as_json: bool, dry_
 
 
 @group.command("pin")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @click.argument("place")
 @_with_order_options
@@ -176,7 +176,7 @@ def pin_command(name: str, partitions: str, place: str, access: Any, as_json: bo
 
 
 @group.command("unpin")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @with_clusters
 def unpin_command(name: str, partitions: str, access: Any, default_group: Any, as_json: bool) -> None:
@@ -186,7 +186,7 @@ def unpin_command(name: str, partitions: str, access: Any, default_group: Any, a
 
 
 @group.command("exclude")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @click.argument("places", nargs=-1, metavar="[PLACE]...")
 @click.option("--everywhere", is_flag=True, help="No member gets the partitions: their records are not read.")
@@ -209,7 +209,7 @@ def exclude_command(
 
 
 @group.command("freeze")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @_with_order_options
 def freeze_command(name: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
     """Move no partition away from a live member. Partitions without an owner still get one."""
@@ -217,7 +217,7 @@ def freeze_command(name: str, access: Any, as_json: bool, dry_run: bool, told: A
 
 
 @group.command("thaw")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @with_clusters
 def thaw_command(name: str, access: Any, default_group: Any, as_json: bool) -> None:
     """Withdraw the freeze."""
@@ -225,7 +225,7 @@ def thaw_command(name: str, access: Any, default_group: Any, as_json: bool) -> N
 
 
 @group.command("budget")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.option(
     "--at-once", type=click.IntRange(1), help="Most partitions on the move at the same time (default: any number)."
 )
@@ -249,7 +249,7 @@ def budget_command(
 
 
 @group.command("shadow")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("function")
 @_with_order_options
 def shadow_command(name: str, function: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
@@ -258,7 +258,7 @@ def shadow_command(name: str, function: str, access: Any, as_json: bool, dry_run
 
 
 @group.command("canary")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("count", type=click.IntRange(0))
 @_with_order_options
 def canary_command(name: str, count: int, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
@@ -267,7 +267,7 @@ def canary_command(name: str, count: int, access: Any, as_json: bool, dry_run: b
 
 
 @group.command("promote")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("member", required=False)
 @with_clusters
 def promote_command(name: str, member: Optional[str], access: Any, default_group: Any, as_json: bool) -> None:
@@ -283,7 +283,7 @@ def _order(method: str, *arguments: Any, **options: Any) -> Callable[[Any], Awai
 
 
 @group.command("plan")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.option("--add", multiple=True, metavar="NAME[=WEIGHT]", help="A member joins; may be repeated, as all options.")
 @click.option("--add-in-rack", multiple=True, metavar="NAME=RACK", help="A member joins in this rack.")
 @click.option("--remove", multiple=True, metavar="MEMBER", help="A member leaves.")

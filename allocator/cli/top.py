@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli.group import ERROR, Seconds, with_clusters
+from allocator.cli.group import ERROR, GROUP, Seconds, with_clusters
 from allocator.cli.output import print_json
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
@@ -42,7 +43,7 @@ class NothingKnown(AllocatorError):
 
 
 @click.command()
-@click.argument("name", metavar="[GROUP]", required=False)
+@click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @click.option("--once", is_flag=True, help="Print one frame and stop. --json prints one too.")
 @click.option(
     "--interval",
@@ -182,7 +183,12 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
         group = watcher.groups[shown]
         room = max(5, height - len(listed) - len(parts) - 9)
         behind = _partitions(group, min(WORST, room // 2), width)
-        parts += [Text(), *_worst_first(group), _members(group, max(3, room - behind.row_count), width)]
+        parts += [
+            Text(),
+            *_worst_first(group),
+            *_orders(group),
+            _members(group, max(3, room - behind.row_count), width),
+        ]
         parts += [Text(), behind] if behind.row_count else []
     return Group(*parts)
 
@@ -197,14 +203,18 @@ def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
 def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int) -> Table:
     from allocator.web.snapshot import figures
 
-    heads = ("group", "state", "generation", "members", "partitions", "unowned", "lag", "committed/s", "written/s")
+    heads = (
+        *("  group", "state", "generation", "members", "partitions", "unowned", "lag", "behind"),
+        *("committed/s", "written/s"),
+    )
     rows = []
     for name in names:
         group = watcher.groups[name]
         now = figures(group)
         point = group.series.points[-1] if group.series.points else None
         row = (
-            Text(plain(name), style="bold" if name == shown else ""),
+            # the mark is there without colours, too
+            Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold" if name == shown else ""),
             # without ZooKeeper nobody knows whether a group that was stable still is
             Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
             Text(str(now["generation"])),
@@ -212,11 +222,23 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
             Text(str(now["partitions"])),
             Text(str(now["unowned"]), style="red bold" if now["unowned"] else ""),
             _figure(now["lag"]),
+            Text(_age(now["lag_s"], now["lag_least_s"])),
             _figure(None if point is None else point.consumed),
             _figure(None if point is None else point.produced),
         )
         rows.append(row)
-    return _table(heads, rows, width, ("generation", "written/s", "partitions", "committed/s", "members", "state"))
+    lesser = ("generation", "written/s", "partitions", "committed/s", "members", "behind", "state")
+    return _table(heads, rows, width, lesser)
+
+
+def _age(s: Optional[float], least_s: Optional[float]) -> str:
+    """How old the lag is: "12 s", "5 min", ">5 min" if only a lower bound is known."""
+    value = s if s is not None else least_s
+    if not value and s is None:
+        return "-"
+    assert value is not None
+    words = f"{value:.0f} s" if value < 90 else f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+    return words if s is not None else f">{words}"
 
 
 def _members(group: Seen, room: int, width: int) -> Table:
@@ -246,6 +268,18 @@ def _partitions(group: Seen, room: int, width: int) -> Table:
 
 def _worst_first(group: Seen) -> list[Text]:
     return [Text(plain(finding.what), style="red", overflow="ellipsis", no_wrap=True) for finding in group.problems[:3]]
+
+
+def _orders(group: Seen) -> list[Text]:
+    from allocator.web.snapshot import orders
+
+    return [
+        Text(
+            plain(f"order {each['kind']} {json.dumps(each['arguments'])[1:-1]} by {each['who']}: {each['state']}"),
+            style="cyan", overflow="ellipsis", no_wrap=True,
+        )
+        for each in orders(group)[:3]
+    ]  # fmt: skip
 
 
 def _figure(value: Optional[float]) -> Text:

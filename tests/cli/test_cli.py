@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 import allocator
 from allocator.cli import LAZY, main
 from allocator.cli.group import Seconds
+from allocator.zookeeper.client import ZooKeeper
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 # commands whose output is for a shell
@@ -233,6 +235,23 @@ def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(click.exceptions.Exit), _told_to_stop():
         come()
     assert said == []
+
+
+async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect(10)
+    try:
+        for name in ("billing", "books", "orders"):
+            await zk.ensure_path(f"/allocator/{name}")
+    finally:
+        await zk.close()
+    run = asyncio.get_running_loop().run_in_executor
+    found = await run(None, completed, "allocator", "group", "describe", "--zookeeper", zk_chroot, "b")
+    assert found == ["billing", "books"]
+    monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", zk_chroot)
+    assert await run(None, completed, "allocator", "top", "ord") == ["orders"]
+    monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", "127.0.0.1:1")
+    assert not any(await run(None, completed, "allocator", "top", "ord")), "no names, and no error in the line"
 
 
 def test_completion_offers_commands_and_options() -> None:

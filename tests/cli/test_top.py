@@ -17,6 +17,7 @@ from allocator import Consumer
 from allocator.cli.read import Access
 from allocator.cli.top import frame
 from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.znodes import MemberInfo
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
@@ -88,7 +89,7 @@ async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
     assert "foo:bar" in (out + err).decode()
 
 
-@pytest.mark.parametrize(("width", "heads"), [(120, 9), (80, 7), (40, 3)])
+@pytest.mark.parametrize(("width", "heads"), [(130, 10), (80, 7), (44, 3)])
 async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width: int, heads: int) -> None:
     watcher = Watcher(Access("127.0.0.1:1"))
     watcher.ready = True
@@ -106,10 +107,11 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
-    head = next(line for line in lines if line.startswith("group ")).split()
+    head = next(line for line in lines if line.startswith("  group ")).split()
     assert len(head) == heads
     assert "lag" in head
-    (own,) = (line for line in lines if line.startswith("invoices-of-25"))
+    (own,) = (line for line in lines if line.startswith("> "))  # the mark is there without colours, too
+    assert own.startswith("> invoices-of-25")
     assert "30 435" in own
     assert "and 42 more" in lines
 
@@ -124,8 +126,23 @@ def test_without_zookeeper_nobody_knows_whether_a_group_is_stable() -> None:
         watcher.ready = ready
         with console.capture() as capture:
             console.print(frame(watcher))
-        shown += [line.split()[1] for line in capture.get().splitlines() if line.startswith("billing")]
+        shown += [line.split()[2] for line in capture.get().splitlines() if line.startswith("> billing")]
     assert shown == ["empty", "empty?"]
+
+
+def test_orders_and_the_age_of_the_lag_are_shown() -> None:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    group = watcher.groups["billing"] = WatchedGroup("billing")
+    group.learn(GroupState("billing", {}, {}, None), 0.0)
+    p = TopicPartition("t", 0)
+    for at, end in ((0.0, 10), (300.0, 20)):
+        group.measure(Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0}, {p: end}), frozenset({p}), at)
+    group.orders = Orders((Order.make("cordon", {"member": "web1"}, who="alice", now_ms=1),))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(frame(watcher))
+    assert "5 min" in capture.get()
+    assert 'order cordon "member": "web1" by alice: unknown' in capture.get()
 
 
 async def in_a_terminal(where: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
 from allocator.doctor.members import member_findings
 from allocator.doctor.observation import Observation, observe
 from allocator.doctor.offsets import offset_findings
+from allocator.doctor.orders import order_findings
 from allocator.settings import DEFAULT
 from allocator.zookeeper.client import ZooKeeper
 
@@ -65,6 +66,8 @@ def diagnose(
     if after.group is not None:
         found += member_findings(before, after, root, patience_s)
         found += offset_findings(before, after)
+    if after.report is not None:
+        found += order_findings(after.report)
     return _worst_first(found)
 
 

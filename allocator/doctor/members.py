@@ -133,7 +133,7 @@ def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iter
 def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.report is not None
     group = after.report.state.group
-    without = set(after.report.left_out)
+    without = set(after.report.left_out) - after.report.excluded
     if without:
         document = after.report.state.document
         yield Finding(
@@ -160,7 +160,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"allocator group release {group} {each.instance_id}",
         )
         without |= each.partitions
-    unowned = set(after.report.unowned) - without
+    unowned = set(after.report.unowned) - set(after.report.left_out) - without
     if before is not after:  # a moving partition has no owner for a moment
         unowned &= set(before.report.unowned) if before.report is not None else set()
     if unowned:
@@ -385,7 +385,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
         return
-    if strategy in BY_NUMBER_NOT:
+    if strategy in BY_NUMBER_NOT or _is_steered(seen):
         return
     whole = sum(weights.get(member, 1.0) for member in held)
     fair = {member: total * weights.get(member, 1.0) / whole for member in held}
@@ -402,6 +402,12 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "topic from the first member on.",
             'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
         )
+
+
+def _is_steered(seen: Observation) -> bool:
+    """Whether orders, and not the function alone, decide how many partitions a member has."""
+    orders = () if seen.report is None else seen.report.orders
+    return any(each.order.kind not in ("budget", "shadow") and each.state in ("kept", "waiting") for each in orders)
 
 
 def _called(state: GroupState, member: str) -> str:

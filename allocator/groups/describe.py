@@ -301,6 +301,11 @@ class GroupReport:
         return sorted((each for each in found if each.partitions), key=lambda each: each.instance_id)
 
     @cached_property
+    def excluded(self) -> Partitions:
+        """The partitions that an order gives to no member."""
+        return frozenset().union(*(each.order.partitions for each in self.orders if _gives_to_nobody(each)))
+
+    @cached_property
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
@@ -337,8 +342,7 @@ class GroupReport:
         waiting = sorted(set(self.unowned) - set(self.left_out) - reserved)
         if waiting:
             found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
-        excluded = {p for each in self.orders if _gives_to_nobody(each) for p in each.order.partitions}
-        omitted = [partition for partition in self.left_out if partition not in excluded]
+        omitted = [partition for partition in self.left_out if partition not in self.excluded]
         if omitted:
             assert self.state.document is not None
             function = plain(self.state.document.strategy)
@@ -346,7 +350,7 @@ class GroupReport:
                 f"{len(omitted)} partitions have no owner, because allocator function {function} omits them: "
                 f"{_some(omitted)}"
             )
-        by_order = [partition for partition in self.left_out if partition in excluded]
+        by_order = [partition for partition in self.left_out if partition in self.excluded]
         if by_order:
             found.append(f"{len(by_order)} partitions have no owner, because an order excludes them: {_some(by_order)}")
         found += [

@@ -9,7 +9,9 @@ from allocator.foreign import plain
 from allocator.groups.zookeeper.orders import KINDS, Order, Orders
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo
 
-__all__ = ["OrderReport", "order_reports", "order_text"]
+__all__ = ["ORDER_STATES", "OrderReport", "order_reports", "order_text"]
+
+ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expired")
 
 
 class OrderReport(NamedTuple):

@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
+from allocator.groups.order_report import ORDER_STATES
+from allocator.groups.zookeeper.plan import in_flight, recent_moves
+from allocator.groups.zookeeper.steering import budget_of
 from allocator.measures import Measure, Measures
 from allocator.types import TopicPartition
 from allocator.web.watch import WatchedGroup, Watcher
@@ -118,6 +122,12 @@ def _ages(measured: Iterable[tuple[list[str], Measures]]) -> Metric:
     return age
 
 
+def moving(group: WatchedGroup) -> int:
+    """How many partitions live members still have to release."""
+    state = group.report.state
+    return 0 if state.document is None else in_flight(state.document, state.members.keys())
+
+
 GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
     ("members", "Members of the group", lambda g: len(g.report.state.members)),
     (
@@ -136,9 +146,43 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
         lambda g: sum(len(each.partitions) for each in g.report.reserved),
     ),
     ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
+    (
+        "moving_partitions",
+        "Partitions that a live member has to release for another one",
+        moving,
+    ),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
     ("findings", "Findings above INFO about the group", lambda g: g.wrong),
 )
+
+
+def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
+    """The orders of operators, and how much of the budget is used."""
+    count = GaugeMetricFamily("allocator_group_orders", "Orders of operators by their state", labels=["group", "state"])
+    limits = GaugeMetricFamily(
+        "allocator_group_budget",
+        "Partitions that the budget lets move at once, and in a minute; absent without a budget",
+        labels=["group", "limit"],
+    )
+    used = GaugeMetricFamily(
+        "allocator_group_budget_used",
+        "Partitions that move now, and that were moved in the last minute; absent without a budget",
+        labels=["group", "limit"],
+    )
+    for name, group in groups:
+        states = Counter(each.state for each in group.report.orders)
+        for state in ORDER_STATES:
+            count.add_metric([name, state], states[state])
+        document = group.report.state.document
+        budget = budget_of(each.order for each in group.report.orders if each.state == "kept")
+        if budget.at_once is not None:
+            limits.add_metric([name, "at_once"], budget.at_once)
+            used.add_metric([name, "at_once"], moving(group))
+        if budget.per_minute is not None and document is not None:
+            limits.add_metric([name, "per_minute"], budget.per_minute)
+            recent = recent_moves(document.moved, wall_ms())
+            used.add_metric([name, "per_minute"], sum(number for _, number in recent))
+    yield from (count, limits, used)
 
 
 class GroupCollector(Collector):
@@ -182,6 +226,7 @@ class GroupCollector(Collector):
             unnoticed.add_metric([name], group.history.unnoticed_s)
         yield from (count, times, unnoticed)
         yield _ages_of_lag(groups)
+        yield from _orders(groups)
         yield from self._by_topic(groups)
         yield from _as_kafka_exporter(groups)
 

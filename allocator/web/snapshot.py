@@ -133,6 +133,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
         "leader": state.leader,
         "strategy": document.strategy if document is not None else None,
         "revision": document.revision if document is not None else 0,
+        "orders": [each.to_json() for each in report.orders],
         "members": [_member(group, member) for member in members],
         "topics": [
             {

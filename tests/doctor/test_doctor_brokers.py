@@ -18,6 +18,7 @@ from allocator.doctor import cluster as doctor_cluster
 from allocator.doctor import finding as doctor_finding
 from allocator.doctor import members as doctor_members
 from allocator.doctor import offsets as doctor_offsets
+from allocator.doctor import orders as doctor_orders
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 
 pytestmark = pytest.mark.deadline(200)
@@ -93,9 +94,8 @@ async def test_brokers_of_two_versions(group: str) -> None:
 
 
 def test_the_page_lists_every_finding_and_no_other() -> None:
-    sources = "".join(
-        Path(str(module.__file__)).read_text() for module in (doctor_cluster, doctor_members, doctor_offsets)
-    )
+    modules = (doctor_cluster, doctor_members, doctor_offsets, doctor_orders)
+    sources = "".join(Path(str(module.__file__)).read_text() for module in modules)
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', sources)) | {doctor_finding.COULD_NOT_LOOK}
     assert len(known) > 25
     assert set(re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE)) == known

@@ -256,7 +256,7 @@ def a_leader_that_moves_all_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_leader_that_forgets_the_moves_of_the_last_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader, "_recent", lambda moved, now_ms: ())
+    patch.setattr(leader, "recent_moves", lambda moved, now_ms: ())
 
 
 def a_leader_that_moves_what_is_frozen(patch: pytest.MonkeyPatch) -> None:

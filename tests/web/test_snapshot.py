@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from allocator.clock import wall_ms
 from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.groups.zookeeper.orders import Order, Orders
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import detail, figures, lags
@@ -69,3 +72,26 @@ def test_offsets_are_unknown_while_kafka_does_not_answer() -> None:
     assert figures(known)["unowned"] == 0
     assert known.version["lag"] > before, "the page would go on showing the old figures"
     assert scraped(known) == []
+
+
+def test_orders_and_the_use_of_the_budget_are_told() -> None:
+    known = group({}, {})
+    budget = Order.make("budget", {"at_once": 2, "per_minute": 30}, who="alice", now_ms=wall_ms())
+    freeze = Order.make("freeze", {}, who="alice", now_ms=wall_ms(), why="quiet")
+    state = known.report.state
+    assert state.document is not None
+    document = state.document.but(
+        waiting={MEMBER: Waiting(1, frozenset(READ[:1]))},
+        moved=((wall_ms() - 90_000, 50), (wall_ms(), 7)),
+        orders={budget.id: OrderState("kept")},
+    )
+    known.learn(replace(state, document=document, orders=Orders((budget, freeze)), read_ms=wall_ms()), 3.0)
+    assert [(each["text"], each["state"]) for each in detail(known)["orders"]] == [
+        ("budget 2 at once, 30 a minute", "kept"),
+        ("freeze", "pending"),  # the member is of a version that said nothing of orders
+    ]
+    assert scraped(known, "budget_used") == [
+        'allocator_group_budget_used{group="billing",limit="at_once"} 1.0',
+        'allocator_group_budget_used{group="billing",limit="per_minute"} 7.0',
+    ]
+    assert 'allocator_group_orders{group="billing",state="pending"} 1.0' in scraped(known, "orders")

@@ -20,7 +20,7 @@ from allocator.groups.view import GroupViewBuilder, Load, log_left_out
 from allocator.groups.zookeeper.decision import GroupDecision, counts_of, decide
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Order, Orders
-from allocator.groups.zookeeper.plan import adopt, advance, in_flight, portion
+from allocator.groups.zookeeper.plan import MINUTE_MS, adopt, advance, in_flight, portion, recent_moves
 from allocator.groups.zookeeper.seats import (
     GraceTimer,
     absent,
@@ -58,9 +58,6 @@ class LeaderSettings:
     debounce_s: float = 0.01  # more: fewer rebalances when many members join at once; less: a rebalance starts sooner
     debounce_max_s: float = 0.5  # a stream of changes cannot delay a rebalance for longer
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
-
-
-MINUTE_MS = 60_000
 
 
 class Leader:
@@ -321,7 +318,7 @@ class Leader:
         if budget.at_once is not None:
             allowed.append(budget.at_once - in_flight(document, alive))
         if budget.per_minute is not None:
-            allowed.append(budget.per_minute - sum(number for _, number in _recent(document.moved, now_ms)))
+            allowed.append(budget.per_minute - sum(number for _, number in recent_moves(document.moved, now_ms)))
         return max(0, min(allowed)) if allowed else None
 
     def _states(self, document: AssignmentDocument, alive: set[str]) -> dict[str, OrderState] | None:
@@ -343,7 +340,7 @@ class Leader:
             self._alarm = None
         moments = [self._known_orders.next_expiry(now_ms)]
         if self._later and self._budget_of_moves.per_minute is not None:
-            moments += [when + MINUTE_MS for when, _ in _recent(document.moved, now_ms)[:1]]
+            moments += [when + MINUTE_MS for when, _ in recent_moves(document.moved, now_ms)[:1]]
         # a clock that was set back does not delay it for ever
         delays_s = [min(max(moment - now_ms, 0) / 1000, MINUTE_MS / 1000) for moment in moments if moment is not None]
         grace_s = self._graces.remaining_s()
@@ -548,14 +545,9 @@ def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document:
     )
 
 
-def _recent(moved: tuple[tuple[int, int], ...], now_ms: int) -> tuple[tuple[int, int], ...]:
-    """The moves of the last minute. A time in the future, by the clock of another leader, counts as now."""
-    return tuple((min(when, now_ms), number) for when, number in moved if when + MINUTE_MS > now_ms)
-
-
 def _with_moves(moved: tuple[tuple[int, int], ...], now_ms: int, number: int) -> tuple[tuple[int, int], ...]:
     """With these moves. Those of one second are one entry, with the time of the last one."""
-    recent = _recent(moved, now_ms)
+    recent = recent_moves(moved, now_ms)
     if recent and now_ms - recent[-1][0] < 1000:
         return (*recent[:-1], (now_ms, recent[-1][1] + number))
     return (*recent, (now_ms, number))

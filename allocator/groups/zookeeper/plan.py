@@ -15,7 +15,9 @@ from heapq import heapify, heappop, heappush
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["adopt", "advance", "in_flight", "portion"]
+__all__ = ["MINUTE_MS", "adopt", "advance", "in_flight", "portion", "recent_moves"]
+
+MINUTE_MS = 60_000
 
 
 def advance(
@@ -90,6 +92,11 @@ def advance(
 def in_flight(document: AssignmentDocument, alive: Collection[str]) -> int:
     """How many partitions live members still have to release."""
     return sum(len(entry.partitions) for member, entry in document.waiting.items() if member in alive)
+
+
+def recent_moves(moved: tuple[tuple[int, int], ...], now_ms: int) -> tuple[tuple[int, int], ...]:
+    """Those of the last minute. A time in the future, by the clock of another leader, counts as now."""
+    return tuple((min(when, now_ms), number) for when, number in moved if when + MINUTE_MS > now_ms)
 
 
 def portion(

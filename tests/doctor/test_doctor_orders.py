@@ -1,0 +1,65 @@
+"""What the doctor finds about the orders of a group: pure, no servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allocator.doctor.finding import Severity
+from allocator.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
+from allocator.groups.describe import GroupReport, GroupState
+from allocator.groups.zookeeper.orders import KINDS, Order, Orders
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.types import TopicPartition
+
+NOW = 1_767_225_600_000
+KEPT = OrderState("kept")
+MEMBER = "m-0000000000000001-0000000001"
+
+
+def order(kind: str, now_ms: int = NOW, expires: int | None = None, **arguments: Any) -> Order:
+    return Order.make(kind, arguments, who="alice@ops1", now_ms=now_ms, expires=expires)
+
+
+def found(*orders: Order, state: OrderState = KEPT, **document: Any) -> dict[str, Any]:
+    """The findings by id, in a group whose leader says this state of each order."""
+    info = MemberInfo("a", "host", frozenset({"t"}), orders=tuple(KINDS))
+    noted = AssignmentDocument(generation=1, orders={each.id: state for each in orders}, **document)
+    seen = GroupState("billing", {MEMBER: info}, {}, noted, (), Orders(orders), NOW)
+    return {each.id: each for each in order_findings(GroupReport(seen))}
+
+
+def test_orders_in_force_are_no_finding() -> None:
+    assert found(order("freeze"), order("cordon", member="a"), order("budget", at_once=1, per_minute=None)) == {}
+
+
+def test_an_order_that_cannot_be_kept_is_told_with_its_reason() -> None:
+    pin = order("pin", partitions={"t": "0-3"}, place={"member": "dead"})
+    finding = found(pin, state=OrderState("not kept", "no live member is there"))["order-not-kept"]
+    assert finding.what == "order pin t:0-3 to dead of alice@ops1 is not kept: no live member is there"
+    assert finding.command == f"allocator group orders billing --remove {pin.id}"
+
+
+def test_an_order_that_older_members_do_not_know_names_them() -> None:
+    state = OrderState("pending", "it counts once these members of older versions left: old@web1:7#1")
+    assert "old@web1:7#1" in found(order("freeze"), state=state)["order-pending"].what
+
+
+def test_old_orders_without_expiry_are_told_and_a_freeze_sooner() -> None:
+    cordon = order("cordon", now_ms=NOW - OLD_MS - 1, member="a")
+    assert found(cordon)["order-old"].severity is Severity.INFO
+    freeze = order("freeze", now_ms=NOW - OLD_FREEZE_MS - 1)
+    assert found(freeze)["order-old"].severity is Severity.WARNING
+    assert found(order("freeze", now_ms=NOW - OLD_FREEZE_MS - 1, expires=NOW + 1)) == {}
+
+
+def test_orders_that_are_over_can_be_removed() -> None:
+    expired = order("freeze", now_ms=NOW - 10, expires=NOW - 1)
+    assert "freeze" in found(expired)["orders-over"].what
+    assert found(order("evacuate", member="a"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
+
+
+def test_partitions_that_an_order_gives_to_nobody_are_named() -> None:
+    nobody = order("exclude", partitions={"t": "0-1"}, places=[])
+    left_out = frozenset({TopicPartition("t", 0)})
+    finding = found(nobody, left_out=left_out)["excluded-partitions"]
+    assert finding.where == ("t:0",)

@@ -14,7 +14,12 @@ from .faults import ALL, FAULTS
 from .group import Settings
 from .run import Outcome, run, start_cluster
 
-PEERS = {"ours": "allocator, sticky", "set_partitioner": "kazoo SetPartitioner", "kiel_member": "kiel 0.9.3"}
+PEERS = {
+    "ours": "allocator, sticky",
+    "by_key": "allocator, by key",
+    "set_partitioner": "kazoo SetPartitioner",
+    "kiel_member": "kiel 0.9.3",
+}
 OLD_KAFKA = "0.9.0.1"  # what kiel can still speak to
 
 

@@ -49,6 +49,8 @@ class Verdict:
     """How many duplicates there may be: what was uncommitted where a turn ended."""
     beyond: list[tuple[int, int]] = field(default_factory=list)
     """(partition, offset) that was processed more often than the ends of turns explain."""
+    disorder: list[tuple[Did, Did]] = field(default_factory=list)
+    """Two records of one key: the first time of the second was before the first, or both were worked on at once."""
     unclean: list[Turn] = field(default_factory=list)
     """Turns that ended in good order and left something uncommitted, though no commit had failed."""
     regressions: list[Regression] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Verdict:
     @property
     def holds(self) -> bool:
         owners = (self.overlaps, self.together, self.dropped, self.strays)
-        broken = (self.lost, *owners, self.beyond, self.unclean, self.regressions, self.unfinished)
+        broken = (self.lost, *owners, self.beyond, self.disorder, self.unclean, self.regressions, self.unfinished)
         return self.produced > 0 and not any(broken)
 
     def __str__(self) -> str:
@@ -70,6 +72,8 @@ class Verdict:
             f"{len(self.unclean)} orderly ends that left something uncommitted",
             f"{len(self.regressions)} offset regressions, {len(self.unfinished)} partitions not committed to their end",
         ]
+        if self.disorder:
+            parts.append(f"{len(self.disorder)} records of a key out of order")
         if self.together:
             parts.append(
                 f"{len(self.together)} times two owners by what they were told, {seconds(self.together):.1f} s"
@@ -100,9 +104,30 @@ def check(history: History, *, told: bool = False) -> Verdict:
             verdict.unclean.append(turn)
     verdict.allowed = sum(excused.values())
     verdict.beyond = sorted(key for key, count in counts.items() if count - 1 > excused[key])
+    verdict.disorder = disorder(history)
     verdict.regressions = regressions(history)
     verdict.unfinished = [p for p, end in sorted(history.ends.items()) if end and history.final.get(p) != end]
     return verdict
+
+
+def disorder(history: History) -> list[tuple[Did, Did]]:
+    """Records of one key that were worked on at one time, or whose first times are not in the order of the log."""
+    by_key: dict[tuple[int, str], list[Did]] = {}
+    for did in history.did:
+        if did.key is not None:
+            by_key.setdefault((did.partition, did.key), []).append(did)
+    found = []
+    for each in by_key.values():
+        each.sort(key=lambda did: did.end)
+        found += [(before, after) for before, after in zip(each, each[1:]) if after.begin < before.end]
+        seen: set[int] = set()
+        highest = each[0]
+        for did in each:
+            if did.offset not in seen and did.offset < highest.offset:
+                found.append((did, highest))
+            seen.add(did.offset)
+            highest = max(highest, did, key=lambda other: other.offset)
+    return found
 
 
 def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:

@@ -34,6 +34,8 @@ class Settings:
     """How long a member works on each record."""
     rate: float = 300.0
     """Records a second, over all partitions."""
+    keys: int = 8
+    """In each partition."""
     kafka: str = "3.9.1"
     brokers: int = 3
     zookeepers: int = 3
@@ -216,7 +218,11 @@ class Load:
                 count = min(due - self.sent, int(self._settings.rate / 2))
                 began += max(0.0, (due - self.sent - count) / self._settings.rate)
                 records = [
-                    (None, b"%010d" % number, number % self._settings.partitions)
+                    (
+                        b"%d" % (number // self._settings.partitions % self._settings.keys),
+                        b"%010d" % number,
+                        number % self._settings.partitions,
+                    )
                     for number in range(self.sent, self.sent + count)
                 ]
                 with contextlib.suppress(ClusterError):

@@ -22,6 +22,8 @@ class Did:
     offset: int
     begin: float
     end: float
+    key: str | None = None
+    """Where the order is that of keys."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,19 @@ class Turn:
     did: list[Did] = field(default_factory=list)
     committed: int = -1
     """The highest offset it was acknowledged in this turn."""
+    done: Sequence[tuple[int, int]] = ()
+    """The ranges that the latest acknowledged commit named as done beyond its offset."""
     refused: bool = False
     """A commit failed, and none succeeded after it."""
 
     @property
     def uncommitted(self) -> list[int]:
         """Offsets that were processed and that no acknowledged commit of this turn covers."""
-        return [did.offset for did in self.did if did.offset >= self.committed]
+        return [
+            did.offset
+            for did in self.did
+            if did.offset >= self.committed and not any(first <= did.offset < end for first, end in self.done)
+        ]
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died
                 if turn is not None:
                     turn.end, turn.ending = at, what
         elif what == "did":
-            did = Did(member, event["partition"], event["offset"], event["from"], at)
+            did = Did(member, event["partition"], event["offset"], event["from"], at, event.get("key"))
             if did.partition in now:
                 now[did.partition].did.append(did)
             else:
@@ -128,6 +136,7 @@ def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died
                     turn.refused = what == "refused"
                     if what == "commit":
                         turn.committed = max(turn.committed, offset)
+                        turn.done = event.get("done", {}).get(key, ())
     for turn in now.values():
         if died is not None:
             turn.end, turn.ending = died, "died"

@@ -3,7 +3,9 @@
     {"what": "joined"}                                            it is about to read
     {"what": "own", "partitions": [0, 3]}                         also "revoked" and "lost"
     {"what": "did", "partition": 3, "offset": 17, "from": 12.5}   it processed that record, from then until "at"
+    {"what": "did", ..., "key": "7"}                              where the order is that of keys
     {"what": "commit", "offsets": {"3": 18}}                      acknowledged; the next offset to read
+    {"what": "commit", ..., "done": {"3": [[20, 25]]}}            with the ranges that are done beyond it
     {"what": "refused", "offsets": {"3": 18}, "why": "..."}       a commit that failed
     {"what": "left"}                                              in good order
 
@@ -34,11 +36,11 @@ class Journal:
     def turn(self, what: str, partitions: Iterable[int]) -> None:
         self.write(what, partitions=sorted(partitions))
 
-    def did(self, partition: int, offset: int, began: float) -> None:
-        self.write("did", partition=partition, offset=offset, **{"from": began})
+    def did(self, partition: int, offset: int, began: float, **more: Any) -> None:
+        self.write("did", partition=partition, offset=offset, **{"from": began}, **more)
 
-    def commit(self, offsets: Mapping[int, int]) -> None:
-        self.write("commit", offsets=dict(offsets))
+    def commit(self, offsets: Mapping[int, int], **more: Any) -> None:
+        self.write("commit", offsets=dict(offsets), **more)
 
     def refused(self, offsets: Mapping[int, int], why: object) -> None:
         self.write("refused", offsets=dict(offsets), why=str(why))

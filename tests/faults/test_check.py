@@ -21,8 +21,8 @@ def own(at: float, *partitions: int, what: str = "own") -> dict[str, Any]:
     return {"what": what, "at": at, "partitions": list(partitions)}
 
 
-def did(offset: int, begin: float, end: float, partition: int = 0) -> dict[str, Any]:
-    return {"what": "did", "partition": partition, "offset": offset, "from": begin, "at": end}
+def did(offset: int, begin: float, end: float, partition: int = 0, **more: Any) -> dict[str, Any]:
+    return {"what": "did", "partition": partition, "offset": offset, "from": begin, "at": end, **more}
 
 
 def commit(at: float, offset: int, partition: int = 0, what: str = "commit") -> dict[str, Any]:
@@ -45,7 +45,8 @@ HANDED_OVER: dict[str, Events] = {
 
 
 def broken(verdict: Verdict) -> set[str]:
-    names = ("lost", "overlaps", "together", "dropped", "strays", "beyond", "unclean", "regressions", "unfinished")
+    owners = ("overlaps", "together", "dropped", "strays")
+    names = ("lost", *owners, "beyond", "disorder", "unclean", "regressions", "unfinished")
     return {name for name in names if getattr(verdict, name)}
 
 
@@ -53,6 +54,36 @@ def test_a_sound_history_holds() -> None:
     verdict = check(history(HANDED_OVER, 3))
     assert verdict.holds
     assert (verdict.produced, verdict.processed, verdict.duplicates, verdict.allowed) == (3, 3, 0, 0)
+
+
+def by_key(*second: Mapping[str, Any], done: Sequence[Sequence[int]] = ((1, 2),)) -> History:
+    """a does records 1 and 3 of four, whose keys are 0, 1, 0 and 1, commits and dies; b has the rest."""
+    events = {
+        "a": [
+            own(0, 0),
+            did(1, 1, 2, key="1"),
+            {**commit(3, 0), "done": {"0": done}},
+            did(3, 4, 5, key="1"),
+        ],
+        "b": [own(10, 0), *second, commit(20, 4)],
+    }
+    return history(events, 4, died={"a": 6})
+
+
+REST = (did(0, 11, 12, key="0"), did(2, 13, 14, key="0"))
+
+
+def test_what_a_commit_named_as_done_beyond_its_offset_may_not_be_done_again() -> None:
+    again = did(3, 14, 15, key="1")  # after the commit, so it may be repeated
+    assert check(by_key(*REST, again)).holds
+    assert check(by_key(*REST, again)).duplicates == 1
+    assert broken(check(by_key(did(1, 10, 11, key="1"), *REST, again))) == {"beyond"}
+    assert check(by_key(did(1, 10, 11, key="1"), *REST, again, done=())).holds
+
+
+def test_records_of_a_key_out_of_order_or_at_once_are_found() -> None:
+    assert broken(check(by_key(did(2, 11, 12, key="0"), did(0, 13, 14, key="0")))) == {"disorder"}
+    assert broken(check(by_key(did(0, 11, 13, key="0"), did(2, 12, 14, key="0")))) == {"disorder"}
 
 
 def test_nothing_proves_nothing() -> None:

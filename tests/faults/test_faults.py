@@ -28,13 +28,17 @@ USUAL = Settings()
 
 
 def disturb(
-    seconds: float, capsys: pytest.CaptureFixture[str], kinds: Collection[str], settings: Settings = USUAL
+    seconds: float,
+    capsys: pytest.CaptureFixture[str],
+    kinds: Collection[str],
+    settings: Settings = USUAL,
+    peer: str = "ours",
 ) -> None:
     seed = int(os.environ.get("ALLOCATOR_FAULT_SEED", random.randrange(10**6)))
     directory = Path(tempfile.mkdtemp(prefix=f"allocator-faults-{seed}-"))
     with capsys.disabled(), start_cluster(settings) as cluster:
         print(f"\nfaults of seed {seed} for {seconds:g} s")
-        outcome = run(cluster, settings, seed, seconds, directory, kinds=tuple(kinds))
+        outcome = run(cluster, settings, seed, seconds, directory, peer=peer, kinds=tuple(kinds))
         print(f"{outcome.table()}\n{outcome.verdict}")
     assert outcome.holds, (
         f"seed {seed} broke a promise: {outcome.verdict}; {outcome.problems}; everything that happened is in "
@@ -50,6 +54,12 @@ def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytes
 
 
 @pytest.mark.servers
+@pytest.mark.long
+def test_nor_with_records_of_different_keys_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    """Besides, records of a key stay in order, and what was done beyond the committed offset is not done again."""
+    disturb(0.0, capsys, FAULTS, SHORT, "by_key")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,99 @@
+"""A service on `Consumer.process` with ordering "key": several records of a partition at a time, done out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
+from bench.faults.journal import Journal
+
+
+class Journalled(Consumer):
+    """Writes down what is committed."""
+
+    journal: Journal
+
+    async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
+        noted = {p.partition: getattr(each, "offset", each) for p, each in (offsets or {}).items()}
+        try:
+            await super().commit(offsets)
+        except AllocatorError as error:
+            self.journal.refused(noted, error)
+            raise
+        done = {p.partition: each.done.runs for p, each in (offsets or {}).items() if getattr(each, "done", None)}
+        self.journal.commit(noted, done=done)
+
+
+class Service(RebalanceListener):
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.journal = Journal(settings["journal"])
+        self.consumer = Journalled(
+            settings["topic"],
+            brokers=settings["brokers"],
+            zookeeper=settings["zookeeper"],
+            group=settings["group"],
+            client_id=settings["name"],
+            assignor="sticky",
+            session_timeout_s=settings["session_timeout_s"],
+            listener=self,
+        )
+        self.consumer.journal = self.journal
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.journal.turn("own", [p.partition for p in partitions])
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.journal.turn("revoked", [p.partition for p in partitions])
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.journal.turn("lost", [p.partition for p in partitions])
+
+    async def handle(self, record: Record) -> None:
+        """The work, of differing length, and at its end the effect: only while the lease is valid."""
+        began = time.monotonic()
+        await asyncio.sleep(self.settings["work_s"] * random.choice((1, 1, 1, 50)))
+        while not self.consumer.may_act():
+            await self.consumer.until_may_act()
+            began = time.monotonic()
+        if random.random() < 0.01:
+            raise ValueError("bad luck")
+        self.journal.did(record.partition, record.offset, began, key=record.key.decode())
+
+    async def run(self) -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        self.journal.write("joined")
+        async with self.consumer:
+            work = asyncio.ensure_future(
+                self.consumer.process(
+                    self.handle,
+                    ordering="key",
+                    concurrency=32,
+                    retries=1000,
+                    retry_backoff_s=0.01,
+                    commit_interval_s=self.settings["commit_s"],
+                )
+            )
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not work.done():
+                work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+        self.journal.write("left")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(Service(json.loads(sys.argv[1])).run())

@@ -1,0 +1,95 @@
+"""A consumer in memory that gives real batches: the cost of the engine without brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from allocator.fetch.batch import Batch
+from allocator.fetch.decode import scan
+from allocator.measures import Measures
+from allocator.testing.batches import ProducedRecord, encode
+from allocator.types import TopicPartition
+
+__all__ = ["MemorySource", "batches"]
+
+TIME_MS = 1_700_000_000_000
+
+
+def batches(partitions: int, keys: int, records: int, size: int = 100) -> list[Batch]:
+    """One batch of `records` records for each partition; the key of a record is one of the partition's."""
+    each = max(1, keys // partitions)
+    found = []
+    for partition in range(partitions):
+        made = [
+            ProducedRecord(b"%d" % (partition + partitions * (n % each)), b"v" * size, timestamp_ms=TIME_MS + n)
+            for n in range(records)
+        ]
+        data = encode(made, 2, None, TIME_MS)
+        found.append(Batch("t", partition, scan(data, topic="t", partition=partition, start=0), high_watermark=records))
+    return found
+
+
+class MemorySource:
+    """The part of `Consumer` that the engine uses. Delivers each batch once, as one that follows the one before."""
+
+    def __init__(self, given: list[Batch]) -> None:
+        self._batches = list(given)
+        self.partitions = frozenset(TopicPartition(batch.topic, batch.partition) for batch in given)
+        self._paused: set[TopicPartition] = set()
+        self._changed = asyncio.Event()
+        self.listener: Any = None
+        self.measures = Measures()
+        self.commits: list[Any] = []
+
+    def __call__(self, listener: Any) -> MemorySource:
+        self.listener = listener
+        return self
+
+    async def start(self) -> None:
+        await self.listener.on_partitions_assigned(self.partitions)
+
+    async def close(self) -> None:
+        await self.listener.on_partitions_revoked(self.partitions)
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch:
+        while True:
+            for place, batch in enumerate(self._batches):
+                if TopicPartition(batch.topic, batch.partition) not in self._paused:
+                    await asyncio.sleep(0)
+                    return self._batches.pop(place)
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
+        self.commits.append(offsets)
+
+    async def committed(self, partition: TopicPartition) -> None:
+        return None
+
+    def done_beyond(self, partition: TopicPartition) -> None:
+        return None
+
+    def seek(self, partition: TopicPartition, offset: Any) -> None: ...
+
+    def topic_id(self, partition: TopicPartition) -> None:
+        return None
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._paused.difference_update(partitions)
+        self._changed.set()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self.partitions
+
+    def may_act(self) -> bool:
+        return True
+
+    async def until_may_act(self) -> None: ...
+
+
+Handle = Callable[[Any], Any]

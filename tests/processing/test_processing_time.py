@@ -1,0 +1,209 @@
+"""The engine in virtual time: how many calls run at once, and whom a failing record holds up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_source import Cluster, FakeSource
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_time import VirtualLoop
+
+from allocator.processing import lanes
+from allocator.processing.handlers import Handler
+from allocator.processing.policy import Retries
+from allocator.processing.processor import Processor, ProcessSettings
+from allocator.types import Record, TopicPartition
+
+WORK_S = 0.05
+
+
+def run_virtually(main: Coroutine[Any, Any, None]) -> None:
+    """Sleeps take no time."""
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+@pytest.fixture(autouse=True)
+def slices_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def now() -> float:
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return time.monotonic()
+
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=now))
+
+
+class Letters:
+    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
+        await asyncio.sleep(0.005)
+
+    async def close(self) -> None: ...
+
+
+async def handled(cluster: Cluster, handle: Any, total: int, **given: Any) -> FakeSource:
+    """Runs until `total` records are handled, and returns the source."""
+    source = FakeSource(cluster, given.pop("batch_size", 500))
+    engine = Processor(Handler("test", handle), ProcessSettings(ordering="key", **given), dead_letters=Letters())
+    running = asyncio.ensure_future(engine.run(source(engine)))
+    while sum(engine.positions().values()) < total:
+        await asyncio.sleep(0.01)
+        assert not running.done()
+    engine.stop()
+    await running
+    return source
+
+
+@pytest.mark.parametrize("concurrency", [10, 1000])
+def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
+    """24 partitions, 10,000 keys: the limit is concurrency / 50 ms, and at least 95 % of it are reached."""
+    records = max(100, concurrency * 5 // 2)
+    cluster = Cluster(24, records, keys=10_000 // 24)
+    total = 24 * records
+    took = 0.0
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(WORK_S)
+
+    async def main() -> None:
+        nonlocal took
+        begin = asyncio.get_running_loop().time()
+        await handled(cluster, handle, total, concurrency=concurrency)
+        took = asyncio.get_running_loop().time() - begin
+
+    run_virtually(main())
+    assert total / took >= 0.95 * concurrency / WORK_S
+
+
+def latencies(poison: float, seed: int = 7) -> list[float]:
+    """Seconds from the arrival of a record to its end, for keys without a poisoned record, at 70 % of the limit.
+
+    20 attempts for each second: a poisoned record is tried 4 times within about 2 s, and then is a dead letter.
+    """
+    partitions, records, keys, concurrency = 8, 600, 300, 40
+    rate = 0.7 * concurrency / WORK_S / (1 + 3 * poison)  # attempts are load too
+    rng = random.Random(seed)
+    cluster = Cluster(partitions, records, keys=keys)
+    bad = {
+        (partition.partition, offset)
+        for partition in cluster.partitions
+        for offset in range(records)
+        if rng.random() < poison
+    }
+    bad_keys = {(partition, offset % keys) for partition, offset in bad}
+    logs, cluster.logs = cluster.logs, {partition: [] for partition in cluster.partitions}
+    arrived: dict[tuple[int, int], float] = {}
+    found: list[float] = []
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(WORK_S)
+        place = record.partition, record.offset
+        if place in bad:
+            raise ValueError("poison")
+        if (record.partition, record.offset % keys) not in bad_keys:
+            found.append(asyncio.get_running_loop().time() - arrived[place])
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        source = FakeSource(cluster, 50)
+        engine = Processor(
+            Handler("test", handle),
+            ProcessSettings(ordering="key", concurrency=concurrency, retries=Retries(3, 0.5, 2.0)),
+            dead_letters=Letters(),
+        )
+        running = asyncio.ensure_future(engine.run(source(engine)))
+        gap = 1 / rate
+        for offset in range(records):
+            for partition in cluster.partitions:
+                await asyncio.sleep(gap)
+                cluster.logs[partition].append(logs[partition][offset])
+                arrived[partition.partition, offset] = loop.time()
+                source.wake()
+        while sum(engine.positions().values()) < partitions * records:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        engine.stop()
+        await running
+
+    run_virtually(main())
+    return sorted(found)
+
+
+def test_poison_of_one_percent_leaves_other_keys_as_fast_as_they_were() -> None:
+    clean, poisoned = latencies(0.0), latencies(0.01)
+    assert len(poisoned) > 0.9 * len(clean)
+    assert poisoned[len(poisoned) * 99 // 100] <= 1.2 * clean[len(clean) * 99 // 100]
+
+
+PARTITION = TopicPartition("t", 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.integers(1, 6),
+    fails=st.dictionaries(st.integers(0, 39), st.integers(1, 3), max_size=6),
+    slow=st.sets(st.integers(0, 39), max_size=8),
+    in_hand=st.integers(1, 40),
+    concurrency=st.integers(1, 8),
+    stops=st.lists(st.floats(0.01, 0.5), max_size=3),
+)
+def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
+    keys: int, fails: dict[int, int], slow: set[int], in_hand: int, concurrency: int, stops: list[float]
+) -> None:
+    """Each stop is in good order, so the next run repeats nothing at all."""
+    cluster = Cluster(records=40, keys=keys)
+    left = dict(fails)
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(0.2 if record.offset in slow else 0.01)
+        if left.get(record.offset):
+            left[record.offset] -= 1
+            raise ValueError
+        done.append(record.offset)
+
+    async def main() -> None:
+        for wait_s in [*stops, None]:
+            source = FakeSource(cluster, 7)
+            engine = Processor(
+                Handler("test", handle),
+                ProcessSettings(
+                    ordering="key",
+                    concurrency=concurrency,
+                    in_hand_records=in_hand,
+                    retries=Retries(3, 0.03, 0.05),
+                    commit_interval_s=0.05,
+                ),
+            )
+            running = asyncio.ensure_future(engine.run(source(engine)))
+            for step in _steps(wait_s):
+                await asyncio.sleep(step)
+                if cluster.committed.get(PARTITION) == 40:
+                    break
+            engine.stop()
+            await running
+
+    run_virtually(main())
+    assert sorted(done) == list(range(40))
+    assert cluster.committed == {PARTITION: 40}
+    for key in range(keys):
+        of_key = [offset for offset in done if offset % keys == key]
+        assert of_key == sorted(of_key)
+
+
+def _steps(wait_s: float | None) -> Iterator[float]:
+    """The seconds, or as many as it takes."""
+    if wait_s is not None:
+        yield wait_s
+        return
+    for _ in range(10_000):
+        yield 0.05

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from allocator.errors import DeserializationError, MissingExtra
+from allocator.errors import AllocatorError, DeserializationError, MissingExtra
 from allocator.fetch import arrow
 from allocator.fetch.decode import Columns, RecordSet
+from allocator.html import SHOWN, paragraph, table
 from allocator.record import Record
 from allocator.types import ColumnDeserializer, Deserializer
 
@@ -86,6 +87,17 @@ class Batch(Sequence[Record]):
         self._ends: list[int] | None = None
         # the segment decoded last, as random access mostly stays within one
         self._last: tuple[int, Columns] | None = None
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first records as a table. Decodes no more than these."""
+        head = paragraph(f"{self.topic}:{self.partition}, offsets {self.base_offset} to {self.next_offset - 1}")
+        rows: list[tuple[object, ...]] = []
+        try:
+            for record in islice(self, SHOWN):
+                rows.append((record.offset, record.timestamp, _short(record.key), _short(record.value)))
+        except AllocatorError as error:
+            head += paragraph(str(error))
+        return head + table(("offset", "timestamp", "key", "value"), rows, len(self))
 
     @property
     def base_offset(self) -> int:
@@ -350,6 +362,16 @@ class Batch(Sequence[Record]):
 
     def _deserialized(self, record: Record) -> Record:
         return deserialized(record, self._key_deserializer, self._value_deserializer)
+
+
+def _short(value: Any) -> str:
+    """A key or a value in a table: text as text, other bytes as Python writes them."""
+    if not isinstance(value, bytes):
+        return "null" if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value[:200])
 
 
 def deserialized(record: Record, key: Deserializer, value: Deserializer) -> Record:

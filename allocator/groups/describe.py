@@ -29,6 +29,8 @@ from allocator.groups.zookeeper.znodes import (
     in_join_order,
     to_ranges,
 )
+from allocator.html import SHOWN as SHOWN_ROWS
+from allocator.html import paragraph, table
 from allocator.names import GROUP_NAME
 from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
@@ -418,6 +420,24 @@ class GroupReport:
             "log_end": self.logs.end.get(partition),
             "lag": self.logs.lag(partition),
         }
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the members, the partitions with the largest lag, and the problems."""
+        found = self.to_json()
+        members = [[m["name"], m["host"], m["partitions"], m["rack"] or ""] for m in found["members"]]
+        behind = sorted(found["partitions"], key=lambda p: (-(p["lag"] or 0), p["topic"], p["partition"]))
+        rows = [
+            [f"{p['topic']}:{p['partition']}", p["owner_name"] or "no owner", p["committed"], p["log_end"], p["lag"]]
+            for p in behind[:SHOWN_ROWS]
+        ]
+        return "".join(
+            [
+                paragraph(self.headline()),
+                *(paragraph(f"problem: {problem}") for problem in self.problems[:SHOWN]),
+                table(("member", "host", "partitions", "rack"), members, len(members)),
+                table(("partition", "owner", "committed", "log end", "lag"), rows, len(behind)),
+            ]
+        )
 
     def headline(self) -> str:
         strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""

@@ -257,3 +257,15 @@ def test_threads_may_share_a_batch(make: Make) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
+
+
+def test_a_notebook_shows_the_first_records_and_escapes_them() -> None:
+    many = [R(i, b"<b>%d</b>" % i if i else b"\xff\x00", None) for i in range(50)]
+    shown = made_by(DECODERS[0], batch(many, 7))._repr_html_()
+    assert "offsets 7 to 56" in shown
+    assert "<b>" not in shown
+    assert "&lt;b&gt;19&lt;/b&gt;" in shown
+    assert "&lt;b&gt;20&lt;/b&gt;" not in shown
+    assert "and 30 more" in shown
+    assert "null" in shown
+    assert "\\xff" in shown

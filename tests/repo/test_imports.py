@@ -28,6 +28,7 @@ SHARED = {
     "deprecated",
     "traffic",
     "files",
+    "html",
     "_records",
     "__version__",  # a name of the package itself, which any import of a room has loaded
 }

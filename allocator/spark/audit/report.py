@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 from tornado.template import Template
 
+from allocator.html import paragraph, table
+
 __all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
 
 # in the order of the report
@@ -167,6 +169,23 @@ class Report:
         if self.samples and untold:
             lines.append(f"  and {untold} more")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, both sides, counts and samples. `to_html` is a page of its own."""
+        sides = [
+            [name, s.name, s.records, len(s.partitions)] for name, s in (("left", self.left), ("right", self.right))
+        ]
+        counts = [[kind, number] for kind, number in self.kinds.items() if number]
+        samples = [[str(sample)] for sample in self.samples]
+        return "".join(
+            [
+                paragraph(self.verdict()),
+                *map(paragraph, self.notes),
+                table(("side", "source", "records", "partitions"), sides, len(sides)),
+                table(("difference", "records"), counts, len(counts)) if counts else "",
+                table(("sample",), samples, len(samples)) if samples else "",
+            ]
+        )
 
     def to_html(self) -> str:
         """A self-contained page: the verdict, both sides with their checksums, counts and samples."""

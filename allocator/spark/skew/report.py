@@ -18,6 +18,7 @@ from allocator.assignors.types import GroupView, Member
 from allocator.errors import ConfigError, MissingExtra
 from allocator.foreign import readable
 from allocator.groups.zookeeper.znodes import to_ranges
+from allocator.html import table
 from allocator.types import TopicPartition
 
 __all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
@@ -200,6 +201,24 @@ class SkewReport:
         for name, times in (self.busiest_member() or {}).items():
             lines.append(f"of {self.members} members, {name} gives the busiest {times:.2f} times the mean")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row for each topic, the busiest partitions and keys. `to_html` has the charts."""
+        heads = ("topic", "partitions", "empty", "records", "bytes", "busiest to mean (bytes)")
+        topics = [
+            [t["topic"], t["partitions"], len(t["empty_partitions"]), t["records"], t["bytes"], t["imbalance_bytes"]]
+            for t in self.to_json()["topics"]
+        ]
+        busy = sorted(self.partitions, key=lambda found: -found.bytes)
+        partitions = [[f"{p.topic}:{p.partition}", p.records, p.bytes] for p in busy]
+        keys = [[key.topic, key.text, key.records, key.bytes] for key in self.hot]
+        return "".join(
+            [
+                table(heads, topics, len(topics)),
+                table(("partition", "records", "bytes"), partitions, len(partitions)),
+                table(("topic", "key", "records", "bytes"), keys, len(keys)),
+            ]
+        )
 
     def to_html(self) -> str:
         """A self-contained page with plots. Raises MissingExtra without matplotlib."""

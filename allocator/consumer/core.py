@@ -159,7 +159,7 @@ class ConsumerCore:
             self.client.follow(topics)
             if joining.pattern is not None:
                 self.client.follow_all()
-            await self.client.connect(joining.connect_timeout_s)
+            await self._connect()
             for topic in topics:
                 if self.client.partitions(topic) is None:
                     log.warning("%s: topic %r does not exist (yet); waiting for it", joining.client_id, topic)
@@ -178,6 +178,18 @@ class ConsumerCore:
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
+            raise
+
+    async def _connect(self) -> None:
+        """Connects to Kafka and to what the group coordinates through, side by side. Raises Kafka's error first."""
+        membership = asyncio.ensure_future(self.membership.connect())
+        try:
+            await self.client.connect(self._joining.connect_timeout_s)
+            await membership
+        except BaseException:
+            membership.cancel()
+            await asyncio.gather(membership, return_exceptions=True)
+            await self.membership.leave()
             raise
 
     async def _find_coordinator(self, offsets: GroupOffsets) -> None:

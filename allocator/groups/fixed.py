@@ -105,6 +105,9 @@ class FixedMembership(GroupMembership):
             self._follow()
             self._changed.set()
 
+    async def connect(self) -> None:
+        pass
+
     async def join(self) -> None:
         """Starts the partitions that the client's metadata has. Raises ConfigError for one that does not exist."""
         if self._task is not None:

@@ -68,6 +68,9 @@ class KafkaMember(GroupMembership):
 
     # -- begin and end --------------------------------------------------------------------------------------------
 
+    async def connect(self) -> None:
+        """The client of the consumer has the connections."""
+
     async def join(self) -> None:
         """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
 

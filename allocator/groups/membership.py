@@ -84,6 +84,12 @@ class Membership(Protocol):
     def committer(self) -> Committer | None:
         """The identity that commits carry; None where Kafka does not know the members of the group."""
 
+    async def connect(self) -> None:
+        """Connects to what the group coordinates through, while the caller does other things before `join`.
+
+        `join` connects otherwise. After an error the caller calls `leave`.
+        """
+
     async def join(self) -> None:
         """Becomes a member. Returns once the group knows the member, perhaps before it owns a partition."""
 

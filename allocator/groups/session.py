@@ -72,6 +72,7 @@ class SessionMembership(GroupMembership):
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
+        self._opened = False
         self._task: asyncio.Task[None] | None = None
         self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
 
@@ -119,19 +120,26 @@ class SessionMembership(GroupMembership):
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
         self.admitted = admitted
 
+    async def connect(self) -> None:
+        """Opens the session; raises ZooKeeperUnavailable when that takes too long."""
+        if not self._opened:
+            self._check()
+            self._opened = True
+            await self._zk.connect(self._settings.connect_timeout_s)
+
     async def join(self) -> None:
         """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
         if self._task is not None:
             raise RuntimeError("join() was called already")
-        self._check()
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         self._session_lost = asyncio.Event()
         self._polls.polled()
         self._keeper.begin()  # the connection may be lost before the first session has a member
-        await self._zk.connect(self._settings.connect_timeout_s)
-        self._connected.set()
+        await self.connect()
         remove = self._zk.on_state(self._state_changed)
+        if self._zk.state is SessionState.CONNECTED:  # `connect` may have been a while ago
+            self._connected.set()
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
         try:
@@ -147,6 +155,7 @@ class SessionMembership(GroupMembership):
 
     async def leave(self) -> None:
         if self._task is None:
+            await self._zk.close()
             return
         self._leaving = True
         if not self._held | self._draining:

@@ -144,6 +144,9 @@ class KielMembership(GroupMembership):
         self._current.subscribe(chosen, pattern)
         self._subscription = chosen, pattern
 
+    async def connect(self) -> None:
+        await self._old.connect()
+
     async def join(self) -> None:
         """Joins the kiel group, or the group in the new layout if the group has moved."""
         await self._old.join()

@@ -23,7 +23,7 @@ from allocator.groups.zookeeper.znodes import (
     split,
 )
 from allocator.types import NO_PARTITIONS, Partitions
-from allocator.zookeeper.client import NoZnode, ZnodeExists, ZooKeeper
+from allocator.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper
 
 __all__ = ["Store"]
 
@@ -45,8 +45,15 @@ class Store:
         self.paths = paths
 
     async def prepare(self) -> None:
-        """Creates the persistent znodes."""
-        await asyncio.gather(*map(self.zk.ensure_path, (self.paths.members, self.paths.claims, self.paths.shards)))
+        """Creates the persistent znodes: in one transaction, as a rule, because each write waits for the disks."""
+        paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards)
+        found = await asyncio.gather(*map(self.zk.exists, paths))
+        missing = [path for path, stat in zip(paths, found) if stat is None]
+        if missing:
+            try:
+                await self.zk.multi([Op("create", path) for path in missing])
+            except (NoZnode, ZnodeExists):  # the root is missing too, or another member was faster
+                await asyncio.gather(*map(self.zk.ensure_path, missing))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
         """Names of the znodes under members/, in no order, whatever they are."""

@@ -133,6 +133,7 @@ async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> Non
 async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as first:
+        await owns(first, 4)  # not 2 of them, on the way there
         batch = await first.getbatch(30)
         assert batch is not None
         async with setting.consumer() as second:

@@ -164,7 +164,7 @@ def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession,
     assert {row.size for row in Archive(tmp_path).frame(spark).collect()} == {3}
     with pytest.raises(SchemaMismatch, match="removes offset"):
         archive(Made([12]), tmp_path, transform=lambda rows: rows.drop("offset"), spark=spark)
-    with pytest.raises(SchemaMismatch, match="returned NoneType, no DataFrame"):
+    with pytest.raises(SchemaMismatch, match="returned NoneType, not a DataFrame"):
         archive(Made([12]), tmp_path, transform=lambda rows: None, spark=spark)  # type: ignore[arg-type,return-value]
     assert Archive(tmp_path).records == 10
     # runs without it and with it may follow each other

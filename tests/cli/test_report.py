@@ -210,6 +210,8 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
         "",
         "2023-13-14T22:13:20Z",
         "1969-12-31T00:00Z",
+        "shift:",
+        "shift:1.5",
     ):
         with pytest.raises(ConfigError, match="is not earliest, latest"):
             parse_target(wrong)
@@ -230,6 +232,12 @@ def test_a_plan_says_where_each_partition_goes(target: Any, after: list[int]) ->
     plan = ResetPlan.make("g", target, LOGS, {P[0]: 4, P[1]: None})
     assert [plan.after[P[0]], plan.after[P[1]]] == after
     assert plan.before == {P[0]: 5, P[1]: None}
+
+
+@pytest.mark.parametrize(("target", "after"), [("shift:-2", 3), ("shift:+4", 9), ("shift:99", 10), ("shift:-99", 2)])
+def test_a_shift_stays_within_the_log_and_leaves_out_what_has_no_offset(target: str, after: int) -> None:
+    assert parse_target(target) == target
+    assert ResetPlan.make("g", target, LOGS, {}).after == {P[0]: after}
 
 
 def test_an_offset_outside_a_log_is_refused_for_all() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +16,9 @@ from prometheus_client import CollectorRegistry
 from served import TOKEN, served
 from written_group import WrittenGroup, member_id, parts
 
-from allocator.testing.waiting import wait_until
+from allocator import Consumer
+from allocator.testing import LocalCluster
+from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import TopicPartition
 from allocator.web.guard import Guard
 from allocator.web.server import Site, serve
@@ -412,6 +414,12 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             press("Resume")
             press("Yes, resume g")
             page.sees("#phase", "stable")
+            choose = "const kind = document.querySelector('select[name=order-kind]'); kind.value = {!r};"
+            choose += (
+                "kind.dispatchEvent(new Event('change')); return kind.closest('section').querySelectorAll({!r}).length"
+            )
+            for kind, inputs in {"swap": 2, "pin": 1, "exclude": 1, "budget": 0, "cordon": 1}.items():
+                assert page.run(choose.format(kind, "select:not([name=order-kind])")) == inputs, kind
             press("Give the order")
             page.sees("dialog", "The order cordon gives a member no further partitions")
             press("Yes, cordon")
@@ -434,6 +442,64 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
 
         await by_person(ask)
         assert await group.store.zk.exists(group.store.paths.assignment) is None
+
+
+async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
+    browser: Any,
+    kafka_cluster: LocalCluster,
+    topic_factory: Callable[..., str],
+    group: str,
+    unique_name: Callable[[], str],
+) -> None:
+    page = Page(browser)
+    topic = await by_person(topic_factory, 3)
+    await by_person(kafka_cluster.produce, topic, [(None, b"%d" % n, n % 3) for n in range(90)])
+    chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
+    async with served(chroot, kafka_cluster.bootstrap) as it:
+        async with Consumer(
+            topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=chroot, client_id="only"
+        ) as consumer:
+            await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
+            await consumer.commit(dict.fromkeys(consumer.assignment(), 20))
+
+            def look() -> None:
+                page.open(f"{it.url}/#/group/{group}/partitions")
+                page.sees("#partitions", "only@")
+                page.sees("#partitions", "20")
+                page.sees("#as-of", "offsets as of")
+                page.go("#/?q=" + group)
+                page.sees("#groups", "30")  # 3 partitions of 10 records each
+                page.go(f"#/group/{group}/topic/{topic}")
+                page.sees("#readers", "only@")
+
+            await by_person(look)
+
+        def press(words: str) -> None:
+            page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
+
+        def reset() -> None:
+            page.go(f"#/group/{group}")
+            page.sees("#phase", "empty")
+            page.run("document.getElementById('act').click()")
+            page.run("document.querySelector('dialog input[name=token]').focus()")
+            page.press(TOKEN)
+            page.run(
+                "const kind = document.querySelector('select[name=kind]'); kind.value = 'shift';"
+                "kind.dispatchEvent(new Event('change')); const amount = document.querySelector('input[name=amount]');"
+                "amount.value = '-5'; amount.dispatchEvent(new Event('input'))"
+            )
+            press("Show the plan")
+            page.sees("dialog .answer", "15 records of 3 partitions would be read again")
+            page.run("document.querySelector('dialog input[name=confirm]').focus()")
+            page.press(group)
+            press("Reset offsets")
+            page.sees("dialog .answer", "3 offsets committed")
+            press("Close")
+            page.go(f"#/group/{group}/partitions?q={topic}:0")
+            page.sees("#partitions", "15")
+            assert page.complaints() == []
+
+        await by_person(reset)
 
 
 async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -> None:

@@ -334,6 +334,18 @@ async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
         plan = await it.json(reset, {"to": "earliest"}, Authorization=BEARER)
         as_described("/api/groups/{group}/offsets/reset", plan, "post")
         assert (plan["executed"], {each["to"] for each in plan["partitions"]}) == (False, {0})
+        back = await it.json(reset, {"to": "shift:-30"}, Authorization=BEARER)
+        assert {(each["from"], each["to"]) for each in back["partitions"]} == {(100, 70)}
+        copy, other = f"/api/groups/{group}/offsets/copy", unique_name()
+        for wrong in ({"to": group}, {"to": "a/b"}, {"to": other, "confirm": group}, {}):
+            assert (await it.ask(copy, wrong, Authorization=BEARER)).code == 400, wrong
+        plan = await it.json(copy, {"to": other}, Authorization=BEARER)
+        as_described("/api/groups/{group}/offsets/copy", plan, "post")
+        assert [(each["from"], each["to"]) for each in plan["partitions"]] == [(None, 100)] * 4
+        done = await it.json(copy, {"to": other, "confirm": other}, Authorization=BEARER)
+        assert done["executed"]
+        again = await it.json(copy, {"to": other}, Authorization=BEARER)
+        assert [(each["from"], each["to"]) for each in again["partitions"]] == [(100, 100)] * 4
         assert (await it.ask(reset, {"to": "earliest", "confirm": "another"}, Authorization=BEARER)).code == 400
         assert (await it.ask(reset, {"to": "soon"}, Authorization=BEARER)).code == 400
         done = await it.json(reset, {"to": "earliest", "confirm": group}, Authorization=BEARER)

@@ -75,7 +75,8 @@ export const openActions = (group) => {
   const when = element("input", { type: "datetime-local", step: "1", name: "when" }), zone = choice("zone", [["local", `local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`], ["utc", "UTC"]]);
   const amount = element("input", { type: "number", name: "amount", value: "0", step: "1" });
   const topics = element("input", { name: "topics", placeholder: "all of the group", spellcheck: "false" });
-  const fields = { time: [field("Date and time", when), field("Time zone", zone)], shift: [field("Records", amount, "negative: earlier, so records are read again")], offset: [field("Offset", amount)] };
+  // an input stands in one place only: each choice makes its labels when it is made
+  const fields = { time: () => [field("Date and time", when), field("Time zone", zone)], shift: () => [field("Records", amount, "negative: earlier, so records are read again")], offset: () => [field("Offset", amount)] };
   const more = element("div");
   const body = () => {
     const target = { earliest: "earliest", latest: "latest", offset: amount.value, shift: `shift:${amount.value}`, get time() { return `timestamp:${milliseconds(when.value, zone.value)}`; } }[kind.value];
@@ -89,7 +90,7 @@ export const openActions = (group) => {
   };
   let planned = null;
   const forget = () => { planned = null; plan.replaceChildren(); };
-  kind.addEventListener("change", () => { more.replaceChildren(...(fields[kind.value] ?? [])); forget(); });
+  kind.addEventListener("change", () => { more.replaceChildren(...(fields[kind.value]?.() ?? [])); forget(); });
   for (const input of [when, zone, amount, topics]) input.addEventListener("input", forget);
   const reset = part("Reset offsets",
     element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
@@ -129,16 +130,16 @@ export const openActions = (group) => {
   const chosen = () => Object.fromEntries(which.value.trim().split(/\s+/).filter(Boolean).map((each) => { const at = each.lastIndexOf(":"); if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`); return [each.slice(0, at), each.slice(at + 1)]; }));
   const count = (input) => (input.value === "" ? null : Number(input.value));
   const ORDERS = {
-    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), [field("Member", one)]],
-    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), [field("Member", one)]],
-    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), [field("From member", one), field("To member", second)]],
-    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: chosen(), place: JSON.parse(spot.value) }), [field("Partitions", which), field("Place", spot)]],
-    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: chosen(), places: [JSON.parse(spot.value)] }), [field("Partitions", which), field("Away from", spot)]],
-    freeze: ["moves no partition that has a live owner", () => ({}), []],
-    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), [field("At once", atOnce), field("In a minute", perMinute)]],
+    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
+    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
+    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
+    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: chosen(), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
+    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: chosen(), places: [JSON.parse(spot.value)] }), () => [field("Partitions", which), field("Away from", spot)]],
+    freeze: ["moves no partition that has a live owner", () => ({}), () => []],
+    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("In a minute", perMinute)]],
   };
   const order = choice("order-kind", Object.entries(ORDERS).map(([key, [says]]) => [key, `${key}: ${says}`])), details = element("div"), standing = element("div");
-  const pick = () => details.replaceChildren(...ORDERS[order.value][2]);
+  const pick = () => details.replaceChildren(...ORDERS[order.value][2]());
   order.addEventListener("change", pick); pick();
   const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Take back ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Taken back."; }))));
   list();

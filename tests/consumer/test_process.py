@@ -9,67 +9,141 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, Record, TopicPartition
+from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 
 Topics = Callable[..., str]
-MEMBERSHIPS = ("zookeeper", "kafka")
+
+
+VERSIONS = [
+    pytest.param("3.9.1", {"membership": "zookeeper"}, id="zookeeper-3.9.1"),
+    pytest.param("3.9.1", {"membership": "kafka"}, id="kafka-3.9.1"),
+    pytest.param("3.9.1", {"membership": "zookeeper", "offsets": "both"}, id="both-3.9.1"),
+    pytest.param("0.8.2.2", {"membership": "zookeeper"}, id="zookeeper-0.8.2.2", marks=pytest.mark.long),
+    pytest.param("0.9.0.1", {"membership": "kafka"}, id="kafka-0.9.0.1", marks=pytest.mark.long),
+    pytest.param("4.1.1", {"membership": "kafka"}, id="kafka-4.1.1", marks=pytest.mark.long),
+    pytest.param(
+        "4.1.1", {"membership": "kafka", "group_protocol": "consumer"}, id="kip848-4.1.1", marks=pytest.mark.long
+    ),
+]
 
 
 class Service:
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str) -> None:
+    """One topic with 100 records of ten keys in one partition, and consumers of it."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, options: dict[str, Any]) -> None:
         self.topic = topic
+        self.partition = TopicPartition(topic, 0)
+        zookeeper = cluster.zookeeper if options["membership"] == "zookeeper" else None
         self.settings: dict[str, Any] = {
             "brokers": cluster.bootstrap,
-            "zookeeper": cluster.zookeeper if membership == "zookeeper" else None,
+            "zookeeper": zookeeper,
             "group": group,
-            "membership": membership,
+            **options,
         }
+        self.cluster = cluster
+        cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
 
     def consumer(self) -> Consumer:
         return Consumer(self.topic, **self.settings)
 
+    async def leave_one_key(self) -> None:
+        """Handles all records but those of key 3, which is stuck, and leaves the group."""
+        done: list[int] = []
+        stuck = asyncio.Event()
 
-@pytest.mark.parametrize("membership", MEMBERSHIPS)
+        async def handle(record: Record) -> None:
+            if record.key == b"3":
+                await stuck.wait()
+            done.append(record.offset)
+
+        async with self.consumer() as consumer:
+            settings = {"concurrency": 20, "drain_timeout_s": 0.01, "commit_interval_s": 0.05}
+            work = asyncio.ensure_future(consumer.process(handle, ordering="key", **settings))
+            await wait_until_async(lambda: len(done) == 90 or work.done(), 30, "the other keys")
+            work.cancel()
+            await asyncio.wait({work})
+            found = await consumer.committed(self.partition)
+            assert found is not None
+            assert (found.offset, found.metadata) == (3, "")
+
+
+@pytest.mark.parametrize(("version", "options"), VERSIONS)
 async def test_what_is_done_beyond_a_stuck_record_is_not_handled_again(
-    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, membership: str
+    cluster_factory: Any, topic_factory: Topics, group: str, version: str, options: dict[str, Any]
 ) -> None:
-    topic = topic_factory(1)
-    service = Service(kafka_cluster, topic, group, membership)
-    kafka_cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
-    partition = TopicPartition(topic, 0)
-    first: list[int] = []
-    stuck = asyncio.Event()
-
-    async def handle(record: Record) -> None:
-        if record.key == b"3":
-            await stuck.wait()
-        first.append(record.offset)
-
-    async with service.consumer() as consumer:
-        work = asyncio.ensure_future(
-            consumer.process(handle, ordering="key", concurrency=20, drain_timeout_s=0.01, commit_interval_s=0.05)
-        )
-        await wait_until_async(lambda: len(first) == 90 or work.done(), 30, "the other keys")
-        work.cancel()
-        await asyncio.wait({work})
-        found = await consumer.committed(partition)
-        assert found is not None
-        assert (found.offset, found.metadata) == (3, "")
-
+    cluster = cluster_factory(kafka=version)
+    service = Service(cluster, topic_factory(1, cluster=cluster), group, options)
+    await service.leave_one_key()
     again: list[int] = []
 
-    async def handle_again(record: Record) -> None:
+    async def handle(record: Record) -> None:
         again.append(record.offset)
 
     async with service.consumer() as consumer:
-        work = asyncio.ensure_future(consumer.process(handle_again, ordering="key", commit_interval_s=0.05))
-        await wait_until_async(lambda: len(again) == 10 or work.done(), 30, "the rest")
-        kafka_cluster.produce(topic, [b"the end"])
+        work = asyncio.ensure_future(consumer.process(handle, ordering="key", commit_interval_s=0.05))
+        await wait_until_async(lambda: len(again) >= 10 or work.done(), 30, "the rest")
+        cluster.produce(service.topic, [b"the end"])
         await wait_until_async(lambda: 100 in again or work.done(), 30, "the end")
         assert again == [*range(3, 100, 10), 100]
         await consumer.close()
         await work
     async with service.consumer() as consumer:
-        found = await consumer.committed(partition)
+        found = await consumer.committed(service.partition)
         assert found is not None
         assert found.offset == 101
+
+
+async def test_without_metadata_the_plain_offset_counts_and_the_log_says_so(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"membership": "zookeeper", "offsets": "zookeeper"}
+    service = Service(kafka_cluster, topic_factory(1), group, options)
+    await service.leave_one_key()
+    assert [line for line in caplog.messages if "offsets in ZooKeeper have no metadata" in line]
+    async with service.consumer() as consumer:
+        record = await consumer.getone(30)
+        assert record is not None
+        assert record.offset == 3
+
+
+async def test_a_failing_handler_ends_the_call_and_the_consumer_goes_on_at_that_record(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+
+    def handle(record: Record) -> None:
+        if record.offset == 42:
+            raise ValueError("never")
+
+    async with service.consumer() as consumer:
+        with pytest.raises(ConfigError, match="concurrency = 0: must be a whole number from 1 to 1024"):
+            await consumer.process(handle, concurrency=0)
+        with pytest.raises(HandlerFailed, match="offset 42"):
+            await consumer.process(handle, retries=0)
+        record = await consumer.getone(30)
+        assert record is not None
+        assert record.offset == 42
+
+
+async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+    values: list[int] = []
+
+    def only_even(data: bytes) -> int:
+        if int(data) % 2:
+            raise ValueError("odd")
+        return int(data)
+
+    async def handle(record: Record) -> None:
+        values.append(record.value)
+
+    service.settings["value_deserializer"] = only_even
+    async with service.consumer() as consumer:
+        work = asyncio.ensure_future(consumer.process(handle, ordering="key", skip_on=[DeserializationError]))
+        await wait_until_async(lambda: consumer.measures.records_skipped == 50 or work.done(), 30, "all records")
+        await consumer.close()
+        await work
+    assert sorted(values) == list(range(0, 100, 2))

@@ -42,6 +42,12 @@ async def coroutine(record: Any) -> None:
     plain(record)
 
 
+async def stuck(record: Any) -> None:
+    if POISON and record.value == POISON:
+        await asyncio.sleep(600)
+    note(record)
+
+
 def batch(batch: Any) -> None:
     for record in batch:
         note(record, batch=len(batch))

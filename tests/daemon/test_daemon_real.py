@@ -17,9 +17,11 @@ from daemon_processes import Setup, stopped
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.processing.dead_letter import DeadLetterTopic
-from allocator.testing import LocalCluster, wait_until
-from allocator.types import Record
+from allocator.subscription.done import done_of
+from allocator.testing import LocalCluster, wait_until, wait_until_async
+from allocator.types import Record, TopicPartition
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
@@ -154,6 +156,36 @@ async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exi
     (line,) = [line for line in it.logs() if line["level"] == "error"]
     assert "failed 3 times" in line["message"]
     assert (line["topic"], line["partition"], line["offset"]) == (it.topic, 0, 40)
+
+
+@pytest.mark.parametrize("sections", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
+async def test_after_a_kill_only_what_was_not_done_is_handled_again(
+    make: Callable[..., Setup], sections: dict[str, Any]
+) -> None:
+    """One record is stuck at the time of the kill; those after it are done, and the last commit says so."""
+    it = make()
+    it.fill(300)
+    config = it.config("stuck", handler={"ordering": "none", "concurrency": 4}, commit={"interval_s": 0.05}, **sections)
+    first = it.run(config, POISON="40")
+    it.wait_done(299)
+
+    async def all_committed() -> bool:
+        async with KafkaClient(it.cluster.bootstrap) as client:
+            partition = TopicPartition(it.topic, 0)
+            found = (await GroupOffsets(client, it.group).fetch([partition])).get(partition)
+        done = None if found is None else done_of(found.metadata, found.offset)
+        return done is not None and (done.base, done.runs) == (40, ((41, 300),))
+
+    await wait_until_async(all_committed, 30, "the commit of all but one", interval_s=0.2)
+    first.kill()
+    first.wait()
+    second = it.run(config)
+    it.wait_done(300)
+    it.fill(1)
+    it.wait_done(301)
+    assert stopped(second) == 0
+    assert Counter(entry["value"] for entry in it.done()).most_common(1)[0][1] == 1
+    assert await it.committed() == {0: 301}
 
 
 def read_all(bootstrap: str, topic: str, **settings: Any) -> list[Any]:

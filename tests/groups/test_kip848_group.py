@@ -30,7 +30,7 @@ async def test_a_member_joins_takes_what_it_is_given_and_leaves() -> None:
             assert (first.rack_id, first.server_assignor, first.rebalance_timeout_ms) == ("r1", "range", 7000)
             assert (first.subscribed_topic_names, owned(first)) == (["t"], frozenset())
         assert m.recorder.names == ["take", "release"]
-        assert (broker.beats[-1].member_epoch, broker.beats[-1].member_id) == (-1, m.group.member_id)
+        assert (-1, m.group.member_id) in [(beat.member_epoch, beat.member_id) for beat in broker.beats]
         assert m.group.identity is None
 
 
@@ -146,7 +146,7 @@ async def test_a_static_member_leaves_for_a_while() -> None:
     async with Kip848Broker() as broker:
         async with Member(broker, instance_id="i"):
             pass
-        assert (broker.beats[-1].member_epoch, broker.beats[-1].instance_id) == (-2, "i")
+        assert (-2, "i") in [(beat.member_epoch, beat.instance_id) for beat in broker.beats]
 
 
 async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,10 +199,17 @@ async def test_an_assignment_whose_answer_was_lost_counts_from_before() -> None:
 
 async def test_a_revocation_counts_from_the_heartbeat_before_its_answer() -> None:
     async with Kip848Broker() as broker, Member(broker) as m:
+        release, told = m.recorder.release, 0
+
+        async def released(taken: Any) -> None:
+            nonlocal told
+            told = len(m.recorder.proofs)
+            await release(taken)
+
+        m.recorder.release = released  # type: ignore[method-assign]
         m.recorder.block = "release"
         broker.given = ids(0)
-        await m.until(lambda: "release" in m.recorder.names, "the release")
-        told = len(m.recorder.proofs)
+        await m.until(lambda: told, "the release")
         await m.beaten(3)
         assert m.recorder.proofs[:told] == [False] * told  # that which brought it was before it
         await m.until(lambda: len(m.recorder.proofs) > told, "more proofs")
@@ -281,8 +288,12 @@ async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() 
         await m.until(lambda: m.group.phase is Kip848Phase.AWAY, "leaving")
         await m.until(lambda: broker.beats[-1].member_epoch == -1, "the farewell")
         assert m.recorder.names == ["take", "lost"]
-        m.group.polled()
-        await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "coming back")
+
+        def back() -> bool:
+            m.group.polled()  # again and again: to come back may take longer than a user may be silent
+            return m.recorder.names == ["take", "lost", "take"]
+
+        await m.until(back, "coming back")
 
 
 async def test_a_user_who_waits_to_join_is_not_silent() -> None:

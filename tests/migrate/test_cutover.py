@@ -13,7 +13,7 @@ from cutting import World, command
 from mirroring import killed
 
 from allocator.consumer.switching import ClusterChoice, choose, path_of
-from allocator.errors import ConfigError
+from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.testing import wait_until_async
@@ -156,7 +156,7 @@ async def test_what_is_written_meanwhile_to_a_partition_without_commits_is_read_
 async def _checked(plan: Any) -> bool:
     try:
         await Cutover(plan).run(until="check")
-    except CutoverFailed:
+    except (CutoverFailed, BrokersUnavailable):  # a busy machine answers late
         return False
     return True
 

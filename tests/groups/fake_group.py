@@ -13,6 +13,7 @@ from kafka.protocol.consumer import (
     LeaveGroupResponse,
     SyncGroupResponse,
 )
+from run_group import RunGroup
 
 from allocator.client.client import KafkaClient
 from allocator.groups.kafka_classic.group import GroupCoordinator
@@ -175,27 +176,13 @@ class Recorder:
         )
 
 
-class Member:
-    """`async with Member(broker) as m`: joined, unless `wait` is false; leaves at the end."""
+class Member(RunGroup):
+    """A member of the classic protocol."""
+
+    recorder: Recorder
+    group: GroupCoordinator
 
     def __init__(self, broker: GroupBroker, *, wait: bool = True, **settings: Any) -> None:
-        self.recorder = Recorder()
-        self.client = KafkaClient(broker.address)
-        self.group = GroupCoordinator(self.client, "g", self.recorder, KafkaGroupSettings(**{**FAST, **settings}))
-        self._wait = wait
-
-    async def __aenter__(self) -> Member:
-        await self.client.connect(10)
-        self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.get_running_loop().create_task(self.group.run(self.joined))
-        if self._wait:
-            await self.joined
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.recorder.go.set()
-        self.group.leave()
-        await self.task
-        if self.joined.done() and not self.joined.cancelled():
-            self.joined.exception()
-        await self.client.close()
+        recorder, client = Recorder(), KafkaClient(broker.address)
+        group = GroupCoordinator(client, "g", recorder, KafkaGroupSettings(**{**FAST, **settings}))
+        super().__init__(client, recorder, group, wait)

@@ -38,12 +38,30 @@ AIOKAFKA = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
 
 
 class _Member:
-    """What a listener was told. Called from the client's thread or from ours, one call at a time."""
+    """Records the calls of a rebalance listener. Called from the client's thread or this one, one call at a time."""
 
-    def __init__(self, name: str, history: History | None) -> None:
-        self.name = name
+    name = ""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: Iterable[str],
+        assignor: str,
+        kafka: str = "3.9.1",
+        *,
+        name: str = "",
+        history: History | None = None,
+    ) -> None:
+        self.name = name or self.name
         self.held: Partitions = frozenset()
         self._history = history if history is not None else History()
+        self._topics = list(topics)
+        self._settings = self._configured(bootstrap, group, assignor, kafka)
+
+    def _configured(self, bootstrap: str, group: str, assignor: str, kafka: str) -> dict[str, Any]:
+        """The settings of the client, with version `kafka` of the brokers."""
+        raise NotImplementedError
 
     def _note(self, what: str, partitions: Iterable[Any]) -> None:
         parts = frozenset(TopicPartition(p.topic, p.partition) for p in partitions)
@@ -62,11 +80,35 @@ class _Member:
         self._note("end", partitions)
 
 
-class _Threaded(_Member):
-    """A client that is polled in a thread of its own."""
+class _Calls:
+    """The methods of a rebalance listener, for both clients."""
 
-    def __init__(self, name: str, history: History | None) -> None:
-        super().__init__(name, history)
+    def __init__(self, member: _Member) -> None:
+        self._member = member
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._member.ends(revoked)
+
+    def on_partitions_lost(self, lost: Any) -> None:
+        self._member.ends(lost)
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self._member.begins(assigned)
+
+
+class _TheirListener(_Calls, TheirListener):  # type: ignore[misc]
+    """For kafka-python."""
+
+
+class _AioListener(_Calls, ConsumerRebalanceListener):  # type: ignore[misc]
+    """For aiokafka."""
+
+
+class _Threaded(_Member):
+    """A client that is polled in its own thread."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -94,19 +136,10 @@ class _Threaded(_Member):
 
 
 class KafkaPython(_Threaded):
-    def __init__(
-        self,
-        bootstrap: str,
-        group: str,
-        topics: Iterable[str],
-        assignor: str,
-        kafka: str = "3.9.1",
-        *,
-        name: str = "kafka-python",
-        history: History | None = None,
-    ) -> None:
-        super().__init__(name, history)
-        self._settings: dict[str, Any] = {
+    name = "kafka-python"
+
+    def _configured(self, bootstrap: str, group: str, assignor: str, kafka: str) -> dict[str, Any]:
+        settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap.split(","),
             "group_id": group,
             "enable_auto_commit": False,
@@ -115,10 +148,10 @@ class KafkaPython(_Threaded):
             "partition_assignment_strategy": [KAFKA_PYTHON[assignor]],
         }
         if kafka == "0.9.0.1":
-            self._settings["api_version"] = (0, 9)  # which it does not find out by itself
+            settings["api_version"] = (0, 9)  # which it does not find out by itself
         else:
-            self._settings["max_poll_interval_ms"] = 20000
-        self._topics = list(topics)
+            settings["max_poll_interval_ms"] = 20000
+        return settings
 
     def _consume(self) -> None:
         consumer = KafkaConsumer(**self._settings)
@@ -133,35 +166,11 @@ class KafkaPython(_Threaded):
         consumer.close()
 
 
-class _TheirListener(TheirListener):  # type: ignore[misc]
-    def __init__(self, member: _Member) -> None:
-        self._member = member
-
-    def on_partitions_revoked(self, revoked: Any) -> None:
-        self._member.ends(revoked)
-
-    def on_partitions_lost(self, lost: Any) -> None:
-        self._member.ends(lost)
-
-    def on_partitions_assigned(self, assigned: Any) -> None:
-        self._member.begins(assigned)
-
-
 class AioKafka(_Member):
-    def __init__(
-        self,
-        bootstrap: str,
-        group: str,
-        topics: Iterable[str],
-        assignor: str,
-        kafka: str = "3.9.1",
-        *,
-        name: str = "aiokafka",
-        history: History | None = None,
-    ) -> None:
-        super().__init__(name, history)
-        self._topics = list(topics)
-        self._arguments = {
+    name = "aiokafka"
+
+    def _configured(self, bootstrap: str, group: str, assignor: str, kafka: str) -> dict[str, Any]:
+        settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
             "group_id": group,
             "enable_auto_commit": False,
@@ -171,9 +180,10 @@ class AioKafka(_Member):
             "metadata_max_age_ms": 1000,
             "partition_assignment_strategy": (AIOKAFKA[assignor],),
         }
+        return settings
 
     async def __aenter__(self) -> AioKafka:
-        self._consumer = AIOKafkaConsumer(**self._arguments)
+        self._consumer = AIOKafkaConsumer(**self._settings)
         self._consumer.subscribe(self._topics, listener=_AioListener(self))
         await self._consumer.start()
         return self
@@ -184,32 +194,11 @@ class AioKafka(_Member):
             await self._consumer.stop()
 
 
-class _AioListener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, member: _Member) -> None:
-        self._member = member
-
-    def on_partitions_revoked(self, revoked: Any) -> None:
-        self._member.ends(revoked)
-
-    def on_partitions_assigned(self, assigned: Any) -> None:
-        self._member.begins(assigned)
-
-
 class Confluent(_Threaded):
-    def __init__(
-        self,
-        bootstrap: str,
-        group: str,
-        topics: Iterable[str],
-        assignor: str,
-        kafka: str = "3.9.1",
-        *,
-        name: str = "confluent-kafka",
-        history: History | None = None,
-    ) -> None:
-        super().__init__(name, history)
-        self._topics = list(topics)
-        self._settings: dict[str, Any] = {
+    name = "confluent-kafka"
+
+    def _configured(self, bootstrap: str, group: str, assignor: str, kafka: str) -> dict[str, Any]:
+        settings: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "group.id": group,
             "enable.auto.commit": False,
@@ -222,7 +211,8 @@ class Confluent(_Threaded):
             "log_level": 0,
         }
         if kafka == "0.9.0.1":
-            self._settings |= {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
+            settings |= {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
+        return settings
 
     def _consume(self) -> None:
         consumer = RdKafkaConsumer(self._settings)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from members import History, RecordingOwner
+from real_member import RealMember
 
 from allocator.assignors import resolve
 from allocator.client.client import KafkaClient
@@ -21,8 +22,10 @@ from allocator.types import Partitions, TopicPartition
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
 
 
-class Ours:
-    """A member of ours with its own client; `async with` joins and leaves."""
+class Ours(RealMember):
+    """A member of the classic protocol."""
+
+    membership: KafkaMembership
 
     def __init__(
         self,
@@ -59,27 +62,8 @@ class Ours:
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
 
     @property
-    def held(self) -> Partitions:
-        return self.owner.owned
-
-    @property
     def leads(self) -> bool:
         return self.membership.leading
-
-    async def __aenter__(self) -> Ours:
-        await self.client.connect(20)
-        await self.membership.join()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.membership.leave()
-        await self.offsets.close()
-        await self.client.close()
-
-    async def vanish(self) -> None:
-        """As if the process died: no drain, no farewell."""
-        await self.membership._abandon()
-        await self.client.close()
 
 
 def partitions(counts: Mapping[str, int]) -> Partitions:

@@ -10,6 +10,7 @@ from typing import Any
 import fake_broker
 from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
+from run_group import RunGroup
 
 from allocator.client.client import KafkaClient
 from allocator.groups.kip848.group import Kip848Group
@@ -187,34 +188,20 @@ class Recorder:
         return [name for name, _ in self.calls]
 
 
-class Member:
-    """`async with Member(broker) as m`: joined, unless `wait` is false; leaves at the end."""
+class Member(RunGroup):
+    """A member of the KIP-848 protocol."""
+
+    recorder: Recorder
+    group: Kip848Group
 
     def __init__(self, broker: Kip848Broker, *, wait: bool = True, **settings: Any) -> None:
         self.broker = broker
-        self.recorder = Recorder()
-        self.client = KafkaClient(broker.address)
-        self.group = Kip848Group(self.client, "g", self.recorder, Kip848GroupSettings(**{**FAST, **settings}))
-        self._wait = wait
-
-    async def __aenter__(self) -> Member:
-        await self.client.connect(10)
-        self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.get_running_loop().create_task(self.group.run(self.joined))
-        if self._wait:
-            await self.joined
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.recorder.go.set()
-        self.group.leave()
-        await self.task
-        if self.joined.done() and not self.joined.cancelled():
-            self.joined.exception()
-        await self.client.close()
+        recorder, client = Recorder(), KafkaClient(broker.address)
+        group = Kip848Group(client, "g", recorder, Kip848GroupSettings(**{**FAST, **settings}))
+        super().__init__(client, recorder, group, wait)
 
     async def beaten(self, times: int = 2) -> None:
-        """Until so many more heartbeats were received."""
+        """Waits for this many more heartbeats."""
         goal = len(self.broker.beats) + times
         await wait_until_async(lambda: len(self.broker.beats) >= goal, 30, "heartbeats", interval_s=0.002)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from kafka_clients import Confluent
 from members import History, RecordingOwner
+from real_member import RealMember
 
 from allocator.client.client import KafkaClient
 from allocator.groups.kip848.membership import Kip848Membership
 from allocator.groups.kip848.settings import Kip848GroupSettings, Kip848Settings
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.types import Partitions
 
 # brokers on which a dead member is missed within seconds
 QUICK = {
@@ -23,8 +23,10 @@ QUICK = {
 }
 
 
-class Kip848Member:
-    """A member of ours with its own client; `async with` joins and leaves."""
+class Kip848Member(RealMember):
+    """A member of the KIP-848 protocol."""
+
+    membership: Kip848Membership
 
     def __init__(
         self,
@@ -51,32 +53,16 @@ class Kip848Member:
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)
 
-    @property
-    def held(self) -> Partitions:
-        return self.owner.owned
-
-    async def __aenter__(self) -> Kip848Member:
-        await self.client.connect(20)
-        await self.membership.join()
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         self.owner.may_drain.set()
-        await self.membership.leave()
-        await self.offsets.close()
-        await self.client.close()
-
-    async def vanish(self) -> None:
-        """As if the process died: no drain, no farewell."""
-        await self.membership._abandon()
-        await self.client.close()
+        await super().__aexit__()
 
 
 class ConfluentKip848(Confluent):
     """confluent-kafka's consumer under the next-generation protocol."""
 
     def __init__(self, bootstrap: str, group: str, topics: Iterable[str], **options: Any) -> None:
-        super().__init__(bootstrap, group, topics, "", name="confluent-kafka", **options)
+        super().__init__(bootstrap, group, topics, "", **options)
         for classic in ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"):
             del self._settings[classic]
         self._settings["group.protocol"] = "consumer"

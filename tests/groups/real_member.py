@@ -1,0 +1,42 @@
+"""A member of Kafka's own protocols, with a client of its own."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from members import RecordingOwner
+
+from allocator.client.client import KafkaClient
+from allocator.groups.kafka_member import KafkaMember
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.types import Partitions
+
+R = TypeVar("R", bound="RealMember")
+
+
+class RealMember:
+    """`async with` joins and leaves. A subclass sets the attributes."""
+
+    client: KafkaClient
+    owner: RecordingOwner
+    membership: KafkaMember
+    offsets: GroupOffsets
+
+    @property
+    def held(self) -> Partitions:
+        return self.owner.owned
+
+    async def __aenter__(self: R) -> R:
+        await self.client.connect(20)
+        await self.membership.join()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.membership.leave()
+        await self.offsets.close()
+        await self.client.close()
+
+    async def vanish(self) -> None:
+        """Ends like a crashed process, without draining or leaving."""
+        await self.membership._abandon()
+        await self.client.close()

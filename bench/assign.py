@@ -4,13 +4,13 @@
     python -m bench.assign --part growth       peers, growth or functions alone
     python -m bench.assign --json FILE         the same numbers for a program ("-": on standard output)
 
-A row is one call, in a process of its own, for a settled group after one event: `first` (no member
+A row is one call, in its own process, for a settled group after one event: `first` (no member
 has anything), `join` (one more member), `leave` (one less). Subscriptions are `equal`, `tiers` (each topic has 25, 50,
 75 or 100 % of the members; few distinct sets of subscribers) or `random` (each member half of the topics, no two topics
-the same subscribers: the hardest for ours).
+the same subscribers: the hardest case).
 
-`function` is the call of the assignor alone. `compute` is that and the validation of every partition: all that a leader
-pays. Neither includes the view, which the leader has from ZooKeeper. `cpu` is the process time of the same call, for
+`function` is the call of the assignor alone. `compute` also validates every partition, as a leader
+does. Neither includes the view, which the leader has from ZooKeeper. `cpu` is the process time of the same call, for
 machines with other work. For kafka-python, `function` is its executor from the members' metadata to the final
 assignment, without the encoding of either. `memory` is how much the call raised the peak of the process: nothing where
 making the view took more.
@@ -47,7 +47,7 @@ Case = dict[str, Any]
 
 
 def cases(parts: Iterable[str]) -> Iterator[Case]:
-    """What is measured, in the order of the tables."""
+    """The measured cases, in the order of the tables."""
     if "peers" in parts:
         for shape in ("equal", "random"):
             for event in EVENTS:

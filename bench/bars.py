@@ -1,4 +1,4 @@
-"""Bars in groups, as SVG."""
+"""Draws grouped bar charts as SVG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ["COLOURS", "OTHER", "Bar", "draw"]
 
-# ours blue in its shades, others each in a colour of its own that the colour-blind tell apart; the labels say it too
+# this library in shades of blue, each other one in a colour that colour-blind people can distinguish; labels too
 COLOURS = {
     "ours, records": "#1b6ca8",
     "ours, batches": "#3a9bd9",
@@ -28,7 +28,7 @@ _BAR, _GAP, _LEFT, _WIDTH = 15, 22, 250, 430
 
 
 class Bar(NamedTuple):
-    """One of a group."""
+    """One bar of a group."""
 
     label: str
     value: float
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 
 
 def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
-    """Each group under its heading, on a scale of its own."""
+    """Draws each group under its heading, with its own scale."""
     parts: list[str] = []
     y = 46
     for heading, bars in groups:
@@ -67,5 +67,5 @@ def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
 
 
 def _colour(label: str) -> str:
-    """By the whole label, or the part before its first comma."""
+    """The colour for a label, or for the part before its first comma."""
     return COLOURS.get(label) or COLOURS.get(label.partition(",")[0], OTHER)

@@ -1,12 +1,12 @@
-"""How long a commit of many partitions takes, and for how long it holds up the loop.
+"""Measures how long a commit of many partitions takes, and how long it blocks the event loop.
 
     python -m bench.commit                          10 000 partitions, on a broker started for it (a minute or two)
     python -m bench.commit --partitions 1000 --rounds 20
     python -m bench.commit --most 10000             all in one request, for comparison
 
-`held up` is the longest stretch between two turns of the loop while the commit goes on: everything else of the process
-waits for so long at worst. Beside the wall's clock it is given in CPU seconds of the loop's thread, which other
-processes on the machine do not lengthen. The first round is a row of its own: kafka-python compiles its encoders then.
+`held up` is the longest time between two turns of the loop during the commit, for which all other tasks wait. It is
+given in wall-clock time, and in CPU seconds of the loop's thread, which other processes on the machine do not change.
+The first round is a separate row, because kafka-python compiles its encoders then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOPICS = 10
 
 
 class Ticker:
-    """Notices how long the loop was held up."""
+    """Measures how long the loop was blocked."""
 
     async def __aenter__(self) -> Ticker:
         self.wall_s = self.cpu_s = 0.0
@@ -52,7 +52,7 @@ class Ticker:
 
 
 async def measure(bootstrap: str, partitions: int, rounds: int) -> list[tuple[float, float, float]]:
-    """Of each round: seconds in all, and those of the longest stretch, by the wall and in CPU time."""
+    """For each round: (total seconds, longest block in wall-clock time, the same in CPU time)."""
     found = []
     async with KafkaClient(bootstrap) as client:
         offsets = GroupOffsets(client, "bench-commit")

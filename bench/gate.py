@@ -1,7 +1,7 @@
 """Fails where a ratio to a peer is more than 15 % below the one in `bench/gate.json`.
 
     python -m bench.gate                    all benches in short forms, about six minutes
-    python -m bench.gate --only decode      some of them
+    python -m bench.gate --only decode      only these
     python -m bench.gate --write            note today's ratios, on a quiet machine, after a change that is meant
 
 A ratio says how many times better ours is than the peer in the same run, so the speed of the machine does not count.
@@ -101,7 +101,7 @@ def measure(name: str) -> Ratios:
 
 
 def lost(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """What is worse than before by more than may be, or was not measured."""
+    """The ratios that are too far below the stored ones, or missing."""
     return [what for what, ratio in before.items() if now.get(what, 0.0) < ratio * (1 - LOSS)]
 
 

@@ -1,8 +1,8 @@
-"""The pictures of docs/performance.md, drawn from the tables that stand in it.
+"""Draws the pictures of docs/performance.md from its tables.
 
     python -m bench.graphs
 
-So a picture never says anything else than the page; a test draws them anew and compares. (docs/consume.svg is drawn by
+So the pictures agree with the page; a test compares them. (docs/consume.svg is drawn by
 bench.consume, from more figures than its table has.)
 """
 
@@ -33,7 +33,7 @@ def write() -> None:
 
 
 def tables(page: str, heading: str) -> list[Table]:
-    """Those below a heading and before the next one; the first row of each has the names of the columns."""
+    """The tables between a heading and the next one; the first row has the column names."""
     section = re.split(rf"^#+ {re.escape(heading)}$", page, maxsplit=1, flags=re.MULTILINE)
     assert len(section) == 2, f"no heading {heading!r}"
     until = re.split(r"^#+ ", section[1], maxsplit=1, flags=re.MULTILINE)[0]
@@ -47,7 +47,7 @@ def _tables(text: str) -> Iterator[Table]:
 
 
 def _number(cell: str) -> float:
-    """The first of a cell: "1 979", "77 (67 to 91)", "2.9, 1"."""
+    """The first number of a cell such as "1 979", "77 (67 to 91)" or "2.9, 1"."""
     found = re.match(r"\d[\d ]*(?:\.\d+)?", cell)
     assert found, cell
     return float(found[0].replace(" ", ""))

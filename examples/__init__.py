@@ -1,1 +1,1 @@
-"""Programs to run and to read: `python -m examples.demo`."""
+"""Example programs: `python -m examples.demo`."""

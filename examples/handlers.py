@@ -1,7 +1,7 @@
 """A handler for `allocator run examples/orders.toml`: called for every record, in order within a partition.
 
-Plain functions run in threads; write `async def` to run on the loop. Returning says that the record is done, raising
-has it tried again.
+Plain functions run in threads; write `async def` to run on the loop. If the function returns, the record is done; if it
+raises, the daemon retries.
 """
 
 from __future__ import annotations

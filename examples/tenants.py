@@ -1,12 +1,12 @@
-"""An allocator function of one's own: all partitions of a tenant go to one member.
+"""A custom allocator function: all partitions of a tenant go to one member.
 
-Topics are named `<tenant>.<what>`, as in `acme.orders` and `acme.bills`. Who handles a tenant keeps its caches, its
-connections, its rate limit; so these should not be spread over the group. Use it by its name, in every member:
+Topics are named `<tenant>.<what>`, such as `acme.orders` and `acme.bills`. The member of a tenant has its caches,
+connections and rate limit, so a tenant should not be spread over the group. Use it by its name, in every member:
 
     Consumer(pattern=r"\\w+\\.(orders|bills)", assignor="examples.tenants:by_tenant", ...)
 
-A tenant stays where it is unless its member would then have more than its share, and the largest are dealt first. It
-depends on nothing but the view: equal views give equal answers, in whichever member it runs.
+A tenant stays with its member unless that member would have more than its share; the largest tenants are assigned
+first. The result depends only on the view: equal views give equal results in every member.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def by_tenant(view: GroupView) -> Shares:
 
 
 def _pieces(view: GroupView) -> list[tuple[frozenset[str], set[TopicPartition]]]:
-    """What may not be split: (who may take it, its partitions)."""
+    """Sets of partitions that must stay together: (eligible members, partitions)."""
     pieces: defaultdict[tuple[str, frozenset[str]], set[TopicPartition]] = defaultdict(set)
     for subscribers, topics in view.classes():
         takers = frozenset(member.id for member in subscribers)

@@ -1,4 +1,4 @@
-"""A tornado service as it was written for kiel; only the import is another one.
+"""A tornado service for kiel, with another import.
 
 Run it as `python -m examples.tornado_service localhost:9092 localhost:2181 orders`.
 """

@@ -6,8 +6,8 @@
 
 One process, one loop: reading and serving take turns. Start it several times, and each counts the customers of its own
 partitions; records are keyed by customer, so a customer's records are all in one partition. When a partition goes, its
-counts go with it, and the new owner counts it anew: counts in memory and offsets in Kafka would not fit together. Hence
-the `seek`, and no commits.
+counts go with it, and the new owner counts from the start, because counts in memory would not match offsets in Kafka.
+Hence the `seek`, and no commits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from allocator import Consumer, RebalanceListener, TopicPartition
 
 
 class Counts(RebalanceListener):
-    """Orders by customer, in the partitions that are ours."""
+    """Orders by customer, in the owned partitions."""
 
     def __init__(self) -> None:
         self.by_partition: dict[TopicPartition, Counter[str]] = {}
@@ -34,7 +34,7 @@ class Counts(RebalanceListener):
         assert self.consumer is not None
         for partition in partitions:
             self.by_partition[partition] = Counter()
-            self.consumer.seek(partition, 0)  # or the oldest that there is, by `auto_offset_reset`
+            self.consumer.seek(partition, 0)  # or the oldest existing one, by `auto_offset_reset`
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
@@ -57,7 +57,7 @@ class Ready(RequestHandler):
         self.consumer = consumer
 
     def get(self) -> None:
-        # the lease says whether what we own is still ours; it lapses when ZooKeeper is out of reach for too long
+        # without ZooKeeper the lease expires, and the partitions may have another owner
         ready = self.consumer.may_act()
         self.set_status(200 if ready else 503)
         self.write({"ready": ready, "partitions": len(self.consumer.assignment())})
@@ -89,7 +89,7 @@ async def serve(options: argparse.Namespace) -> None:
         print(f"listening on {options.address}:{options.port}", flush=True)
         counting, stopping = asyncio.ensure_future(count(consumer, counts)), asyncio.ensure_future(asked.wait())
         try:
-            # whichever ends first: a signal, or an error of the consumer's, which ends the service too
+            # ends at a signal, or after an error of the consumer
             done, _ = await asyncio.wait({counting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

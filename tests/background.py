@@ -1,4 +1,4 @@
-"""Tasks beside the body of a test."""
+"""Background tasks of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["background"]
 
 @contextlib.asynccontextmanager
 async def background() -> AsyncIterator[BackgroundTasks]:
-    """Gives what starts them; they are cancelled at the end of the block, and none may have failed."""
+    """Yields a function that starts tasks. The end of the block cancels them, and raises their failures."""
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)
     try:

@@ -22,8 +22,8 @@ import pytest
 from allocator.testing.compatibility import versions_of
 
 DEADLINE_S = 180.0
-# the beginning of a test's id (the longest counts) -> its row in docs/compatibility.md; and the versions of those tests
-# that are not parametrised by any
+# prefix of a test's id (the longest counts) -> its row in docs/compatibility.md, and versions of tests without a
+# version parameter
 FEATURES: dict[str, tuple[str, ...]] = {
     "client/test_kafka_servers.py": ("Finding the version, topics, leaders and ends of logs",),
     "fetch/": ("Reading",),
@@ -55,11 +55,11 @@ FEATURES: dict[str, tuple[str, ...]] = {
 }
 # the fixtures that start servers or use the ones that run
 STARTERS = {"cluster_factory", "topic_factory", "spark"}
-# no jars, no servers: also in the processes that a test starts
+# no jars and no servers, also in processes that a test starts
 NO_JARS = "/dev/null/mark-this-test-with-servers"
 _UNWIND_S = 10.0
 
-# how long an example or its making takes says how busy the machine is, and the first call has imports to do
+# the duration of an example depends on the load of the machine, and the first call imports modules
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
@@ -75,12 +75,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # a shell has it ignored in what it starts in the background, and programs that tests interrupt inherit that
+        # a shell ignores SIGINT in background jobs, and programs that tests interrupt would inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--serverless"):
         os.environ["ALLOCATOR_CACHE"] = NO_JARS
     if config.getoption("--jitter") is not None:
-        import jitter  # not on top: whoever copies this file alone has no such module
+        import jitter  # not at the top: a copy of this file has no such module
 
         jitter.install(config.getoption("--jitter"))
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
@@ -132,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def levels_of_loggers() -> Iterator[None]:
-    """A command that runs in this process quiets loggers for good, as it may: its process ends with it."""
+    """Restores loggers: a command that runs in this process changes them for good."""
 
     def levels() -> dict[logging.Logger, int]:
         known = [*logging.root.manager.loggerDict.values(), logging.root]

@@ -1,4 +1,4 @@
-"""Answers that come late, each by a delay of its own: `pytest --jitter SEED`.
+"""Random delays of responses: `pytest --jitter SEED`.
 
 Servers on the tests' machine answer at once and in turn, so many an order of events never comes up. With this, two of
 five answers wait, most for up to 60 ms, some for up to 400. What ZooKeeper says stays in order, as a session promises,

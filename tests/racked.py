@@ -1,4 +1,4 @@
-"""One cluster for all tests that need more than one broker of a version: to start three takes long."""
+"""A shared cluster of three brokers in racks, because their start is slow."""
 
 from __future__ import annotations
 

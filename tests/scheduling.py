@@ -1,4 +1,4 @@
-"""Which worker of `pytest -n` runs which test, so that few of them start the same servers.
+"""Distributes tests to the workers of `pytest -n`, so that few workers start the same servers.
 
 Each worker has clusters of its own: a test that kills a broker disturbs no test of another worker, and no worker
 waits for a lock of another. Therefore a worker should run the tests that need the servers it already has. A worker

@@ -1,4 +1,4 @@
-"""How fast a topic is read, and at what cost; ours beside others, on the same topic of the same broker.
+"""Compares the speed and the cost of reading a topic with other clients, on the same broker.
 
 `python -m bench.consume --help`; what is measured and what came out is in docs/performance.md.
 """

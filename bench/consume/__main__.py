@@ -1,4 +1,4 @@
-"""Throughput, latency, idle CPU and cold start of consumers, each in a process of its own, on one broker."""
+"""Throughput, latency, idle CPU and cold start of consumers, each in its own process, on one broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
-    """As `one`, for a worker that gets one batch after the other."""
+    """Like `one`, for a worker that gets one batch after the other."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -47,7 +47,7 @@ def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
 
 
 def one(name: str, job: Job, timeout_s: float) -> dict[str, Any]:
-    """What a worker measured. Raises RuntimeError with its last words."""
+    """The measurements of a worker. Raises RuntimeError with the end of its output."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
@@ -65,7 +65,7 @@ class Bench:
         self.console = console
 
     def case(self, name: str, jobs: Any, contenders: list[str], timeout_s: float = 60) -> Case:
-        """Each contender once, then each again the other way round: what disturbs for a while disturbs all."""
+        """Runs all contenders in turn, in alternating order, so that a temporary disturbance affects all."""
         runs: dict[str, list[dict[str, Any]]] = {}
         failures: dict[str, str] = {}
         for turn in range(self.options.runs):
@@ -98,7 +98,7 @@ class Bench:
                 for size in options.sizes:
                     for codec in options.codecs:
                         if codec == "zstd" and form != "v2":
-                            continue  # the old formats know no zstd
+                            continue  # the old formats do not support zstd
                         if codec != "none" and size not in options.codec_sizes:
                             continue
                         count = records_of(size, options.records)
@@ -108,7 +108,7 @@ class Bench:
                         job = Job(
                             "throughput", cluster.bootstrap, cluster.zookeeper, topic, options.partitions, records=count
                         )
-                        time.sleep(options.rest_s)  # the broker writes what it has taken
+                        time.sleep(options.rest_s)  # gives the broker time to flush
                         yield self.case(f"{form}, {size:,} B, {codec}", lambda job=job: job, self.contenders(), 300)
                         cluster.delete_topic(topic, timeout_s=0)
 
@@ -127,7 +127,7 @@ class Bench:
         self.streams: list[subprocess.Popen[bytes]] = []
         try:
             for name in self.contenders(views=False)[:2]:
-                one(name, job(), 60)  # a broker is slow at this until its JVM has seen it for a while
+                one(name, job(), 60)  # warms up the JVM of the broker
             yield self.case(f"{LATENCY_RATE:,} records/s", job, self.contenders(views=False))
         finally:
             for stream in self.streams:

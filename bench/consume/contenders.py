@@ -44,7 +44,7 @@ async def _each_batch(job: Job, sink: Sink, take: Callable[[Any], None], **more:
 
 def _until_over(job: Job, sink: Sink, take: Callable[[Any], None], **more: Any) -> None:
     async def run() -> None:
-        # an idle consumer waits in its loop for ever: the clock ends it
+        # an idle consumer would wait forever, so a timer ends it
         reading = asyncio.ensure_future(_each_batch(job, sink, take, **more))
         await asyncio.wait({reading}, timeout=sink.seconds_left)
         reading.cancel()
@@ -66,7 +66,7 @@ def ours_zookeeper(job: Job, sink: Sink) -> None:
 
 
 def ours_batches(job: Job, sink: Sink) -> None:
-    """What a mirror does: checked, counted, and passed on as the bytes they are."""
+    """Reads like a mirror: checks and counts the batches, and keeps their bytes."""
     _until_over(job, sink, lambda batch: sink.counted(len(batch), batch.nbytes))
 
 
@@ -146,7 +146,7 @@ def confluent(job: Job, sink: Sink) -> None:
         consumer.subscribe([job.topic])
     else:
         consumer.assign([TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)])
-    # it returns when it has so many, or the time is up: a call for many would hold the first one back
+    # it returns after this many records or the timeout, so a large number would delay the first record
     many, wait_s = (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
     while not sink.done:
         messages = consumer.consume(many, wait_s)
@@ -167,14 +167,14 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
     "aiokafka": aiokafka,
     "confluent-kafka": confluent,
 }
-# what is loaded before the clock starts
+# imports before the start of the measurement
 LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
 OURS_LIBRARIES = ["allocator.consumer.consumer"]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
 
 
 def load(name: str) -> None:
-    """Import what a contender needs, so that its start is not measured by the size of its modules."""
+    """Imports the modules of a contender, so that the start does not include them."""
     for module in LIBRARIES.get(name, OURS_LIBRARIES):
         importlib.import_module(module)
     if name == "ours, Arrow":

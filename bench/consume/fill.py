@@ -1,4 +1,4 @@
-"""Topics of records that look like something, and a steady stream of stamped ones."""
+"""Fills topics with realistic records, and produces a steady stream of records with timestamps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .settings import STAMP
 
 __all__ = ["fill", "stream", "values"]
 
-# records of one record batch: what a busy producer with a short linger sends
+# records in one batch, as a busy producer with a short linger sends
 BATCH = 1000
 
 
 def values(size: int) -> Iterator[bytes]:
-    """Values of `size` bytes, about as compressible as events in JSON are."""
+    """Values of `size` bytes that compress like events in JSON."""
     made = []
     for n in range(997):
         text = json.dumps(

@@ -1,10 +1,10 @@
-"""Where our own time goes: a flame graph of one contender that reads 100 B records, drawn by what py-spy sees.
+"""Draws a flame graph of one contender that reads 100 B records, from the samples of py-spy.
 
     pip install py-spy
     python -m bench.consume.flame --contender "ours, records" --svg docs/flame.svg
 
-C code is seen too; the kernel's part shows as the call that entered it (`recv_into`, `send`). py-spy stops the process
-for each sample, so only shares count.
+It includes C code; time in the kernel counts for the call that entered it (`recv_into`, `send`). py-spy stops the
+process for each sample, so only shares count.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _stacks(lines: Iterable[str]) -> Iterator[tuple[list[str], int]]:
 
 
 def _short(frame: str) -> str:
-    """Without line numbers; "" for addresses that nobody can name and for frames that only hand on."""
+    """The name without a line number; "" for unknown addresses and for frames that only call others."""
     name, _, where = frame.partition(" (")
     if name.startswith(("0x", "task_step", "Handle._run", "_call_with_frames")):
         return ""
@@ -78,7 +78,7 @@ def _tree(name: str, stacks: list[tuple[list[str], int]]) -> Frame:
 
 
 def draw(title: str, root: Frame) -> str:
-    """Each frame as wide as its share, below who called it."""
+    """Draws each frame below its caller, as wide as its share."""
     parts: list[str] = []
     depth = _draw(root, 0, 0.0, root.samples, parts)
     height = 40 + (depth + 1) * LINE

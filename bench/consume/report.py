@@ -1,4 +1,4 @@
-"""What was measured, as tables and as a picture."""
+"""Formats the measurements as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Figures = Mapping[str, Any]
 
 
 class Case(NamedTuple):
-    """What all contenders did with one topic: contender -> what its worker printed, or why it did not."""
+    """The results for one topic: contender -> output of its worker, or its error."""
 
     name: str
     results: Mapping[str, Figures]
@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 
 def median(runs: Sequence[Figures]) -> dict[str, Any]:
-    """Of each figure, over the runs of one contender."""
+    """The median of each figure over the runs of one contender."""
     found: dict[str, Any] = {}
     for key, first in runs[0].items():
         if isinstance(first, Mapping):
@@ -100,5 +100,5 @@ def _short(rate: float) -> str:
 
 
 def worst(cases: Iterable[Case]) -> list[str]:
-    """What failed, one line each."""
+    """The failures, one line each."""
     return [f"{case.name}, {name}: {why}" for case in cases for name, why in case.failures.items()]

@@ -1,4 +1,4 @@
-"""What every contender is given: the same limits, in its own words, or what its documentation advises."""
+"""The settings of all contenders: the same limits, or the values that its documentation recommends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["CODECS", "FORMATS", "SIZES", "TURN", "Job", "records_of"]
 
 SIZES = (10, 100, 1_000, 100_000)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# format of what is stored -> the Kafka version that stores it so, and the topic's settings for it
+# record format -> (version of Kafka with that format, settings of the topic)
 FORMATS = {"v2": ("3.9.1", {}), "0.10": ("2.8.2", {"message.format.version": "0.10.2"})}
 
-# one answer, one partition's part of it, and what is read ahead: the same for all who let it be set
+# limits of a response, of a partition in it, and of prefetching: equal for all clients that have these settings
 MAX_BYTES = 52_428_800
 PARTITION_BYTES = 1_048_576
 PREFETCH_BYTES = 64 << 20
@@ -26,7 +26,7 @@ STAMP = "<q"
 
 @dataclass(frozen=True)
 class Job:
-    """What one process of one contender is to do, and then to print."""
+    """The task of one process of one contender."""
 
     kind: str
     """throughput, turns: read `records`; latency, idle: for `seconds`; cold: until the first record, in a group."""

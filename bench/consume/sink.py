@@ -1,4 +1,4 @@
-"""Where the values of a contender end, and what is known of them."""
+"""Receives the values of a contender, and measures them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sink", "peak_rss_mb"]
 
 
 def peak_rss_mb() -> float:
-    """Of this process. Linux hands `ru_maxrss` down to what a process starts, so there its own mark is read."""
+    """Peak memory of this process. Linux passes `ru_maxrss` on to child processes, so this reads VmHWM there."""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         for line in status:
             if line.startswith("VmHWM:"):
@@ -25,7 +25,7 @@ def peak_rss_mb() -> float:
 
 
 class Sink:
-    """Counts; in a latency run it notes how long each value was on its way."""
+    """Counts values; in a latency run it also records the latency of each."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -52,7 +52,7 @@ class Sink:
         return self.count >= self._job.records
 
     def values(self, values: Sequence[bytes]) -> None:
-        """A handler that looks at each value."""
+        """A handler that reads each value."""
         if self._stamp is not None:
             now = time.monotonic_ns()
             self._late += [now - self._stamp(value)[0] for value in values]
@@ -80,7 +80,7 @@ class Sink:
         if self._warm is not None:
             found["turn_us"] = 1e6 * (time.process_time() - self._warm[1]) * TURN / (self.count - self._warm[0])
         if self._late:
-            late = sorted(self._late[len(self._late) // 10 :])  # the first tenth is warming up
+            late = sorted(self._late[len(self._late) // 10 :])  # the first tenth is the warm-up
             found["late_ms"] = {
                 f"p{share:g}": late[min(len(late) - 1, int(len(late) * share / 100))] / 1e6 for share in (50, 99, 99.9)
             }

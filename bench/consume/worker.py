@@ -1,4 +1,4 @@
-"""One contender in a process of its own: `python -m bench.consume.worker NAME JOB` prints what it measured."""
+"""Runs one contender in its own process: `python -m bench.consume.worker NAME JOB` prints what it measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast record sets are decoded, with no broker; ours beside the decoders of others, on the same bytes.
+"""Compares the speed of decoders on the same bytes, without a broker.
 
 `python -m bench.decode --help`; what is measured and what came out is in docs/performance.md.
 """

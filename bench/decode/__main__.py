@@ -1,4 +1,4 @@
-"""Time to decode a record set, with the limit that memory and the checksum set, and with two threads."""
+"""Time to decode a record set, beside the lower bound by copy and checksum, and with two threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .decoders import CONTENDERS, REFERENCE, limit
 
 
 def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: float) -> dict[str, float]:
-    """The shortest run of each, in ns of this thread's CPU; in turns, so that a busy moment hits all alike."""
+    """The fastest run of each contender, in ns of this thread's CPU. They run in turn, so that load affects all."""
     best = dict.fromkeys(functions, float("inf"))
     for function in functions.values():
         function(data)
@@ -27,7 +27,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
     while time.monotonic() < until or rounds < 3:
         rounds += 1
         for name, function in functions.items():
-            # the fast ones several times, as long as the slow ones hold them up
+            # fast ones run several times
             for _ in range(1 if best[name] > 5e6 else 10):
                 began = time.thread_time_ns()
                 function(data)
@@ -36,7 +36,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
 
 
 def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
-    """ns of each contender for a record, and the row of a table for each."""
+    """(ns for a record by contender, rows of the table)."""
     functions: dict[str, Callable[[bytes], int]] = {"limit": limit(made.data)}
     lacking = []
     for name, function in CONTENDERS.items():
@@ -44,7 +44,7 @@ def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
             continue
         try:
             count = function(made.data)
-        except UnsupportedCodecError as error:  # kafka-python's codecs come from packages that need not be here
+        except UnsupportedCodecError as error:  # kafka-python needs optional packages for codecs
             lacking.append(f"{name} ({type(error).__name__})")
             continue
         if count != made.records:
@@ -65,7 +65,7 @@ def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
 
 
 def rate(made: Sample, seconds: float) -> float:
-    """Records a second, decoded to columns over and over."""
+    """Records per second when decoding to columns repeatedly."""
     function = CONTENDERS[REFERENCE]
     assert function is not None
     count, began = 0, time.perf_counter()
@@ -76,7 +76,7 @@ def rate(made: Sample, seconds: float) -> float:
 
 
 def at_once(made: Sample, seconds: float) -> str:
-    """By one thread, by two, and by two processes, which is what the machine gives at that moment."""
+    """With one thread, two threads, and two processes (the present limit of the machine)."""
     took: dict[str, list[float]] = {"one": [], "two": [], "processes": []}
     with ProcessPoolExecutor(2, get_context("fork")) as processes, ThreadPoolExecutor(2) as threads:
         list(processes.map(rate, [made] * 2, [0.01] * 2))

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 def value_of(size: int, rng: random.Random) -> bytes:
-    """Text that shrinks to about a third, as JSON does."""
+    """Text that compresses to about a third, like JSON."""
     out = bytearray()
     while len(out) < size:
         out += f'"{rng.choice(WORDS)}": {rng.getrandbits(30)}, '.encode()
@@ -54,7 +54,7 @@ def sample(size: int, codec: str, *, magic: int = 2, set_bytes: int = 1 << 20, b
 
 
 def _shifted(messages: bytes, by: int, wrapped: int) -> bytes:
-    """Old messages whose offsets begin at `by`; the wrapper of a compressed set has that of the last."""
+    """Old messages with offsets from `by` on; the wrapper of a compressed set has the last offset."""
     if wrapped:
         return struct.pack(">q", by + wrapped - 1) + messages[8:]
     out, pos = bytearray(messages), 0

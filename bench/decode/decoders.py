@@ -57,7 +57,7 @@ def arrow_copied(decoder: Any, data: bytes) -> int:
 def look_at(records: Iterable[Any]) -> int:
     count = 0
     for record in records:
-        # what is lazy is decoded now
+        # decodes lazy attributes
         record.offset  # noqa: B018
         record.key  # noqa: B018
         record.value  # noqa: B018
@@ -80,7 +80,7 @@ def by_peer(kind: Any, data: bytes) -> int:
 
 
 def by_aiokafkas_consumer(data: bytes) -> int:
-    """With the objects that its consumer makes of what the decoder gives."""
+    """Also creates the objects that its consumer returns."""
     where = TopicPartition("t", 0)
     return look_at(PartitionRecords(where, AiokafkaRecords(data), [], 0, None, None, True, READ_UNCOMMITTED))
 

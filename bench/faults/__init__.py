@@ -1,8 +1,8 @@
-"""Groups on real servers, disturbed at random from a seed, and the proof of what they did.
+"""Runs groups on real servers under random faults from a seed, and checks their history.
 
     python -m bench.faults --seed 7 --seconds 120 --peers ours kazoo kiel
 
-`run.py` starts servers and members (processes of their own) and lets `faults.py` happen to them under steady load.
-Each member writes down what it owns, processes and commits (`journal.py`); `history.py` puts that together and
-`check.py`, which is pure, tells what was lost, processed by two, repeated and set back. `tests/faults` runs it on ours.
+`run.py` starts servers and members (one process each) and applies the faults of `faults.py` under steady load. Each
+member logs what it owns, processes and commits (`journal.py`). `history.py` joins the logs, and `check.py` (pure) finds
+lost and repeated records, double owners and commits that went back. `tests/faults` runs it on this library.
 """

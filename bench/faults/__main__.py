@@ -1,4 +1,4 @@
-"""The same faults, from the same seeds, on ours and on the peers: what was lost, processed by two, repeated."""
+"""Runs the same faults on this library and its peers, and reports lost records, double owners and repeats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PEERS = {
     "set_partitioner": "kazoo SetPartitioner",
     "kiel_member": "kiel 0.9.3",
 }
-OLD_KAFKA = "0.9.0.1"  # what kiel can still speak to
+OLD_KAFKA = "0.9.0.1"  # the newest version that kiel supports
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Two tables: what each peer's histories prove, and what each fault cost."""
+    """Two tables: the violations of each peer, and the cost of each fault."""
     lines = [
         "| peer | Kafka | records | lost | owned by two | set back | duplicates | unexplained | problems |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             if peer == "kiel_member" and kafka != OLD_KAFKA:
                 continue
             for seed in options.seeds:
-                # servers of its own for each: what one peer breaks is not the next one's trouble
+                # own servers for each peer, so that none affects the next one
                 with start_cluster(settings) as cluster:
                     outcome = run(
                         cluster,

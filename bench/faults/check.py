@@ -1,8 +1,8 @@
-"""What a history proves. Pure.
+"""Checks a history. Pure.
 
-Owning is judged by what was done: the *active span* of a turn goes from the beginning of the first record that was
-processed in it to the end of the last one. Two members' spans of one partition that overlap mean two owners, also
-when no two records were worked on at the same instant.
+Ownership is measured by processing: the *active span* of a turn is from the start of its first record to the end of its
+last one. Overlapping spans of two members in one partition mean two owners, even if they processed no records at the
+same instant.
 
 Where members hear of each loss in time (none stands still, none is cut off), the turns themselves are judged as well:
 two members that own a partition at one time, though one of them has done nothing with it, and turns that were lost.
@@ -21,7 +21,7 @@ __all__ = ["Regression", "Verdict", "check", "repeated_in", "standstill"]
 
 @dataclass(frozen=True)
 class Regression:
-    """A commit that set a partition back."""
+    """A commit with a lower offset than an earlier one."""
 
     before: Commit
     after: Commit
@@ -29,7 +29,7 @@ class Regression:
 
 @dataclass
 class Verdict:
-    """Empty lists are promises that held."""
+    """The violations. An empty list means that the promise held."""
 
     produced: int = 0
     processed: int = 0
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def check(history: History, *, told: bool = False) -> Verdict:
-    """`told`: members hear of each loss in time."""
+    """Checks a history. `told`: members are notified of each loss in time."""
     counts = Counter((did.partition, did.offset) for did in history.did)
     verdict = Verdict(sum(history.ends.values()), len(counts))
     verdict.lost = [(p, o) for p, end in sorted(history.ends.items()) for o in range(end) if not counts[p, o]]
@@ -149,7 +149,7 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 
 def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    """Turns of two members on one partition that share some time, whatever was done in them."""
+    """Pairs of turns of two members in one partition that overlap in time, with or without processing."""
     by_partition: dict[int, list[Turn]] = {}
     for turn in turns:
         by_partition.setdefault(turn.partition, []).append(turn)
@@ -166,7 +166,7 @@ def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 
 def seconds(pairs: Iterable[tuple[Turn, Turn]]) -> float:
-    """The longest time that the turns of a pair have in common."""
+    """The longest overlap of a pair of turns."""
     return max((min(first.end, second.end) - second.begin for first, second in pairs), default=0.0)
 
 
@@ -192,7 +192,7 @@ def regressions(history: History) -> list[Regression]:
 
 
 def standstill(history: History, fault: Fault, until: float) -> float:
-    """Seconds for which the partition that waited longest had nothing processed, from the fault until `until`."""
+    """The longest time without processing of any partition, from the fault until `until`."""
     longest = 0.0
     for partition, end in history.ends.items():
         if not end:
@@ -204,7 +204,7 @@ def standstill(history: History, fault: Fault, until: float) -> float:
 
 
 def repeated_in(history: History, begin: float, until: float) -> int:
-    """Duplicates whose second or later processing ended in that time."""
+    """Records whose repeated processing ended in that time."""
     seen: set[tuple[int, int]] = set()
     count = 0
     for did in sorted(history.did, key=lambda did: did.end):

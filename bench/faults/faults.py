@@ -1,4 +1,4 @@
-"""What happens to a group. Each fault is over when its function returns; the group may still be getting over it."""
+"""Faults of a group. A fault is over when its function returns; the group may still need time to recover."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def pause(group: Group, chance: random.Random) -> str:
 
 
 def cut_zookeeper(group: Group, chance: random.Random) -> str:
-    """One member hears nothing of ZooKeeper, or is not heard, or both; Kafka stays."""
+    """Cuts one member off from ZooKeeper, in one or both directions; Kafka works."""
     return cut(group, chance, group.cluster.zookeepers)
 
 
 def cut_kafka(group: Group, chance: random.Random) -> str:
-    """One member hears nothing of Kafka, or is not heard, or both; ZooKeeper stays."""
+    """Cuts one member off from Kafka, in one or both directions; ZooKeeper works."""
     return cut(group, chance, group.cluster.brokers)
 
 
@@ -67,7 +67,7 @@ def cut(
 
 
 def one_way(group: Group, chance: random.Random) -> str:
-    """One member is heard by ZooKeeper and hears nothing, or hears and is not heard."""
+    """Cuts one member off from ZooKeeper, in one direction."""
     return cut(group, chance, group.cluster.zookeepers, ("to_server", "to_client"))
 
 
@@ -114,7 +114,7 @@ def broker(group: Group, chance: random.Random) -> str:
 
 
 def rolling(group: Group, chance: random.Random) -> str:
-    """Every member leaves in good order and another one takes its place, one after another."""
+    """Replaces all members one after the other (a rolling restart)."""
     late = []
     for member in tuple(group.members):
         if not group.leave(member):

@@ -1,4 +1,4 @@
-"""The members of a group as processes, and the load that they are under."""
+"""The processes of a group's members, and the load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a run; times in seconds, the same for all peers as far as they have the setting."""
+    """Settings of a run, equal for all peers that have them. Times in seconds."""
 
     members: int = 5
     partitions: int = 20
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass
 class Member:
-    """One process; when it is started again it is another member, with a journal of its own."""
+    """One member process. After a restart it is another member with its own journal."""
 
     name: str
     journal: Path
@@ -68,13 +68,13 @@ class Member:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Returns when the process is gone, which is when it can have done nothing more."""
+        """Kills the process, and waits until it has ended. Returns the time."""
         self.process.kill()
         self.process.wait()
         self.killed = time.monotonic()
 
     def owns(self) -> set[int]:
-        """As far as it has said."""
+        """The partitions that it owns, by its journal."""
         mine: set[int] = set()
         for event in self.events():
             if event["what"] == "own":
@@ -84,12 +84,12 @@ class Member:
         return mine
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has written down so far."""
+        """Its journal up to now."""
         if self.journal.exists():
             with self.journal.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]  # a line may be under way
+            whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
             self._read += len(whole)
             self._events += [json.loads(line) for line in whole.splitlines()]
         return self._events
@@ -97,7 +97,7 @@ class Member:
 
 @dataclass
 class Group:
-    """`members` are those that should run at present; `all` were ever started."""
+    """`members` should run now; `all` were ever started."""
 
     peer: str
     cluster: LocalCluster
@@ -159,15 +159,15 @@ class Group:
         self.members.remove(member)
 
     def shared(self) -> bool:
-        """Every member owns something."""
+        """Whether every member owns a partition."""
         return all(member.owns() for member in self.members)
 
     def ended(self) -> list[Member]:
-        """Members that ended though nobody told them to."""
+        """Members that ended without an order."""
         return [member for member in self.members if not member.alive]
 
     def leave(self, member: Member, timeout_s: float = 30.0) -> bool:
-        """In good order, by SIGTERM; False when it took too long and was killed."""
+        """Stops a member by SIGTERM. Returns False if it had to be killed after a timeout."""
         self.members.remove(member)
         member.signal(signal.SIGTERM)
         try:
@@ -189,7 +189,7 @@ class Group:
 
 
 class Load:
-    """Records at a steady rate, round the partitions, from a thread; what a broker refuses is sent again."""
+    """Produces records at a steady rate, to the partitions in turn, from a thread. Resends refused ones."""
 
     def __init__(self, cluster: LocalCluster, topic: str, settings: Settings) -> None:
         self._cluster, self._topic, self._settings = cluster, topic, settings
@@ -214,7 +214,7 @@ class Load:
         try:
             while not self._stop.wait(0.1):
                 due = int((time.monotonic() - began) * self._settings.rate)
-                # after an interruption not all at once: the load is to stay about steady
+                # after an interruption, keep the rate steady instead of catching up at once
                 count = min(due - self.sent, int(self._settings.rate / 2))
                 began += max(0.0, (due - self.sent - count) / self._settings.rate)
                 records = [

@@ -1,4 +1,4 @@
-"""The journals of all members, put together."""
+"""Joins the journals of all members."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Commit:
 
 @dataclass
 class Turn:
-    """The time in which a member took a partition for its own, and what it did in it."""
+    """The time in which a member believed to own a partition, and its work in it."""
 
     member: str
     partition: int
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done to the group: `end` is when it was over, not when the group had got over it."""
+    """One fault; `end` is the end of the fault, not of the recovery."""
 
     kind: str
     victim: str
@@ -98,7 +98,7 @@ def read(
     final: Mapping[int, int],
     faults: Iterable[Fault] = (),
 ) -> History:
-    """From the members' journals. `died`: when members were killed, which they could not write."""
+    """The history from the journals. `died`: member -> time of its kill, which it could not log."""
     history = History([], [], ends, final, list(faults), [])
     for member, path in files.items():
         lines = path.read_text().splitlines() if path.exists() else []

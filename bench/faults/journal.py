@@ -1,4 +1,4 @@
-"""What a member writes down, one JSON line for each event, while it runs.
+"""The journal of a member: one JSON line for each event.
 
     {"what": "joined"}                                            it is about to read
     {"what": "own", "partitions": [0, 3]}                         also "revoked" and "lost"
@@ -29,7 +29,7 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, what: str, **event: Any) -> None:
-        # the time first: between it and the line a process may be stopped
+        # take the time first: the process may be stopped before it writes the line
         line = {"at": time.monotonic(), "what": what, **event}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""One run: servers, a group under load, faults from a seed, and what came of it."""
+"""One run: servers, a group under load, faults from a seed, and the result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Figure", "Outcome", "run", "start_cluster"]
 
 Say = Callable[[str], None]
 
-PATIENCE_S = 60.0  # for a group to get over a fault, though the machine is loaded
+PATIENCE_S = 60.0  # for a group to recover from a fault on a loaded machine
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What one fault cost: the longest time that a partition stood still, records repeated."""
+    """The cost of one fault: the longest stop of a partition, and repeated records."""
 
     fault: Fault
     standstill_s: float
@@ -87,7 +87,7 @@ def run(
     path: str = "",
     say: Say = print,
 ) -> Outcome:
-    """Each kind once in an order of the seed's, and so on until `seconds` have gone by. Writes `history.jsonl`."""
+    """Applies all kinds in a random order, again and again for `seconds`. Writes `history.jsonl`."""
     directory.mkdir(parents=True, exist_ok=True)
     topic = name = f"faults-{peer}-{seed}-{time.time_ns() % 10**9}"
     cluster.create_topic(topic, settings.partitions, min(3, settings.brokers))
@@ -147,7 +147,7 @@ def run(
 
 
 def recover(group: Group, problems: list[str], kind: str) -> None:
-    """Until every partition has moved on and every member has a share; what never comes is noted."""
+    """Waits until every partition makes progress and every member owns some. Records a timeout."""
     before = group.processed()
 
     def stuck() -> list[int]:
@@ -166,19 +166,19 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
     for member in group.ended():
         code = member.process.returncode
         problems.append(f"{member.name} ended by itself with code {code} after {kind!r}; see {member.log}")
-        member.killed = time.monotonic()  # its turns ended at that time at the latest
+        member.killed = time.monotonic()  # its turns have ended by that time
         group.members.remove(member)
         group.add()
 
 
 def pinned_version(kafka: str) -> tuple[int, ...] | None:
-    """What kafka-python has to be told, which cannot find out by itself with brokers older than 0.10."""
+    """Settings for kafka-python, which cannot detect the version of brokers before 0.10."""
     version = tuple(int(part) for part in kafka.split("."))
     return version[:3] if version < (0, 10) else None
 
 
 def commit_zero(cluster: LocalCluster, topic: str, group: str, settings: Settings) -> None:
-    """For kiel, which asks for ever when there are no offsets (0.8.2 and up); its kind are kept in ZooKeeper."""
+    """Commits offset 0 to ZooKeeper for kiel, which retries forever without offsets (0.8.2 and newer)."""
     with zookeeper_client(cluster.zookeeper) as zk:
         for partition in range(settings.partitions):
             zk.create(f"/consumers/{group}/offsets/{topic}/{partition}", b"0", makepath=True)

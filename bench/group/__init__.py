@@ -1,4 +1,4 @@
-"""What Kafka's own groups cost: joining, rebalancing, committing; ours beside the other clients, on the same broker.
+"""Compares joining, rebalancing and committing in Kafka's own groups with other clients, on the same broker.
 
 `python -m bench.group --help`; what came out is in docs/performance.md.
 """

@@ -1,4 +1,4 @@
-"""Time from making a consumer to its first record, commits a second, and the time of rebalances, beside the peers."""
+"""Time from creating a consumer to its first record, commits per second, and time of rebalances."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         cluster.create_topic(topic, PARTITIONS)
         cluster.produce(topic, ((None, b"." * 100, number % PARTITIONS) for number in range(PARTITIONS * 10)))
         for turn in range(options.turns):
-            # in turns, so that what disturbs the machine for a while disturbs all of them
+            # in turn, so that a temporary disturbance affects all
             for name in options.clients:
                 times = measure(name, cluster, topic, options.runs, options.commits)
                 for what, values in times.items():

@@ -1,7 +1,7 @@
 """One member of a group as each client writes it: joins, reads its first record, commits again and again, leaves.
 
-Every run makes a consumer for a group of its own. A contender runs in a process of its own, which prints what it
-measured as JSON: `python -m bench.group.contenders NAME BOOTSTRAP TOPIC RUNS COMMITS`.
+Every run creates a consumer in a new group. A contender runs in its own process, which prints its measurements as
+JSON: `python -m bench.group.contenders NAME BOOTSTRAP TOPIC RUNS COMMITS`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ CONTENDERS: dict[str, Callable[[], Callable[[str, str, int], Run]]] = {
 
 def main(name: str, bootstrap: str, topic: str, runs: str, commits: str) -> None:
     once = CONTENDERS[name]()
-    once(bootstrap, topic, 1)  # what is loaded and compiled at first use is not the group's
+    once(bootstrap, topic, 1)  # a first run loads and compiles modules
     gc.collect()
     found = [once(bootstrap, topic, int(commits)) for _ in range(int(runs))]
     print(json.dumps({"first_s": [run.first_s for run in found], "commit_s": [run.commit_s for run in found]}))

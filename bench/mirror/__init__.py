@@ -1,4 +1,4 @@
-"""What mirroring costs: ours beside Kafka's own MirrorMaker, and beside consuming and producing alone.
+"""Compares the mirror with Kafka's MirrorMaker, and with consuming and producing alone.
 
 `python -m bench.mirror --help`; what came out is in docs/performance.md.
 """

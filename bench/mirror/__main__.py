@@ -48,7 +48,7 @@ def ours(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Nam
 def mirror_maker(
     old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path
 ) -> list[str]:
-    """As its documentation advises for the least loss: all replicas acknowledge, in order, nothing is given up."""
+    """Settings that its documentation recommends against loss: acks of all replicas, in order, unlimited retries."""
     (place / "consumer").write_text(
         f"bootstrap.servers={old.bootstrap}\ngroup.id=m-{uuid.uuid4().hex[:8]}\nauto.offset.reset=earliest\n"
         "max.partition.fetch.bytes=4194304\n"
@@ -89,7 +89,7 @@ COMMANDS: dict[str, Callable[..., list[str]]] = {
 
 
 def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds from the first record on the new cluster to the last, and CPU seconds of the process over its life."""
+    """(seconds from the first to the last record on the new cluster, CPU seconds of the process)."""
     with tempfile.TemporaryDirectory() as directory:
         command = COMMANDS[name](old, new, topic, options, Path(directory))
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -108,7 +108,7 @@ def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: ar
 
 
 async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, process: subprocess.Popen[str]) -> float:
-    """From the moment at which a twentieth stands there to that at which all does: starting up is not counted."""
+    """Seconds from 5 % of the records to all of them, so without the start."""
     began, first = 0.0, 0
     deadline = time.monotonic() + TIMEOUT_S
     async with KafkaClient(bootstrap) as client:
@@ -116,7 +116,7 @@ async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, proce
         wanted = dict.fromkeys((TopicPartition(topic, n) for n in range(options.partitions)), LATEST)
         while time.monotonic() < deadline and process.poll() is None:
             found = 0
-            with suppress(Exception):  # the topic may not be there yet
+            with suppress(Exception):  # the topic may not exist yet
                 found = sum(end.offset for end in (await list_offsets(client, wanted)).values() if end is not None)
             if found and not began:
                 began, first = time.monotonic(), found
@@ -143,7 +143,7 @@ def main() -> None:
             old.create_topic(topic, options.partitions, config=FORMATS[form])
             fill(old.bootstrap, topic, options.partitions, options.records, options.size, options.codec)
             for turn in range(options.runs):
-                # what disturbs for a while disturbs all
+                # a temporary disturbance affects all
                 for name in options.contenders[::-1] if turn % 2 else options.contenders:
                     new.create_topic(topic, options.partitions)
                     before = _cpu()
@@ -176,7 +176,7 @@ def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str)
 
 
 def _cpu() -> float:
-    """Of processes that have ended and were waited for."""
+    """CPU seconds of ended child processes."""
     times = os.times()
     return times.children_user + times.children_system
 

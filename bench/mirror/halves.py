@@ -1,4 +1,4 @@
-"""The halves of a mirror by themselves: reading a topic as batches, and writing one from memory."""
+"""The two halves of a mirror: reading a topic as batches, and writing one from memory."""
 
 from __future__ import annotations
 

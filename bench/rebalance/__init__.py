@@ -1,4 +1,4 @@
-"""How long a group takes to go on after a member came, left or died; ours beside others, on the same servers.
+"""Measures how long a group takes to recover after a member joined, left or crashed, beside other clients.
 
 `python -m bench.rebalance --help`; what is measured and what came out is in docs/performance.md.
 """

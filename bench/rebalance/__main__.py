@@ -28,7 +28,7 @@ TICK_MS = 100
 
 
 async def commit_zero(settings: Settings) -> None:
-    """So that the first owners, too, begin at a committed offset."""
+    """Commits offset 0, so that the first owners start at a committed offset too."""
     client = KafkaClient(settings.bootstrap)
     await client.connect()
     try:
@@ -73,7 +73,7 @@ def run_peer(
 
 
 def enough(found: list[Outcome], options: argparse.Namespace) -> bool:
-    """Whether as many outcomes as asked for came about in quiet."""
+    """Whether there are enough outcomes without load from other processes."""
     return len([outcome for outcome in found if outcome.foreign <= options.quiet]) >= int(options.repeat)
 
 

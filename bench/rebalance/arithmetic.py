@@ -48,7 +48,7 @@ class Summary:
 
 
 def owners_at(journals: Journals, when: float) -> dict[int, str]:
-    """Who owned what at that time. A member that was killed owns what it did until somebody else takes it."""
+    """The owners at that time. A killed member owns its partitions until another member takes them."""
     owners: dict[int, str] = {}
     entries = [(at, kind, member, parts) for member, each in journals.items() for at, kind, parts in each]
     for at, kind, member, parts in sorted(entries, key=lambda entry: entry[0]):
@@ -72,7 +72,7 @@ def balanced(counts: Iterable[int], partitions: int) -> bool:
 
 
 def measure(journals: Journals, event: float, end: float) -> Outcome:
-    """What the event at time `event` brought about until `end`, when the group was at rest again.
+    """The outcome of the event at time `event`; the group was stable again at `end`.
 
     Raises ValueError when a partition that moved was not read by its new owner.
     """
@@ -97,7 +97,7 @@ def measure(journals: Journals, event: float, end: float) -> Outcome:
 
 
 def quietest(outcomes: Sequence[Outcome], limit: float, least: int) -> list[Outcome]:
-    """Those during which others used no more of the machine than `limit`, at least `least`: never chosen by result."""
+    """The outcomes with at most `limit` load from other processes, at least `least` of them. Never chosen by result."""
     by_load = sorted(outcomes, key=lambda outcome: outcome.foreign)
     quiet = sum(outcome.foreign <= limit for outcome in outcomes)
     return by_load[: max(quiet, least)]
@@ -118,5 +118,5 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
 
 
 def ratio(theirs: Summary, ours: Summary) -> float:
-    """How many times as long they take."""
+    """The ratio of the times."""
     return theirs.last_s / ours.last_s if ours.last_s else float("inf")

@@ -1,4 +1,4 @@
-"""One group of one peer: its processes, the events it goes through, and what they cost."""
+"""One group of one peer: its processes, the events, and their cost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Group", "Unsettled"]
 
 
 class Unsettled(Exception):
-    """The group did not come to rest in time."""
+    """The group did not become stable in time."""
 
 
 class Group:
-    """Members in a few processes; the one that leaves, joins and dies has a process of its own."""
+    """Members in a few processes; the one that leaves, joins and crashes has its own process."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Group:
             yield "join", self._measured(self._join)
 
     def _measured(self, do: Callable[[], float]) -> Outcome:
-        # at no fixed phase of anybody's heartbeats
+        # at a random phase of the heartbeats
         time.sleep(self._random.uniform(0, self._settings.heartbeat_s))
         if self._quiet < 1:
             self._load.wait_quiet(self._quiet, self._quiet_wait_s)
@@ -110,10 +110,10 @@ class Group:
         return when
 
     def _crash(self) -> float:
-        """Kill -9; what it had written down is fetched just before."""
+        """Kills the member with -9; reads its journal just before."""
         successor = Worker(self._peer, self._settings)
         self._pids.add(successor.pid)
-        successor.ask("state")  # it has started, and does not take the processor from those who are measured
+        successor.ask("state")  # wait for its start, so that it does not take CPU during the measurement
         self._dead.update(self._mover.ask("journals"))
         self._gone.add(self._mover_name())
         event = time.monotonic()
@@ -129,8 +129,8 @@ class Group:
         return found
 
     def _rest(self) -> float:
-        """Until every partition has an owner and nothing has changed for a while; returns when that is."""
-        # a native group may go through a second rebalance, of which its members hear by their next heartbeats
+        """Waits until every partition has an owner and nothing changes any more. Returns that time."""
+        # a native group may rebalance again, which its members learn with their next heartbeats
         calm_s = self._settings.heartbeat_s + 0.5 if "kafka" in self._peer else 1.0
         deadline = time.monotonic() + self._timeout_s
         since, seen = 0.0, -1

@@ -1,4 +1,4 @@
-"""What one member owned and read, and when."""
+"""The log of one member: what it owned and read, with times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Entry = tuple[float, str, tuple[int, ...]]
 
 
 class Journal:
-    """Kept by a member in memory: writing to disk would be part of what is measured.
+    """Kept in memory, because writing to disk would change the measurement.
 
     The clock is CLOCK_MONOTONIC, which all processes of a machine share.
     """

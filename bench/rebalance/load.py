@@ -1,4 +1,4 @@
-"""How much of the machine others use meanwhile: their share belongs to no peer's result."""
+"""Measures the load of other processes, which must not count for a peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROC = Path("/proc")
 
 
 class Load:
-    """Processor time that processes other than ours took; on systems without /proc it is always 0.
+    """CPU time of other processes; 0 on systems without /proc.
 
     Measured by the kernel in hundredths of a second, so shares of short spans are coarse.
     """
@@ -30,7 +30,7 @@ class Load:
         self._samples.append((time.monotonic(), self._foreign_s()))
 
     def share(self, start: float, end: float) -> float:
-        """Of all cores, between two times of CLOCK_MONOTONIC, as far as the samples tell; from 0 to 1."""
+        """The share of all cores (0 to 1) between two times of CLOCK_MONOTONIC, by the samples."""
         before = [sample for sample in self._samples if sample[0] <= start][-1:] or self._samples[:1]
         after = [sample for sample in self._samples if sample[0] >= end][:1] or self._samples[-1:]
         if not before or not after or after[0][0] <= before[0][0]:
@@ -39,7 +39,7 @@ class Load:
         return min(1.0, max(0.0, took))
 
     def wait_quiet(self, limit: float, timeout_s: float) -> bool:
-        """Until others took less than `limit` of all cores for half a second; False when time is up."""
+        """Waits until others use less than `limit` of all cores for half a second. Returns False on timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.sample()

@@ -1,4 +1,4 @@
-"""What was measured, for people and for programs."""
+"""Formats the measurements as text and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Case", "as_json", "headings", "markdown", "rows", "table"]
 
 @dataclass(frozen=True)
 class Case:
-    """One size of group and what each peer took: event -> peer -> summary."""
+    """The results for one size of group: event -> peer -> summary."""
 
     members: int
     partitions: int
@@ -73,7 +73,7 @@ OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop")
 
 
 def ours_in(cases: Sequence[Case]) -> list[str]:
-    """The peers that are ours, of those that were measured."""
+    """The measured peers that are this library."""
     measured = {peer for case in cases for by_peer in case.results.values() for peer in by_peer}
     return [name for name in OURS if name in measured]
 

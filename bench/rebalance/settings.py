@@ -1,4 +1,4 @@
-"""What every peer is given, and the events that are measured."""
+"""The settings of all peers, and the measured events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS = ("leave", "join", "crash")
 
 @dataclass(frozen=True)
 class Settings:
-    """Same for all peers as far as they have the setting; times in seconds."""
+    """Equal for all peers that have the setting. Times in seconds."""
 
     bootstrap: str
     zookeeper: str

@@ -1,4 +1,4 @@
-"""A process with some members in it, commanded through a pipe.
+"""A process with some members, controlled through a pipe.
 
 Commands are tuples, each is answered: ("start", names) and ("leave", name) with the time at which it began,
 ("state",) with {name: (owned, entries, error)}, ("journals",) with {name: entries}, ("end",) with nothing.
@@ -31,7 +31,7 @@ class Worker:
         self._last: dict[str, Any] = {}
 
     def ask(self, *command: Any, timeout_s: float = 60.0) -> Any:
-        """Raises RuntimeError when the worker fails, EOFError when it is dead."""
+        """Sends a command. Raises RuntimeError if the worker fails, EOFError if it has ended."""
         self._pipe.send(command)
         if not self._pipe.poll(timeout_s):
             raise RuntimeError(f"a worker did not answer {command[0]!r} within {timeout_s:g} s")
@@ -54,7 +54,7 @@ class Worker:
         self.process.kill()
 
     def end(self) -> None:
-        """Its members leave; kills it if that takes too long. Safe for one that is dead already."""
+        """Makes its members leave; kills it after a timeout. Also works if it has ended."""
         if self.process.is_alive():
             try:
                 self.ask("end", timeout_s=90)
@@ -69,9 +69,9 @@ class Worker:
 def _serve(pipe: Connection, peer: str, settings: Settings) -> None:
     from .peers import members_of
 
-    # what their loggers have to say in a rebalance would be part of what is measured
+    # logging in a rebalance would change the measurement
     logging.basicConfig(level=logging.CRITICAL)
-    # a peer whose own thread dies is seen by what it no longer does
+    # a peer with a dead thread shows by its missing progress
     threading.excepthook = lambda _: None
     members = members_of(peer, settings)
     while True:

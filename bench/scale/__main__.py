@@ -1,4 +1,4 @@
-"""What a rebalance of a large group costs ZooKeeper, and how long it takes.
+"""Measures the cost of a rebalance of a large group for ZooKeeper, and its duration.
 
     python -m bench.scale                                100 members, 10 000 partitions: about a minute
     python -m bench.scale --members 50 --partitions 1000
@@ -31,11 +31,11 @@ from rich.table import Table
 from allocator.testing import LocalCluster
 
 TIMEOUT_S = 300.0
-QUIET_S = 0.3  # nothing has changed for so long: it is over
+QUIET_S = 0.3  # without a change for this long, it is over
 
 
 class Process:
-    """Some members, in a process of their own."""
+    """A process with some members."""
 
     def __init__(self, group: Group, first: int, count: int) -> None:
         o = group.options
@@ -87,7 +87,7 @@ def until(condition: Any, what: str) -> None:
 
 
 class Group:
-    """All members, and what they said last."""
+    """All members, and their last reports."""
 
     def __init__(self, options: argparse.Namespace, hosts: str) -> None:
         self.options, self.hosts = options, hosts
@@ -110,7 +110,7 @@ class Group:
     def start(self, first: int, count: int) -> Process:
         self.processes.append(Process(self, first, count))
         self.processes[-1].tell("stats")
-        self.processes[-1].answer("stats")  # it has imported everything: that is not what is measured
+        self.processes[-1].answer("stats")  # wait for its imports, which are not measured
         return self.processes[-1]
 
     def stats(self) -> tuple[Counter[str], dict[int, Counter[str]], set[int]]:

@@ -31,7 +31,7 @@ def say(**what: Any) -> None:
 
 
 class Topics:
-    """A cluster that is nothing but partition counts."""
+    """A cluster that consists of partition counts."""
 
     def __init__(self, topics: int, partitions: int) -> None:
         self._counts = {f"topic-{number:03}": partitions // topics for number in range(topics)}
@@ -113,7 +113,7 @@ class CountingZooKeeper(ZooKeeper):
 
 
 class BenchMember:
-    """A member that processes nothing: what it is told to release it has released."""
+    """A member that processes nothing, so it releases partitions at once."""
 
     def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Records a second from a topic into Spark, beside what else there is."""
+"""Records per second from a topic into Spark, beside other sources."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 
 def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[[], Any]) -> Result:
-    """The quickest of some runs; every row is handed to the JVM, all columns of it."""
+    """The fastest of some runs; all rows and columns reach the JVM."""
     from pyspark import SparkContext
 
     pid = SparkContext._gateway.proc.pid  # Spark and its Python workers; not the broker
@@ -57,7 +57,7 @@ def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[
 def connector(spark_version: str, into: Path) -> str | None:
     """The jars of Spark's own connector, with commas between them; None if they cannot be had."""
     root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
-    # what Spark has itself
+    # jars that Spark includes
     without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
     into.mkdir(parents=True, exist_ok=True)
     try:

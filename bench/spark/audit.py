@@ -1,4 +1,4 @@
-"""What `allocator audit` costs, and whether it finds what was done to one side: `python -m bench.spark.audit`.
+"""Measures `allocator audit`, and checks that it finds the planted differences: `python -m bench.spark.audit`.
 
 Two topics of records that are all different; the right one lacks some, has some twice, others altered, and some in
 another partition. The memory is that of the command and of all that it starts, Spark's JVM and Python workers.
@@ -38,7 +38,7 @@ def records(count: int, partitions: int) -> Iterator[Record]:
 
 
 def harmed(count: int, partitions: int, done: Counter[str]) -> Iterator[Record]:
-    """The same after some damage, which is counted in `done`."""
+    """The records with planted differences, which `done` counts."""
     for n, record in enumerate(records(count, partitions)):
         harm = next((kind for kind, (every, first) in HARM.items() if n % every == first), "")
         if harm:

@@ -1,4 +1,4 @@
-"""A source that costs nothing: the batches that ours would hand out, from memory."""
+"""A source that yields the same Arrow batches from memory: the upper limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree of processes has used, from /proc."""
+"""The CPU time and memory of a process tree, from /proc."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _look(root: int) -> dict[int, tuple[float, int]]:
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         pid = int(entry.name)
         parents[pid] = int(fields[1])
         found[pid] = ((int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE)

@@ -1,4 +1,4 @@
-"""`make demo`: a group on real servers, with a death, an arrival and a departure, and the proof that it held.
+"""`make demo`: a group on real servers, with a crash, a join and a leave, and a check of the promises.
 
 `make demo-spark` lets Spark read, archive and audit the topic afterwards.
 """

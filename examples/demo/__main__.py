@@ -1,4 +1,4 @@
-"""Starts the servers and the members, disturbs them, shows the group live, and checks what it did."""
+"""Starts the servers and the members, causes faults, shows the group live, and checks the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Member:
 
 @dataclass
 class Demo:
-    """The run: servers, members, and what happened when."""
+    """The run: servers, members, and a log of events."""
 
     options: argparse.Namespace
     cluster: LocalCluster

@@ -1,4 +1,4 @@
-"""What the members wrote down, and whether it bears out what is promised."""
+"""Checks the promises by the journals of the members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Turn:
 
 @dataclass
 class History:
-    """The journals of all members, put together."""
+    """Joins the journals of all members."""
 
     journals: Mapping[str, list[dict[str, Any]]]
     killed: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class History:
                     yield member, event
 
     def turns(self) -> list[Turn]:
-        """Ownership as the members were told of it."""
+        """Ownership, by the listeners of the members."""
         found = []
         for member, journal in self.journals.items():
             since: dict[int, float] = {}
@@ -102,7 +102,7 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that is promised, what was found, and whether it holds."""
+    """One promise, the observation, and whether it holds."""
 
     text: str
     found: str

@@ -1,4 +1,4 @@
-"""The end of the demo: Spark reads what the group committed, sums it up, archives it, and audits the archive."""
+"""The last part of the demo: Spark reads the committed records, sums them up, archives them, and audits the archive."""
 
 from __future__ import annotations
 

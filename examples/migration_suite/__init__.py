@@ -1,1 +1,1 @@
-"""A service, and the tests that show that it does on a new cluster what it does on the old one."""
+"""A service, and tests that it behaves the same on the old and the new cluster."""

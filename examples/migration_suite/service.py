@@ -1,4 +1,4 @@
-"""What customers have ordered: a service that knows nothing of tests or of versions.
+"""Sums up the orders of customers: a service without any code for tests or versions.
 
 It runs as `python -m examples.migration_suite.service localhost:9092 localhost:2181 orders`, until Ctrl-C.
 """
@@ -15,7 +15,7 @@ from allocator import Consumer, Record
 
 
 class Totals:
-    """Cents by customer; each order once, as the last word on it."""
+    """Customer -> cents; the last record of each order counts."""
 
     def __init__(self) -> None:
         self.cents: Counter[str] = Counter()
@@ -31,7 +31,7 @@ class Totals:
 async def serve(
     brokers: str, zookeeper: str, topic: str, group: str, totals: Totals, idle_s: Optional[float] = None
 ) -> None:
-    """Until cancelled or, with `idle_s`, until nothing came for so many seconds."""
+    """Runs until it is cancelled or, with `idle_s`, until no record came for that many seconds."""
     settings: dict[str, Any] = {"brokers": brokers, "zookeeper": zookeeper, "group": group}
     async with Consumer(topic, **settings) as consumer:
         while True:

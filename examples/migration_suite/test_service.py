@@ -1,4 +1,4 @@
-"""The service on the cluster that it runs on today, and on the one that it is to move to, with the same traffic.
+"""Tests the service with the same traffic on its present cluster and on the next one.
 
     pytest examples/migration_suite
     pytest examples/migration_suite --kafka-versions 0.8.2.2,3.9.1

@@ -1,4 +1,4 @@
-"""Allocator functions as users write them, found by text in the tests."""
+"""Allocator functions of users, which tests find by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kiel_last_takes_all(members: list[str], partitions: list[str]) -> dict[str, 
 
 
 def kiel_even(members: list[str], partitions: list[str]) -> dict[str, dict[str, list[int]]]:
-    """Leaves out partitions with an odd number."""
+    """Omits partitions with an odd number."""
     return kiel_last_takes_all(members, [each for each in partitions if int(each.split(":")[1]) % 2 == 0])
 
 

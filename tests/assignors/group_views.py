@@ -1,4 +1,4 @@
-"""Groups in any state, and the proof that an assignment is the best there is."""
+"""Random groups, and the proof that an assignment is optimal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cost = tuple[Any, ...]
 
 @st.composite
 def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, members: int = 7) -> GroupView:
-    """Any subscriptions, any partition counts, any part of the partitions held by anyone, wrongly too."""
+    """Random subscriptions, partition counts and owners, including wrong ones."""
     topics = [f"t{number}" for number in range(draw(st.integers(1, 5)))]
     partitions = {topic: draw(st.integers(0, 9)) for topic in topics}
     some = st.sets(st.sampled_from([*topics, "absent"]))
@@ -38,7 +38,7 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
     much = rng.choice([0.0, 0.3, 0.8, 1.0])
     favourites = rng.sample(who, rng.randint(1, len(who)))
     for topic, count in partitions.items():
-        for partition in range(count + 1):  # one that has been deleted too
+        for partition in range(count + 1):  # also a deleted one
             if rng.random() < much:
                 owned[rng.choice(favourites).id].add(TopicPartition(topic, partition))
     racks = {
@@ -82,7 +82,7 @@ def keepers(view: GroupView) -> dict[TopicPartition, str]:
 
 
 def moves(view: GroupView, result: Mapping[str, AbstractSet[TopicPartition]]) -> int:
-    """How many partitions leave a member that might keep them."""
+    """Number of partitions that leave a member that could keep them."""
     return sum(partition not in result[member] for partition, member in keepers(view).items())
 
 
@@ -101,7 +101,7 @@ def improvement(
     cost: Callable[[TopicPartition, Member], Cost],
     weights: Mapping[str, float] | None = None,
 ) -> list[str] | None:
-    """A ring of hand-overs that makes the assignment better, None when there is none, so that it is the best.
+    """A cycle of moves that improves the assignment, or None if it is optimal.
 
     Better: evener counts (sum of count * count / weight), then lower cost, compared as tuples. A linear cost over an
     integral flow is least if and only if no ring of single hand-overs lowers it; "" stands for outside, where a

@@ -1,4 +1,4 @@
-"""What every built-in function promises."""
+"""Promises of all built-in functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator orders holds with every function, and moves no more than it has to."""
+"""Orders of an operator hold with every function, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allocator.types import Partitions, TopicPartition
 
 
 def newest_takes_all(view: GroupView) -> dict[str, set[TopicPartition]]:
-    """A function of a user's: each topic as a whole goes to the member that joined last."""
+    """A user's function: each topic goes to the member that joined last."""
     found: dict[str, set[TopicPartition]] = {}
     for members, topics in view.classes():
         parts = {TopicPartition(topic, n) for topic in topics for n in range(view.partitions[topic])}
@@ -30,7 +30,7 @@ FUNCTIONS = ["naive", "sticky", "rack-aware", newest_takes_all]
 
 @st.composite
 def steered(draw: st.DrawFn) -> tuple[GroupView, Constraints]:
-    """A group in any state and any orders, contradictory ones too."""
+    """A random group with random orders, including contradictory ones."""
     view = draw(group_views())
     ids = [member.id for member in view.members]
     some = st.frozensets(st.sampled_from(ids), max_size=2)
@@ -102,10 +102,10 @@ def test_each_partition_has_one_owner_and_each_order_is_kept_that_can_be(
 @pytest.mark.parametrize("function", ["naive", "sticky"])
 @given(case=steered())
 def test_nothing_moves_but_what_has_to(function: str, case: tuple[GroupView, Constraints]) -> None:
-    """Where the function's own result keeps the orders, it stays; else few partitions differ from it."""
+    """If the function's result keeps the orders, it stays; otherwise few partitions differ from it."""
     view, rules = case
     if rules.evacuated or rules.swapped or rules.canaries:
-        return  # the function is asked about other members then
+        return  # the function then gets other members
     plain = owners(compute(resolve(function), view))
     found = owners(steer(resolve(function), view, rules))
     holder = keepers(view)

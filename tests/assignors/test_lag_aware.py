@@ -1,4 +1,4 @@
-"""Work is even within what is promised, and stays where it is as long as that holds."""
+"""Load is balanced within the promised bounds, and partitions stay while that holds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_newcomer_gets_its_share_though_nobody_was_too_busy() -> None:
 
 
 def test_who_was_filled_passes_on_what_it_can_spare_in_the_same_call() -> None:
-    """Else the next call, of which nothing has changed, would move a partition again."""
+    """Otherwise the next call with the same input would move a partition again."""
     lags = {("a", 0): 1.0, ("a", 1): 1.0, ("a", 2): 2.0, ("b", 0): 1.0, ("b", 1): 5.0, ("b", 2): 0.0}
     load = {TopicPartition(*partition): lag for partition, lag in lags.items()}
     owned = {"m-3": frozenset(TopicPartition(*partition) for partition in [("a", 0), ("a", 1), ("a", 2), ("b", 1)])}

@@ -1,4 +1,4 @@
-"""The default function deals as kiel does, and evenly where subscriptions differ."""
+"""The default function assigns like kiel, and evenly with different subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Even counts first, then as little reading across racks as there can be."""
+"""Balances counts first, then minimises reads across racks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same deals as kafka-python's, where it deals well."""
+"""The same assignments as kafka-python's, where those are good."""
 
 from __future__ import annotations
 

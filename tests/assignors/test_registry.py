@@ -1,4 +1,4 @@
-"""An allocator function is found by name, by text, by entry point, or is the callable itself."""
+"""An allocator function is given by name, by path, by entry point, or as a callable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As few moves as there can be, proved; and kafka-python's assignor never does better."""
+"""The number of moves is minimal (proved), and kafka-python's assignor never has fewer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_with_equal_subscriptions_exactly_what_exceeds_a_fair_count_moves(view: 
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_kafka_python() -> Iterator[None]:
-    """It warns about each group in which nobody may take a topic."""
+    """It warns about each group with a topic that no member subscribes to."""
     log = logging.getLogger("kafka")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -162,7 +162,7 @@ def test_two_steps_lead_to_the_assignment_and_no_partition_has_two_owners_betwee
         assert target[member] & owned[member] <= parts
         for other, theirs in owned.items():
             assert other == member or not parts & theirs
-    # what was left out is what is held elsewhere, and who holds it now lets go
+    # omitted partitions are held by another member, which releases them
     second = first_step(first, target)
     assert second == target
     assert (first == target) == (not any(target[m] & owned[o] for m in target for o in owned if o != m))

@@ -1,4 +1,4 @@
-"""What a user's function returns is published only when it is an assignment."""
+"""A user's result is published only if it is a valid assignment."""
 
 from __future__ import annotations
 

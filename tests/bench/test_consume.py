@@ -1,4 +1,4 @@
-"""What the bench of consumers makes of what its workers print."""
+"""The report of the consumer bench, from the output of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode bench reads what it makes, with every decoder; nothing here is timed."""
+"""Every decoder of the decode bench reads its data; nothing is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate fails for what was lost, and for that alone."""
+"""The gate fails if a ratio got worse, and only then."""
 
 from __future__ import annotations
 

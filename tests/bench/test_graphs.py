@@ -1,4 +1,4 @@
-"""The pictures of the performance page say what its tables say."""
+"""The pictures of the performance page agree with its tables."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def completed(*words: str) -> list[str]:
-    """What a shell is told when Tab is pressed behind the last of `words`."""
+    """The completions for Tab after the last of `words`."""
     environ = {**os.environ, COMPLETION: "bash_complete", "COMP_WORDS": " ".join(words)}
     environ["COMP_CWORD"] = str(len(words) - 1)
     code = "from allocator.cli import main; main(prog_name='allocator')"
@@ -100,7 +100,7 @@ def test_every_command_and_option_says_what_it_is() -> None:
             if isinstance(parameter, click.Option):
                 assert parameter.help, (path, parameter.name)
                 assert re.fullmatch(r"[A-Z].{8,}[.)]", parameter.help, re.DOTALL), (path, parameter.help)
-                # a clause that lacks its verb or its noun says nothing to who does not know the command
+                # a help text needs a verb or a noun to be understood
                 assert not re.match(r"(Of|For|Until|Then|Likewise|As|Where they|By) ", parameter.help), parameter.help
                 if isinstance(parameter.type, Seconds):
                     assert "econds" in parameter.help, (path, parameter.help)
@@ -228,7 +228,7 @@ def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> N
         signal.pthread_sigmask(signal.SIG_BLOCK, both)
         try:
             for number in both:
-                signal.pthread_kill(threading.get_ident(), number)  # one for the process may go to another thread
+                signal.pthread_kill(threading.get_ident(), number)  # a signal for the process may go to another thread
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
 

@@ -1,4 +1,4 @@
-"""`allocator group` on real servers, as a person at a shell meets it."""
+"""`allocator group` on real servers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Shell:
         )
 
     async def consume(self, consumer: Consumer, records: int) -> None:
-        """Reads so many and commits them."""
+        """Reads `count` records and commits them."""
         while records > 0:
             batch = await consumer.getbatch(30)
             assert batch is not None
@@ -157,7 +157,7 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
 )
 async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str, offsets: list[int]) -> None:
     async with ensemble(shell.zookeeper):
-        pass  # it makes the chroot
+        pass  # creates the chroot
     async with KafkaClient(shell.cluster.bootstrap) as client:
         await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
     plan = await shell.json("offsets", "reset", shell.group, "--to", to)

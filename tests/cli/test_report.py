@@ -1,4 +1,4 @@
-"""What `allocator group` makes of what it reads: pure, no servers."""
+"""The reports of `allocator group`. Pure, no servers."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
         ("earliest", [2, 3]),
         ("latest", [10, 20]),
         (7, [7, 7]),
-        ("timestamp:5", [4, 20]),  # no record of P[1] is so late: its end
+        ("timestamp:5", [4, 20]),  # no record of P[1] is that new: its end
     ],
 )
 def test_a_plan_says_where_each_partition_goes(target: Any, after: list[int]) -> None:

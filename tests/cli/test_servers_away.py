@@ -1,4 +1,4 @@
-"""Every command against servers that are away, or are something else: one line that says what to do, and code 1."""
+"""Every command with missing or wrong servers prints one line with a remedy, and exits with 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH: Final = [*ZK, "--brokers", AWAY]
 SPARK: Final = ["--brokers", AWAY, "--topic", "orders", "-o", "timeout_s=0.3", "--dry-run"]
 LETTERS: Final = ["orders.dead", "--brokers", AWAY, "--timeout", "0.3"]
 LETTER_COMMANDS: Final = (["list"], ["show", "--letter", "0:1"], ["redrive", "--execute"], ["discard", "--execute"])
-# what its name on the command line is -> arguments that make it connect
+# name of a command -> arguments with which it connects
 COMMANDS: Final = {
     "archive": ["{tmp}/archive", *SPARK],
     "audit": [f"kafka://{AWAY}/a", "kafka://127.0.0.1:2/a", "--dry-run", "--left-option", "timeout_s=0.3"],
@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "top": ["--once", *BOTH],
     "traffic record": ["{tmp}/recording.json", "--brokers", AWAY, "--topic", "orders"],
 }
-# `run` has logs, see below; `web` serves and says on its page what is away; the others need no servers
+# `run` logs, see below; `web` shows missing servers on its page; the others need no servers
 OTHERS: Final = {"run", "web", "cluster fetch", "cluster up", "completion"}
 
 CONFIG: Final = """
@@ -99,7 +99,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """Accepts connections and never answers, as a server of another kind, or one behind a proxy."""
+    """Accepts connections and never responds, like a server of another kind or behind a proxy."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
@@ -109,7 +109,7 @@ def test_every_command_is_tried() -> None:
 
 
 def refused(name: str, tmp_path: Path, address: str) -> str:
-    """What a command says of servers at `address`: the one line, after what holds of every such refusal."""
+    """The error line of a command with servers at `address`, after general checks."""
     (tmp_path / "plan.toml").write_text(
         f'[cutover]\ngroups = ["billing"]\ntopics = ["orders"]\nzookeeper = "{AWAY}"\n'
         f'[old]\nbrokers = "{AWAY}"\n[new]\nbrokers = "127.0.0.1:2"\n'.replace(AWAY, address)

@@ -78,7 +78,7 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
 
 @pytest.mark.parametrize("command", ["top --once", "top --json", "web --port 0"])
 async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
-    """The task that connects fails beside the one that waits for what it finds."""
+    """The connecting task fails while another task waits for it."""
     name, *options = command.split()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "allocator.cli", name, *options, "--zookeeper", "127.0.0.1:1", "--brokers", "foo:bar",
@@ -146,7 +146,7 @@ def test_orders_and_the_age_of_the_lag_are_shown() -> None:
 
 
 async def in_a_terminal(where: tuple[str, ...]) -> None:
-    """It draws, and `q` ends it and leaves the terminal as it was."""
+    """It draws; `q` ends it and restores the terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     process = await asyncio.create_subprocess_exec(

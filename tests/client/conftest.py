@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port on which nothing listens for now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A broker whose answers a test writes: for errors that a real one gives too rarely, too late or never."""
+"""A broker with scripted responses, for errors that a real one returns rarely, late or never."""
 
 from __future__ import annotations
 

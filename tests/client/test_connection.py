@@ -1,4 +1,4 @@
-"""One connection to a broker: who writes first, throttling, authentication that expires, proxies' waits."""
+"""One connection to a broker: order of writes, throttling, expiring authentication, proxies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_
     async with background() as tasks:
         connection.pause_writing()
         waiting = [tasks.start(write(number), f"{number}") for number in (1, 2, 3)]
-        await asyncio.sleep(0)  # all have begun to wait
+        await asyncio.sleep(0)  # all are waiting
         waiting[1].cancel()
         connection.resume_writing()
         waiting.append(tasks.start(write(4), "4"))

@@ -1,4 +1,4 @@
-"""Fetch answers as kafka-python's encoder writes them, read by our own reader; and bytes that are none."""
+"""Fetch responses of kafka-python's encoder are read back; invalid bytes are refused."""
 
 from __future__ import annotations
 

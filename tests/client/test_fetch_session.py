@@ -1,4 +1,4 @@
-"""What a broker is told in a fetch session (KIP-227), turn by turn."""
+"""The requests of a fetch session (KIP-227), step by step."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_refused_session_is_begun_anew_with_everything(code: int) -> None:
     session.turn({A: want(1)}, 12)
     assert not session.answered(FetchAnswer(12, [], code))
     turn = session.turn({A: want(1)}, 12)
-    # one that the broker has not found need not be closed
+    # a session that the broker does not know needs no close
     assert turn.session == ((0, 0) if code == 70 else (9, 0))
     assert (set(turn.asked), turn.forgotten) == ({A}, {})
     session.answered(granted(10))

@@ -1,4 +1,4 @@
-"""Frames are cut out of a stream wherever it is torn, and memory follows their size."""
+"""Frames are found in a stream with any chunks, and memory follows their size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Frames(FrameProtocol):
 
 
 def feed(frames: Frames, data: bytes, at_once: int = 1 << 30) -> None:
-    """As a transport does it: as much as there is room for, at most `at_once`."""
+    """Feeds bytes like a transport: as many as fit, at most `at_once`."""
     while data:
         room = frames.get_buffer(-1)
         assert len(room), "asyncio takes an empty buffer for the end"

@@ -1,4 +1,4 @@
-"""What kafka-python's errors mean to whoever sent a request."""
+"""The meaning of kafka-python's errors for the sender of a request."""
 
 from __future__ import annotations
 

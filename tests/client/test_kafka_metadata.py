@@ -1,4 +1,4 @@
-"""Snapshots of the cluster: pure functions of what brokers answered."""
+"""Snapshots of the cluster: pure functions of responses."""
 
 from __future__ import annotations
 

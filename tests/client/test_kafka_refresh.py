@@ -1,4 +1,4 @@
-"""Rounds of metadata: shared, never stale, and soon again while something is missing."""
+"""Metadata refreshes: shared, never stale, and repeated soon while something is missing."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def leaders(client: KafkaClient, topic: str) -> None:
 async def test_version_topics_and_offsets(
     kafka: str, version: tuple[int, ...], cluster_factory: Any, unique_name: Any
 ) -> None:
-    """One walk per version: found by itself, a topic that comes later, its leaders, its beginning and end."""
+    """One walk for each version: detection, a topic that is created later, its leaders, start and end."""
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     name = unique_name()
     async with KafkaClient(cluster.bootstrap) as client:
@@ -74,7 +74,7 @@ async def test_version_topics_and_offsets(
             assert found is not None
             assert (found.offset, found.timestamp >= hour_ago) == (0, True)
             assert at[parts[1]] is None
-        else:  # only the times of segments are known: never after what was asked for
+        else:  # only times of segments are known: never later than requested
             at = await list_offsets(client, {parts[0]: 1, parts[1]: 1})
             assert [at[tp].offset for tp in parts[:2]] == [0, 0]  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Commits as kafka-python writes them, and answers as its encoder does; and bytes that are none."""
+"""Commits have the bytes of kafka-python's encoder; its responses are read back; invalid bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watchdog bites when the loop stands still for too long, and only then."""
+"""A watchdog acts when the loop is blocked for too long, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupedConsumer: a service written for kiel, with another import."""
+"""`GroupedConsumer` in a service for kiel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 
 
 class Service:
-    """What a test needs to make consumers of one group on one topic."""
+    """Creates consumers of one group on one topic."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper") -> None:
         self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
@@ -370,7 +370,7 @@ async def test_servers_that_do_not_answer_are_named(service: Service) -> None:
 async def test_it_goes_where_its_group_is_told_to(
     service: Service, topic_factory: Callable[..., str], autocommit: bool
 ) -> None:
-    """Nothing more is returned; what was returned is waited for; then it rests, and goes on with the other brokers."""
+    """It returns no more values, waits for commits, pauses, and continues with the other brokers."""
     ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
     await ensemble.connect()
     idle = await asyncio.to_thread(topic_factory, 1)

@@ -1,4 +1,4 @@
-"""`GroupedConsumer` where services written for kiel rely on what kiel did: errors, offsets that are set, attributes."""
+"""Behaviour of kiel on which its services rely: errors, writable offsets, attributes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def scene(kafka_cluster: LocalCluster, group: str) -> Scene:
 
 
 def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Closes the consumers of the scene when the test ends, in the loop of the test."""
+    """Closes the consumers at the end of the test, in its loop."""
 
     @functools.wraps(test)
     async def closed(scene: Scene, **fixtures: Any) -> None:
@@ -153,7 +153,7 @@ async def test_an_offset_that_cannot_be_set_is_refused(scene: Scene, topic_facto
 async def test_a_topic_taken_out_of_synced_offsets_is_read_again_from_what_is_committed(
     scene: Scene, topic_factory: Topics
 ) -> None:
-    """How services of kiel's read a batch again that they could not handle."""
+    """How services for kiel repeat a batch after a failure."""
     topic = topic_factory(2)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer(autocommit=False)

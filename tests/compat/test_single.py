@@ -1,4 +1,4 @@
-"""SingleConsumer: a service written for kiel, with another import."""
+"""`SingleConsumer` in a service for kiel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scene(kafka_cluster: LocalCluster) -> Scene:
 
 
 def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Closes the consumers of the scene when the test ends, in the loop of the test."""
+    """Closes the consumers at the end of the test, in its loop."""
 
     @functools.wraps(test)
     async def closed(scene: Scene, **fixtures: Any) -> None:

@@ -1,4 +1,4 @@
-"""A consumer without servers: logs, positions and committed offsets in memory, rebalances at the test's word."""
+"""A consumer without servers: logs, positions and committed offsets in memory; a test triggers rebalances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Batch:
 
 
 class Cluster:
-    """What outlives a consumer."""
+    """State that outlives a consumer."""
 
     def __init__(
         self, partitions: int = 1, records: int = 10, topic: str = "t", markers: int = 0, keys: int = 1

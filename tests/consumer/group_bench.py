@@ -1,4 +1,4 @@
-"""What tests of `ConsumerGroup` share: a coordinator that writes its answers, and services that keep a ledger."""
+"""Helpers for tests of `ConsumerGroup`: a scripted coordinator, and services that record their work."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def forever(_: Any = None) -> None:
 
 
 class Ledger:
-    """Who worked on what, in the order in which it happened, and what should never have happened."""
+    """The recorded work in order, and violations."""
 
     def __init__(self) -> None:
         self.running: dict[tuple[str, str, int], Generation] = {}
@@ -111,7 +111,7 @@ class Ledger:
 
 
 class Service:
-    """A user's program: works on each partition in a function of its own, and commits on the way out."""
+    """A user's program: one function for each partition, which commits at its end."""
 
     def __init__(self, name: str, ledger: Ledger, **config: Any) -> None:
         self.name, self.ledger = name, ledger
@@ -181,5 +181,5 @@ class Service:
                 await generation.commit({topic: {partition: done}})
                 self.ledger.committed[topic, partition] = done
             except GenerationEnded:
-                pass  # lost: somebody else may have it by now
+                pass  # lost: it may have another owner now
             self.ledger.end(self.name, topic, partition)

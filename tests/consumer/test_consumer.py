@@ -43,7 +43,7 @@ class Setting:
             "zookeeper": self.cluster.zookeeper + "/" + self.group,
             "group": self.group,
             "membership": self.membership,
-            "session_timeout_s": 15.0,  # of members that are to live on a loaded machine too
+            "session_timeout_s": 15.0,  # long enough for a loaded machine
             "heartbeat_interval_s": 0.3,
             "max_wait_s": 0.1,
         }
@@ -71,7 +71,7 @@ through_zookeeper = pytest.mark.parametrize("setting", ["zookeeper"], indirect=T
 
 
 async def read(consumer: Consumer, count: int, seen: list[int] | None = None, timeout_s: float = 20.0) -> list[int]:
-    """Values of the next batches until `count` have come."""
+    """Values of the next batches, at least `count`."""
     values: list[int] = [] if seen is None else seen
     end = time.monotonic() + timeout_s
     while len(values) < count and time.monotonic() < end:
@@ -117,7 +117,7 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
 
 
 async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> None:
-    """A consumer that dies in the middle of a batch has not committed it."""
+    """A consumer that crashes in a batch has not committed it."""
     await setting.produce(100)
     with contextlib.suppress(ZeroDivisionError):
         async with setting.consumer() as consumer:
@@ -139,7 +139,7 @@ async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Se
         async with setting.consumer() as second:
             held = TopicPartition(batch.topic, batch.partition)
             read_by_second: list[int] = []
-            # the other partition that moves does so; ours is in hand, so it stays even if it is to move
+            # the other partition moves; this one is in use, so it stays
             await wait_until_async(lambda: len(first.assignment()) == 2, 30, "the revocation")
             moving = held not in first.assignment()
             if moving:
@@ -275,7 +275,7 @@ async def test_where_to_begin_without_a_commit(setting: Setting) -> None:
     setting.group += "-time"
     async with setting.consumer(auto_offset_reset=int(time.time() * 1000) + 3_600_000) as consumer:
         await owns(consumer, 4)
-        assert await consumer.position(setting.partitions[0]) == 11  # nothing is that young: the end
+        assert await consumer.position(setting.partitions[0]) == 11  # no record is that new: the end
     setting.group += "-past"
     async with setting.consumer(auto_offset_reset=1) as consumer:
         await owns(consumer, 4)
@@ -501,7 +501,7 @@ CLOSES: dict[str, Callable[[Consumer], Awaitable[Any]]] = {
 
 @through_zookeeper
 async def test_the_reader_may_close_by_a_task_of_its_own(setting: Setting) -> None:
-    """It was waited for, by what it waited for; and nothing was committed."""
+    """It waited for a task that waited for it; and nothing was committed."""
     await setting.produce(40)
     group = setting.group
     for form, close in CLOSES.items():

@@ -1,4 +1,4 @@
-"""ConsumerGroup over Kafka's protocol, against a coordinator whose answers the test writes."""
+"""ConsumerGroup over Kafka's protocol, against a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_brokers_that_do_not_answer_are_an_error_of_next_and_are_tried_aga
         broker = GroupServer()
         broker.port = port
         async with broker:
-            # what failed meanwhile is told first
+            # an earlier failure is raised first
             while True:
                 with contextlib.suppress(BrokersUnavailable):
                     generation = await group.next()
@@ -119,7 +119,7 @@ async def test_the_member_joins_again_under_its_id_once_every_function_has_retur
         generation.start(asyncio.sleep(0), name="reader")
         waiting = asyncio.ensure_future(group.next())
         assert "reader returned" in str(await generation.wait())
-        await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)  # the group does not take it for dead
+        await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)  # the group keeps the member
         assert len(broker.requests(JOIN)) == 2
         assert not waiting.done()
         may_go.set()

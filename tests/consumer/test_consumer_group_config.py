@@ -1,4 +1,4 @@
-"""Every rule of ConsumerGroupConfig; all that is broken is said at once, before anything is touched."""
+"""All rules of ConsumerGroupConfig; all faults are reported together, before any I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConsumerGroup on real servers, over both memberships: what must never happen, over a recorded history."""
+"""ConsumerGroup on real servers with both memberships; invariants over a recorded history."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Bench:
         return Service(name, self.ledger, **{**settings, **options})
 
     async def shared(self, services: Iterable[Service], timeout_s: float = 40) -> None:
-        """Until these work on all partitions, each on some."""
+        """Waits until these work on all partitions, each on some."""
         services = list(services)
 
         def done() -> bool:

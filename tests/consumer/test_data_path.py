@@ -1,4 +1,4 @@
-"""A record's way through the code, as docs/architecture.md lists it: one record is traced and the two are compared.
+"""Compares the data path in docs/architecture.md with the trace of one record.
 
 A stop is an object of this project that takes the record over: its bytes, its decoded form, or the offset after it.
 What an object does by calling itself is part of the same stop. A call that only computes is no stop: a property, a
@@ -44,9 +44,9 @@ END = NEXT + 10  # as the broker says
 
 # the forms in which a record travels; their own methods compute
 FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
-# the compiled one shows no calls, so neither does the one in Python
+# the compiled decoder shows no calls, so ignore the one in Python too
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
-# they keep nothing of the record
+# they store nothing of the record
 QUERIES = {
     "BrokerFetchers.leader_epoch",
     "Fetcher.leader_epoch",
@@ -99,7 +99,7 @@ class Orders(FakeBroker):
 
 
 class Trace:
-    """Which objects the record comes to, in order, until the offset after it leaves in a commit."""
+    """The objects that the record passes, in order, until its offset is sent in a commit."""
 
     def __init__(self) -> None:
         self.stops: list[str] = []

@@ -1,4 +1,4 @@
-"""The engine beneath every consumer, where no server is needed."""
+"""`ConsumerCore` without servers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_commits_that_fail_again_and_again_are_told_once_and_tried_ever_la
 async def test_a_service_that_lives_shortly_leaves_fresh_offsets_of_what_was_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or they would expire although the service runs every hour."""
+    """Otherwise they would expire although the service runs every hour."""
     ours, idle, read = engine(), TopicPartition("t", 0), TopicPartition("t", 1)
     stands = {idle: OffsetAndMetadata(5, "as it was", 2), read: OffsetAndMetadata(7, "", -1)}
     sent: list[Any] = []

@@ -1,4 +1,4 @@
-"""The life of one generation: its functions, its end, what it commits."""
+"""One generation: its functions, its end, its commits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.deadline(60)
 
 
 class Offsets:
-    """Stands for GroupOffsets: notes what is committed; `error` is raised instead, `gate` is waited for."""
+    """A fake GroupOffsets that records commits; raises `error` if set, waits for `gate` if set."""
 
     def __init__(self) -> None:
         self.calls: list[Mapping[TopicPartition, OffsetAndMetadata]] = []

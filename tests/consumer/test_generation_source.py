@@ -1,4 +1,4 @@
-"""From what a membership says to whole generations: what ends one, and when the next may begin."""
+"""Turns calls of a membership into generations: the end of one, and the start of the next."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
 
 
 class Follower(ZooKeeperGenerations):
-    """A member that holds what a test says."""
+    """A member with scripted partitions."""
 
     def __init__(self, tracker: GenerationTracker) -> None:
         config = ConsumerGroupConfig(group="g", brokers="b", topics=["t"], zookeeper="z", rebalance_timeout_s=0.2)
@@ -183,7 +183,7 @@ async def test_a_generation_waits_for_what_is_still_promised() -> None:
     assert tracker.pending is None
     member.reads(parts(0, 1, 2), parts(0, 1, 2))
     assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
-    await asyncio.sleep(0.25)  # the patience for the promise is over by now, and forgotten
+    await asyncio.sleep(0.25)  # the timeout of the promise has passed, and was reset
     assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
 
 

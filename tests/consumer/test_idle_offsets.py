@@ -1,4 +1,4 @@
-"""Offsets of idle partitions are committed again before Kafka forgets them, and nothing moves by it."""
+"""Offsets of idle partitions are committed again before Kafka drops them, without changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Group:
         return self.retention_s
 
     async def live(self, seconds: float) -> None:
-        """Turn after turn, for so long."""
+        """Advances the clock step by step."""
         ends = self.clock.now + seconds
         while self.clock.now < ends:
             self.clock.now += min(ends - self.clock.now, await self.idle.turn())
@@ -196,7 +196,7 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
             return await committed(cluster, stopped, topic) == {}
 
         await wait_until_async(forgotten, 200, "the other group's offsets to expire")
-        await asyncio.sleep(30)  # as long again as the check takes, so that ours would be gone as well
+        await asyncio.sleep(30)  # as long again as the check takes, so that the second offset would expire too
         assert await committed(cluster, group, topic) == {0: 5, 1: 5}
     async with consumer(group) as one:
         assert await one.getbatch(3) is None

@@ -1,4 +1,4 @@
-"""Keyword arguments of consumers that are mistyped: named at once, with the value and what is allowed."""
+"""Wrong keyword arguments of consumers are reported with the value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.settings import SETTINGS
 
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
-# of every kind; what is a fine value for an argument is left out there
+# wrong values of every kind, except those that are valid for an argument
 WRONG: Final = [-1, 0, 1.5, math.nan, math.inf, 1e300, 2**70, True, "x", b"x", ["x"], {"x": 1}, object(), ("a", 1)]
 # told by their own words, which the tests of those rooms have
 KEYWORDS: Final = {name for name, each in SETTINGS.items() if not each.group_only} - {"topics", "assignor"}

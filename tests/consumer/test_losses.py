@@ -1,4 +1,4 @@
-"""What consumers do, and tell, when the log does not have their position any more. On real servers."""
+"""Consumers whose position is not in the log any more, on real servers."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_th
 
 
 async def test_an_offset_that_was_copied_from_another_cluster_stands_for_itself(setting: Setting) -> None:
-    """MirrorMaker copies offsets with their metadata, in which our members note the topic that they are of."""
+    """MirrorMaker copies offsets with their metadata, in which members store the topic's id."""
     await setting.produce(range(50))
     async with setting.consumer() as consumer:
         await read(consumer, 50)

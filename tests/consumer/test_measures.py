@@ -1,4 +1,4 @@
-"""Averages, maxima and rates of the last two samples, and what is counted for ever."""
+"""Averages, maxima and rates of the last two samples, and total counts."""
 
 from __future__ import annotations
 

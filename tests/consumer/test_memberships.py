@@ -1,4 +1,4 @@
-"""One setting says who decides what is ours; the rest of a service stays as it is."""
+"""The setting `membership` selects the group protocol; the rest of a service stays the same."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(
         assert batch is not None
         mine = TopicPartition(batch.topic, batch.partition)
         async with service.consumer() as heir:
-            # nobody asks the first one for more: its share goes to the other, the batch in its user's hands too
+            # the first one is not polled: all its partitions go to the other, also the batch in use
             await owns(heir, 4)
             assert not consumer.may_act()
             assert ("lost", frozenset({mine})) in [(what, parts & {mine}) for what, parts in heard.calls]
@@ -270,7 +270,7 @@ async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(
             waiting = asyncio.ensure_future(consumer.getbatch())
             await owns(consumer, 2)
             await owns(heir, 2)
-            # and who waits for records is not silent, however long it takes
+            # a member that waits for records counts as polling
             await asyncio.wait({waiting}, timeout=3.0)
             assert len(consumer.assignment()) == 2
             waiting.cancel()
@@ -288,7 +288,7 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
 
     def callback(offsets: Any, error: AllocatorError | None) -> None:
         told.append((offsets[partition].offset, error))
-        raise ZeroDivisionError  # a bug of the user's ends nothing
+        raise ZeroDivisionError  # an error of the user's callback is only logged
 
     async with service.consumer(auto_commit_interval_s=None) as consumer:
         await owns(consumer, 4)

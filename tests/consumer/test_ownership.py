@@ -1,4 +1,4 @@
-"""What a consumer does when committed offsets cannot be had."""
+"""A consumer whose committed offsets cannot be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fetcher:
 
 
 class Offsets:
-    """Answers with these, one after the other, the last one for ever."""
+    """Returns these in turn, and then always the last one."""
 
     def __init__(self, *answers: AllocatorError | int) -> None:
         self.answers = list(answers)
@@ -183,7 +183,7 @@ async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None
 
 
 async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others() -> None:
-    """One answer of the coordinator is for all partitions: a topic that this user may not see stopped the rest."""
+    """One response covers all partitions, so a forbidden topic once blocked the others."""
     other, asked, allowed = TopicPartition("secret", 3), [], False
 
     async def committed(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:

@@ -1,4 +1,4 @@
-"""What code that was written for kafka-python and aiokafka calls, on real servers.
+"""Calls of code for kafka-python and aiokafka, on real servers.
 
 The cases are those that both clients' own tests of their consumers care about.
 """
@@ -213,7 +213,7 @@ async def test_seeks_to_the_ends_and_to_what_is_committed(service: Service) -> N
 
 
 async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: Service) -> None:
-    """The way to begin at one end whatever is committed, for which both clients' users ask again and again."""
+    """Starts at one end of the log, ignoring commits: a frequent question of users of both clients."""
 
     class FromTheEnd(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
         async def on_partitions_assigned(self, assigned: Any) -> None:

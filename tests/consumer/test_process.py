@@ -1,4 +1,4 @@
-"""`Consumer.process` on real servers: exactly what is done is committed, and only the rest is handled again."""
+"""`Consumer.process` on real servers: it commits exactly the done records, and only repeats the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is waited for when a consumer closes: the reader finishes what it has, unless the reader itself closes."""
+"""`close` waits until the reader has finished its batch, unless the reader itself closes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = TopicPartition("t", 0)
 
 
 class Read:
-    """A consumer that gives nothing but what the test says was given; `close` is how `Consumer` begins to close."""
+    """A consumer with scripted batches; `close` is the first part of `Consumer.close`."""
 
     def __init__(self) -> None:
         async def news(timeout_s: float | None) -> None:
@@ -37,7 +37,7 @@ class Read:
         self.progress.hand_out(P, 10)
 
     async def close(self) -> None:
-        """As `Consumer.close`: returns once nothing is in anybody's hands."""
+        """Like `Consumer.close`: waits until no batch is in use."""
         self.reading.close()
         await self.progress.finished(frozenset({P}))
 
@@ -82,7 +82,7 @@ async def test_two_consumers_of_one_reader_close_together() -> None:
 
 
 async def test_another_task_is_waited_for() -> None:
-    """Were it not, its records would be another member's while they are handled here."""
+    """Otherwise another member would own its records while they are handled here."""
     it, go_on = Read(), asyncio.Event()
 
     async def read() -> None:

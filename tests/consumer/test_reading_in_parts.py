@@ -1,4 +1,4 @@
-"""A batch that is read a few records at a time is decoded once, and errors in it come in their place."""
+"""A batch that is read in parts is decoded once, and its errors come in order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def values(found: dict[Any, list[Any]]) -> list[bytes]:
 
 @pytest.fixture
 def iterations(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """A batch for each time that one was decoded from its beginning."""
+    """One entry for each decoding of a batch from its start."""
     seen: list[Batch] = []
     iterate = Batch.__iter__
     monkeypatch.setattr(Batch, "__iter__", lambda self: (seen.append(self), iterate(self))[1])

@@ -1,4 +1,4 @@
-"""Which cluster is read, as a znode says it."""
+"""A znode chooses the cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _forever(consumer: SwitchingConsumer) -> None:
 
 
 async def _reads(consumer: SwitchingConsumer) -> bool:
-    with contextlib.suppress(AllocatorError):  # it has not heard yet
+    with contextlib.suppress(AllocatorError):  # it has not been notified yet
         await consumer.getbatch(0.1)
     return bool(consumer.assignment())
 
@@ -66,7 +66,7 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
 
 
 async def expire(zk: ZooKeeper) -> None:
-    """Ends the session as the ensemble would; returns when another is open."""
+    """Ends the session like the ensemble; waits for the next session."""
     before = zk.session_id
 
     def end() -> None:
@@ -128,7 +128,7 @@ async def _gets(consumer: GroupedConsumer, topic: str) -> bool:
 async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
     kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Its watcher has not heard: its connection is away. Offsets may be moved meanwhile."""
+    """Its watcher is disconnected, so it does not know; offsets may be moved meanwhile."""
     topic = await asyncio.to_thread(topic_factory, 1)
     ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
     await ensemble.connect()

@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, as the SDK's in-memory exporter gets them."""
+"""Spans for OpenTelemetry, by the SDK's in-memory exporter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACE, WRITER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Kept:
-    """What was made until now."""
+    """The spans up to now."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

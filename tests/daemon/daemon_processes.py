@@ -1,4 +1,4 @@
-"""Daemons as processes, for tests: a topic, a group, settings, and what was handled."""
+"""Daemon processes for tests: a topic, a group, settings, and the handled records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Setup:
         }
 
     def run(self, config: Path, *, create: bool = True, **environ: str) -> subprocess.Popen[str]:
-        """A daemon that makes the group's chroot, or with `create` False refuses to."""
+        """Starts a daemon; `create` lets it create the chroot."""
         log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
             [*COMMAND, "run", str(config), *(["--create"] if create else [])],
@@ -74,7 +74,7 @@ class Setup:
             stderr=log,
             text=True,
             cwd=self.directory,
-            # where the tests run under nohup, who is started would ignore it too
+            # under nohup, child processes would ignore it too
             preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
         )
         log.close()
@@ -91,17 +91,17 @@ class Setup:
         )
 
     def fill(self, count: int) -> None:
-        """So many records more, as many in each partition; their values are numbers that go on."""
+        """Produces `count` more records, evenly over the partitions, with increasing numbers as values."""
         produce(self.cluster.bootstrap, self.topic, [str(self.filled + n).encode() for n in range(count)])
         self.filled += count
 
     def done(self) -> list[dict[str, Any]]:
-        """What has been handled so far. Only what is new is read, for this is asked often."""
+        """The handled records. Reads only new lines, because it is called often."""
         if self.done_file.exists():
             with self.done_file.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]  # a line may be under way
+            whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
             self._read += len(whole)
             self._done += [json.loads(line) for line in whole.splitlines()]
         return self._done
@@ -110,7 +110,7 @@ class Setup:
         return [json.loads(line) for line in (self.directory / f"log-{number}").read_text().splitlines()]
 
     def wait_done(self, count: int | None = None, timeout_s: float = 60) -> None:
-        """Until so many records are handled, by default all that there are."""
+        """Waits until `count` records are handled, by default all."""
         wanted = self.filled if count is None else count
 
         def enough() -> bool:
@@ -120,7 +120,7 @@ class Setup:
         wait_until(enough, timeout_s, f"{wanted} records to be handled")
 
     def busy_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits, and sees to it that records are left to handle, however fast the machine is."""
+        """Waits, and produces records if few are left, so that a fast machine does not run out of them."""
 
         def met() -> bool:
             if len(self.done()) > self.filled - 150:

@@ -1,4 +1,4 @@
-"""Settings: every fault at once, each with its place, its value and what is allowed; no secret is shown."""
+"""Settings: all faults together, each with place, value and allowed values; secrets are masked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Files:
         return load(self.path, environ)
 
     def faults(self, text: str, **environ: str) -> list[str]:
-        """What is wrong, line by line, the path of the file shortened to FILE."""
+        """The lines of the error, with FILE for the path of the file."""
         with pytest.raises(ConfigError) as caught:
             self.load(text, **environ)
         first, *lines = str(caught.value).replace(str(self.path), "FILE").split("\n  ")

@@ -1,4 +1,4 @@
-"""The daemon's promises, on a consumer in memory: order, retries, dead letters, drain, contiguous commits."""
+"""Promises of the daemon on a consumer in memory: order, retries, dead letters, drain, contiguous commits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Recorder:
-    """A handler that remembers, and fails or waits where it is told to."""
+    """A handler that records its calls, and fails or waits at chosen records."""
 
     def __init__(self) -> None:
         self.done: list[Record] = []
@@ -514,7 +514,7 @@ async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(pla
 
 
 async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
-    """Their offsets would skip the first records of the topic that was created instead."""
+    """Their offsets would skip the first records of the new topic."""
     cluster, go_on = Cluster(records=20), asyncio.Event()
     handled: list[int] = []
 

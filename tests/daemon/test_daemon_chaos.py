@@ -1,4 +1,4 @@
-"""Daemons that partitions are moved between at random: nothing skipped, nothing committed that was not handled."""
+"""Partitions move between daemons at random: no record is skipped, and only handled ones are committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers found by text, log lines, systemd's notifications, headers of dead letters."""
+"""Handlers by name, log lines, systemd notifications, headers of dead letters."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ async def test_nothing_is_handled_while_zookeeper_is_frozen_and_nothing_lost_aft
     it.busy_until(lambda: any("pauses" in line["message"] for line in it.logs()), "the lease to lapse")
     it.fill(300)
     paused = time.time()
-    await asyncio.sleep(0.5)  # that nothing happens takes a while to see
+    await asyncio.sleep(0.5)  # to see that nothing happens
     assert process.poll() is None
     resumed = time.time()
     zookeeper.zookeepers[0].resume()

@@ -1,4 +1,4 @@
-"""`allocator run` goes where its group is told to, without a restart."""
+"""`allocator run` follows the cluster choice of its group without a restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.deadline(200)
 
 @asynccontextmanager
 async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeper, str]]:
-    """A session, and the znode that says where the group is to be."""
+    """A session, and the znode with the cluster choice."""
     zk = ZooKeeper(it.zookeeper)
     await zk.connect()
     try:

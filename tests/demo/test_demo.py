@@ -1,4 +1,4 @@
-"""The demo's proof must be able to fail, and the demo itself to run."""
+"""The checks of the demo can fail, and the demo runs."""
 
 from __future__ import annotations
 

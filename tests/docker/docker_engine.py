@@ -1,4 +1,4 @@
-"""A Docker engine for tests: why there is none, and commands to it."""
+"""A Docker engine for tests: commands, and the reason if there is none."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SECONDS = 120.0  # for what only asks
 
 
 def docker(*arguments: str, timeout_s: float = SECONDS) -> str:
-    """What the command prints. Fails the test if it fails."""
+    """Runs a command and returns its output. Fails the test if the command fails."""
     done = subprocess.run(["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"docker {' '.join(arguments)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
 
 
 def need_engine() -> None:
-    """Skips the test where no engine answers."""
+    """Skips the test if no engine responds."""
     if _no_engine():
         pytest.skip(_no_engine())
 
@@ -42,7 +42,7 @@ def need_compose() -> None:
 
 
 def need_images(names: Sequence[str]) -> None:
-    """Skips the test if an image is neither there nor to be had."""
+    """Skips the test if an image is missing and cannot be pulled."""
     need_engine()
     missing = [name for name in names if not _has(name)]
     if missing:

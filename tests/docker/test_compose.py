@@ -1,4 +1,4 @@
-"""The compose files: the steps in the header of each, as they stand there."""
+"""The compose files: runs the steps in the header of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps(file: str) -> list[str]:
 
 
 def images(file: str) -> list[str]:
-    """All that has to be there, or to be pulled, before the file can come up."""
+    """All images that a compose file needs."""
     content = yaml.safe_load((DOCKER / file).read_text())
     named = [service["image"] for service in content["services"].values() if "image" in service]
     built = [service["build"]["dockerfile"] for service in content["services"].values() if "build" in service]
@@ -55,7 +55,7 @@ class Project:
         return done.stdout
 
     def shows(self, step: str, wanted: str, timeout_s: float = STEP_S) -> str:
-        """The line with `wanted` that a step which follows a log prints; the step is ended then."""
+        """Runs a step that follows a log until it prints a line with `wanted`; returns the line."""
         process = subprocess.Popen(
             ["timeout", str(timeout_s), "sh", "-c", f"exec {step}"],
             cwd=ROOT,
@@ -78,7 +78,7 @@ class Project:
         return subprocess.run(command, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=60).stdout
 
     def containers(self) -> dict[str, tuple[str, int, int]]:
-        """Of each container: its service, how often it was restarted, and its exit code."""
+        """For each container: its service, number of restarts, and exit code."""
         mine = f"label=com.docker.compose.project={self.name}"
         names = docker("ps", "--all", "--quiet", "--filter", mine).split()
         form = '{{index .Config.Labels "com.docker.compose.service"}} {{.RestartCount}} {{.State.ExitCode}} {{.Name}}'

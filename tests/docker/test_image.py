@@ -1,4 +1,4 @@
-"""The image of the daemon: who runs in it, and that SIGTERM drains, commits and leaves."""
+"""The image of the daemon: its user, and SIGTERM drains, commits and leaves."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_stopped_container_drains_commits_and_leaves(
 
 
 def members(cluster: LocalCluster, group: str, membership: str) -> list[Any]:
-    """Those whom ZooKeeper, or Kafka's own coordinator, has in the group."""
+    """The members of the group in ZooKeeper or at Kafka's coordinator."""
     if membership == "kafka":
         admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
         try:

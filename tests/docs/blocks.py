@@ -1,6 +1,6 @@
-"""The code blocks of a Markdown page, and what a test does with each.
+"""The code blocks of a Markdown page, and their tests.
 
-A block is run as it stands, unless the line above it is a mark that says otherwise:
+A test runs each block, unless a mark in the line above says otherwise:
 
     <!-- test: write orders.toml -->    it becomes a file of that name, beside the page's other files
     <!-- test: until TEXT -->           a program that does not end: interrupted once it has printed TEXT
@@ -10,7 +10,7 @@ A block is run as it stands, unless the line above it is a mark that says otherw
     <!-- test: shows -->                the same of a program in the background, which is waited for: its new lines only
     <!-- test: skip REASON -->          not run, only checked
 
-Blocks in a language that nobody runs (`text` without a mark, `console`, ...) are left alone.
+Blocks in other languages (`text` without a mark, `console`, ...) are ignored.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Session:
             process.wait()
 
     def take(self, block: Block) -> None:
-        """Does with a block what its mark says; fails with the place of the block and what it printed."""
+        """Handles a block by its mark. Fails with the place of the block and its output."""
         code = self._placed(block.code)
         if block.verb == "write":
             (self.directory / block.rest).write_text(code)
@@ -182,7 +182,7 @@ def unmatched(expected: str, printed: str) -> list[str]:
 
 
 def faults(block: Block) -> Iterator[str]:
-    """What is wrong with a block as far as reading it tells."""
+    """The faults of a block that show without running it."""
     if block.language == "python":
         yield from _python_faults(block.code)
     elif block.language in ("sh", "bash"):

@@ -1,4 +1,4 @@
-"""Every code block of the documents: run on real servers, or at least read."""
+"""Runs the code blocks of the documents on real servers, or at least parses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# pages whose code needs more than one cluster: the tests of their rooms do what they show; here they are read
+# pages whose code needs several clusters: parsed here, and tested in their rooms
 ELSEWHERE = {
     "README.md": "tests/repo/test_documents.py",
     "docs/doctor.md": "tests/migrate",
@@ -44,7 +44,7 @@ RUN_HERE = [
 
 @pytest.fixture
 def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
-    """Where the servers are that pages name; a topic `orders` with 100 records is there, unless the page makes it."""
+    """Servers at the addresses of the pages, with a topic `orders` of 100 records unless the page creates it."""
     if "create_topics(" not in (ROOT / page).read_text():
         kafka_cluster.create_topic(TOPIC, 4)
         kafka_cluster.produce(TOPIC, [(b"customer-%d" % (n % 7), b"order %d" % n, n % 4) for n in range(100)])

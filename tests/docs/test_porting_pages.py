@@ -1,4 +1,4 @@
-"""The tables of the porting pages, compared with the classes they speak of.
+"""Compares the tables of the porting pages with the classes.
 
 What the methods do is tested in tests/consumer/test_porting.py.
 """
@@ -62,7 +62,7 @@ def test_what_takes_their_place_exists_is_awaited_as_it_says_and_is_tried(page: 
         for code in CODE.findall(ours):
             for name in called(f"`{code}`"):
                 method = getattr(Consumer, name)
-                if "`Consumer(...)`" not in ours:  # a row that names methods in passing
+                if "`Consumer(...)`" not in ours:  # a row that only mentions methods
                     assert inspect.iscoroutinefunction(method) == code.startswith("await "), code
                 assert re.search(rf"\.{name}\(", TESTS), f"no test of consumers calls {name}"
                 known = inspect.signature(method).parameters
@@ -103,7 +103,7 @@ def test_every_setting_of_theirs_has_a_row_and_what_takes_its_place_exists(page:
 
 @each_page
 def test_the_defaults_that_differ_are_told(page: Page) -> None:
-    """A default that changes without a word is the worst of all differences."""
+    """A default that differs silently is the worst difference."""
     if page.theirs is kafka.KafkaConsumer:
         defaults = dict(kafka.KafkaConsumer.DEFAULT_CONFIG)
     else:

@@ -1,4 +1,4 @@
-"""`make docs`: no warning, no page left out, nothing fetched from elsewhere."""
+"""`make docs`: no warning, all pages, no external resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group on real servers that the doctor is asked about."""
+"""A group on real servers for the doctor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Patient:
         return Consumer(*(topics or (self.topic,)), brokers=self.cluster.bootstrap, group=self.group, **settings)
 
     async def consume(self, consumer: Consumer, records: int) -> None:
-        """Reads so many and commits them."""
+        """Reads `count` records and commits them."""
         while records > 0:
             batch = await consumer.getbatch(30)
             assert batch is not None
@@ -65,7 +65,7 @@ class Patient:
     async def examined(
         self, *, interval_s: float = 0.3, session_timeout_s: float = 10.0, **options: Any
     ) -> dict[str, list[Finding]]:
-        """id -> findings, but for those that the settings of our test servers cause."""
+        """Id -> findings, without those that the settings of the test servers cause."""
         async with self.clients(session_timeout_s) as (client, zk, below):
             findings = await examine(
                 options.pop("group", self.group),

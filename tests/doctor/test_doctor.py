@@ -36,7 +36,7 @@ def patient(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], grou
 
 @contextlib.asynccontextmanager
 async def forged_member(patient: Patient, claim: Claim | None = None) -> AsyncIterator[str]:
-    """A member that was written by other means: it never proves that it lives, and obeys nobody."""
+    """A member that consists of znodes: it never renews its lease and ignores documents."""
     with zookeeper_client(patient.zookeeper) as zk:
         info = MemberInfo("forged", "nowhere", frozenset({patient.topic}))
         path = zk.create(f"{patient.base}/members/m-{'0' * 16}-", info.encode(), ephemeral=True, sequence=True)
@@ -179,7 +179,7 @@ async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
     async with patient.consumer(**settings) as slow:
         await owned(patient, slow)
         while await slow.getbatch(30) is None:
-            pass  # its handler has a batch now, and never comes back for more
+            pass  # its handler has a batch, and never polls again
         async with patient.consumer(**settings):
             found: dict[str, Any] = {}
 
@@ -322,7 +322,7 @@ async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Pati
         await patient.fill(100, only=0)
         await patient.fill(100, only=1)
         looking = asyncio.ensure_future(patient.examined(interval_s=4))
-        await asyncio.sleep(2)  # between the two looks
+        await asyncio.sleep(2)  # between the two polls
         assert not looking.done()
         await patient.fill(200, only=0)
         await consumer.commit({patient.partitions[0]: OffsetAndMetadata(20, "", -1)})
@@ -387,7 +387,7 @@ async def test_session_timeouts_that_are_not_granted(patient: Patient) -> None:
     assert "allow session timeouts of 1 to 1800 s" in in_zookeeper.what + in_kafka.what
     async with patient.consumer(session_timeout_s=4.0) as consumer:
         await owned(patient, consumer)
-        # what Kafka's coordinator allows is nothing to this group
+        # limits of Kafka's coordinator do not apply to this group
         assert "session-timeout-out-of-range" not in await patient.examined(session_timeout_s=4)
 
 
@@ -400,7 +400,7 @@ async def test_the_command_says_how_it_is_and_changes_nothing(patient: Patient) 
         await patient.consume(consumer, 40)
         code, said = await patient.shell_json(patient.group, *where)
         assert (code, said["healthy"]) == (0, True), said
-        # records are kept for a century here: worth knowing, and no illness
+        # records are kept for a century here, which is only information
         assert [finding["id"] for finding in said["findings"]] == ["offsets-expire"]
         assert set(said["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command"}
     with zookeeper_client(patient.cluster.zookeeper) as zk:

@@ -1,4 +1,4 @@
-"""What the doctor finds of brokers that are gone, out of reach or of another version; and what its page lists."""
+"""Findings about brokers that are down, unreachable or of another version; and the list in the doctor's page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 def listed(cluster: LocalCluster, count: int) -> None:
-    """Until each broker that answers lists so many."""
+    """Waits until each responding broker lists this many."""
     wait_until(
         lambda: all(len(known.brokers) == count for known in cluster.metadata()) and cluster.metadata(),
         60,

@@ -1,4 +1,4 @@
-"""The doctor on each version of Kafka: it can look at all of them, and finds nothing where nothing is wrong."""
+"""The doctor on each version of Kafka: all checks work, and a healthy group has no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, on real servers, and does what its first lines say; the demo's tests are a room of their own."""
+"""Every example runs on real servers and does what its docstring says; the demo has its own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge is judged: it finds what is planted, and nothing in a history that is sound."""
+"""The checker finds planted violations, and nothing in a correct history."""
 
 from __future__ import annotations
 

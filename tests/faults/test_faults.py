@@ -1,7 +1,7 @@
-"""Members on three brokers and three ZooKeeper nodes, disturbed at random under steady load.
+"""Members on three brokers and three ZooKeeper nodes under random faults and steady load.
 
-`ALLOCATOR_FAULT_SEED` repeats a run's order, victims and durations; what the machine does in between it cannot repeat,
-so a run that failed also leaves its history behind.
+`ALLOCATOR_FAULT_SEED` repeats the order, the victims and the durations of a run, but not the timing of the machine. So
+a failed run also keeps its history.
 """
 
 from __future__ import annotations
@@ -69,5 +69,5 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.servers
 @pytest.mark.long
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three times at least. The brokers do without ZooKeeper, so only the group is hit."""
+    """At least three times. The brokers work without ZooKeeper, so it only affects the group."""
     disturb(150.0, capsys, FORGETFUL, Settings(kafka="4.1.1"))

@@ -1,4 +1,4 @@
-"""A handler that takes several session timeouts: what happens to its member, and to what it does next."""
+"""A handler that takes several session timeouts: the effects on its member and its next steps."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_one_that_awaits_beyond_max_poll_interval_gives_way_and_commits_no
 
 
 async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_new_proof(service: Service) -> None:
-    """kazoo's own thread keeps the session, so nobody else gets the partition; nothing is done on an old lease."""
+    """kazoo's thread keeps the session, so no other member gets the partition; nothing happens on an expired lease."""
     listener = Listener()
     async with service.consumer(listener) as consumer:
         assert await consumer.getone(30) is not None
@@ -123,7 +123,7 @@ async def test_one_that_blocks_the_loop_beyond_max_poll_interval_gives_way_while
                 await consumer.commit({partition: 1})
             refused.append(caught.value)
             await wait_until_async(lambda: first.heard[-1] == "lost", 30, "the loss to be told")
-            # who asks again is a member again: the other one goes, and leaves the partition to it
+            # a member that polls again joins again: the other one leaves, and it gets the partition
             assert await consumer.getone(30) is not None
 
     blocked = asyncio.get_running_loop().run_in_executor(None, asyncio.run, stuck())

@@ -1,4 +1,4 @@
-"""A cluster in memory, for what a real one does not do on demand. It answers Fetch as a broker would."""
+"""A cluster in memory, for faults that a real one does not show on demand. It answers Fetch like a broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Request(SimpleNamespace):
 
 
 class Session:
-    """What one broker remembers."""
+    """The state of one broker."""
 
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number
@@ -51,7 +51,7 @@ class Session:
 
 
 class FakeCluster:
-    """Stands where `KafkaClient` does. `hold` stops a node's answers, `errors` replaces partitions' answers.
+    """A fake `KafkaClient`. `hold` stops the responses of a node, `errors` replaces those of partitions.
 
     `refusals` are errors of whole answers, by node. `epochs` {partition: [(leader epoch, its first offset)]} is what
     leaders know of their elections, `replicas` {partition: node} where they send those of a rack.
@@ -166,7 +166,7 @@ class FakeCluster:
         self.on_refresh()
 
     def send_now(self, node: Any, request: Any, timeout_s: float, done: Callable[[Any, Any], None]) -> bool:
-        """Every second request goes out so, as where a connection is ready."""
+        """Sends every second request at once, as if a connection were ready."""
         self._at_once = not self._at_once
         if self._at_once:
 

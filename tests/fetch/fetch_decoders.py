@@ -1,4 +1,4 @@
-"""The decoders that share the tests, and a plain way to call them."""
+"""The tested decoders, and helpers to call them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row_of(record: Any) -> Row:
 def rows(
     decoder: Any, data: bytes, start: int = 0, aborted: Iterable[tuple[int, int]] = (), check_crcs: bool = True
 ) -> list[Row]:
-    """(offset, timestamp, timestamp type, key, value, headers) of each record from `start` on; raises what is bad."""
+    """(offset, timestamp, timestamp type, key, value, headers) of each record from `start` on; raises decode errors."""
     found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check_crcs)
     out: list[Row] = []
     for number, segment in enumerate(found.segments):
@@ -43,7 +43,7 @@ def rows(
 
 
 def make(decoder: Any, data: bytes, start: int = 0, **kwargs: Any) -> Batch:
-    """A batch of all that is good."""
+    """A batch of all valid records."""
     found = decoder.scan(data, topic="t", partition=3, start=start)
     assert found.error is None
     return Batch("t", 3, found, start=start, **kwargs)

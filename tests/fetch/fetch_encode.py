@@ -1,4 +1,4 @@
-"""Record sets as a broker would send them, made with kafka-python's encoders."""
+"""Record sets as a broker sends them, from kafka-python's encoders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUGE = 1 << 30
 
 
 class R(NamedTuple):
-    """What goes in; `offset` is relative to the batch."""
+    """An input record; `offset` is relative to the batch."""
 
     offset: int
     value: Optional[bytes] = b"v"
@@ -77,7 +77,7 @@ def batch(
 
 
 def sign(raw: bytes) -> bytes:
-    """Put the right checksum into a v2 batch that was tampered with."""
+    """Corrects the checksum of a changed v2 batch."""
     return raw[:17] + struct.pack(">I", crc32c.crc32c(raw[21:])) + raw[21:]
 
 
@@ -122,5 +122,5 @@ def _stamp(message: bytes, time: int) -> bytes:
 
 
 def sign_message(raw: bytes) -> bytes:
-    """Put the right checksum into an old message that was tampered with."""
+    """Corrects the checksum of a changed old message."""
     return raw[:12] + struct.pack(">I", zlib.crc32(raw[16:])) + raw[16:]

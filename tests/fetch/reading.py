@@ -1,4 +1,4 @@
-"""How the tests of the fetcher read."""
+"""Helpers that read from a fetcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 @contextlib.asynccontextmanager
 async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
-    """A fetcher on a cluster in memory, in a hurry."""
+    """A fetcher with short timeouts on a cluster in memory."""
     settings.setdefault("max_wait_s", 0.05)
     settings.setdefault("retry_backoff_s", 0.01)
     async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: A
 
 
 class Connected:
-    """A client that knows the topics, and a fetcher on it."""
+    """A connected client that knows the topics, with a fetcher."""
 
     def __init__(self, cluster: Cluster, state: Any, **settings: Any) -> None:
         self.client = KafkaClient(cluster.bootstrap)
@@ -73,7 +73,7 @@ def start_at(
 
 
 async def take(fetcher: Fetcher, state: SubscriptionState, timeout_s: float | None = PATIENCE_S) -> Batch:
-    """The next batch, its position taken over, as the consumer does it."""
+    """The next batch; updates the position like the consumer."""
     batch = await fetcher.next_batch(timeout_s)
     assert batch is not None, f"nothing came within {timeout_s} s"
     state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
@@ -97,7 +97,7 @@ async def collect(
 
 
 async def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Let others run until `condition` holds."""
+    """Runs other tasks until `condition` holds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {patience_s} s: {what}"

@@ -1,4 +1,4 @@
-"""Batches as Arrow and pandas see them."""
+"""Batches in Arrow and pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch promises to those who read it."""
+"""Promises of a batch."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_record_batches_are_decoded_one_at_a_time(make: Make) -> None:
     records = iter(make(batch([R(0), R(1)], 0) + sign(bytes(inside)) + batch([R(0)], 4)))
     assert [next(records).offset, next(records).offset] == [0, 1]
     for _ in range(2):
-        # whoever goes on without looking must not find itself behind it
+        # a caller that ignores the error must not continue behind the bad record
         with pytest.raises(CorruptRecordError):
             next(records)
 

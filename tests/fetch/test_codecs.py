@@ -1,4 +1,4 @@
-"""Decompression: linear in the bytes that come, bounded in the bytes that it makes, whoever wrote them."""
+"""Decompression: time is linear in the input, and the output is bounded."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_many_tiny_pieces_take_time_in_proportion(name: str) -> None:
     data = xerial(*[piece] * PIECES) if codec == SNAPPY else piece * PIECES
     began = time.monotonic()
     whole = plain * PIECES
-    # what follows the first LZ4 frame is left out by cramjam before 2.14 (Python 3.9 has 2.11), as by Kafka's own
-    # reader; the decoder then finds too few records
+    # cramjam before 2.14 (Python 3.9 has 2.11) reads only the first LZ4 frame, like Kafka's own reader; the decoder
+    # then finds too few records
     assert decompress(codec, data) in ((whole, plain) if codec == LZ4 else (whole,))
     assert time.monotonic() - began < DEADLINE_S
 

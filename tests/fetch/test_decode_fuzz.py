@@ -19,7 +19,7 @@ from kafka.record.memory_records import MemoryRecords
 from allocator.errors import CorruptRecordError
 from allocator.fetch.codecs import output_limit
 
-# more of all for those who look for what is rare
+# more examples for a search of rare cases
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))
 
 field = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=60, max_size=200))
@@ -62,7 +62,7 @@ def record_sets(draw: st.DrawFn) -> bytes:
 
 
 def by_kafka_python(data: bytes) -> Optional[list[Row]]:
-    """The same rows by the other decoder; None where it gives up, in whatever way."""
+    """The same rows from the other decoder; None if it fails in any way."""
     out: list[Row] = []
     try:
         found = MemoryRecords(data)
@@ -106,7 +106,7 @@ def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Good bytes with some changed, and most of the time with checksums that say they are right."""
+    """Valid bytes with some changes, mostly with correct checksums."""
     parts = [bytearray(part) for part in split(draw(record_sets()))]
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from(parts))
@@ -141,7 +141,7 @@ def split_or_none(data: bytes) -> list[bytes]:
 
 
 def outcome(decoder: Any, data: bytes, check: bool, start: int, aborted: list[tuple[int, int]]) -> list[Any]:
-    """All that a decoder makes of some bytes: where batches are, their records, and the errors with their places."""
+    """The full result of a decoder: batches, records, and errors with their places."""
     found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check)
     out: list[Any] = [found.next_offset, found.wanted, place(found.error)]
     for number, segment in enumerate(found.segments):
@@ -170,7 +170,7 @@ SMALL = {
 
 
 def signed(data: bytes) -> bytes:
-    """With checksums that say it is right, as far as there are whole batches."""
+    """Corrects the checksums of complete batches."""
     parts = split_or_none(data)
     return b"".join((sign if len(p) > 61 and p[16] == 2 else sign_message)(p) if len(p) > 17 else p for p in parts)
 
@@ -190,7 +190,7 @@ def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
-    """Lengths that agree with each other and not with the end of the batch, which is the end of memory too."""
+    """Consistent lengths that exceed the batch, which is also the end of the memory."""
     data = batch([R(0, b"value", b"key", headers=[("n", b"v")])], 5)
     plain_one, compiled = DECODERS
     for first, second in itertools.combinations(range(61, len(data)), 2):

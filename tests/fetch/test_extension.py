@@ -1,4 +1,4 @@
-"""The compiled decoder as a build: that it is there, that everything works without it, that it is sound in memory."""
+"""The build of the compiled decoder: it exists, all works without it, and it is memory-safe."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_checksums_are_those_of_the_package_crc32c() -> None:
 @compiled
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
-    """While the interpreter takes its lock away from nobody, another thread goes on only where the lock is let go."""
+    """Without forced switches, another thread runs only if the decoder releases the interpreter's lock."""
     from allocator import _records
 
     rng = random.Random(2)
@@ -109,7 +109,7 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
         nonlocal ticks
         while not stop.is_set():
             ticks += 1
-            time.sleep(0)  # lets it go
+            time.sleep(0)  # releases the lock
 
     def lets_others_run(call: Callable[[], object]) -> bool:
         seen, ends = ticks, time.monotonic() + 20
@@ -155,7 +155,7 @@ def test_room_to_decompress_into_is_used_once() -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """What a build needs, and nothing else of this work tree."""
+    """A copy of the files that a build needs."""
     copy = tmp_path / "source"
     copy.mkdir()
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
@@ -165,7 +165,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def imported(wheel: Path, place: Path) -> str:
-    """What a wheel says of its decoder, and what that decodes; the dependencies are those of this environment."""
+    """The decoder of a wheel, and its output; uses the dependencies of this environment."""
     zipfile.ZipFile(wheel).extractall(place)
     data = batch([R(0, b"v" * 20, b"k")], 7) + messages([R(0, b"w")], 1, 8, "gzip")
     code = (

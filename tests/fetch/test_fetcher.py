@@ -1,4 +1,4 @@
-"""What the fetcher promises, on a cluster in memory that does what a real one does not do on demand."""
+"""Promises of the fetcher on a cluster in memory, with faults that a real one does not show on demand."""
 
 from __future__ import annotations
 

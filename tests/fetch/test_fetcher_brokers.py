@@ -1,4 +1,4 @@
-"""What the fetcher promises, on real brokers."""
+"""Promises of the fetcher on real brokers."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_a_killed_leader_costs_time_and_no_record(
         await asyncio.to_thread(produce, 5)
         await read(250)
     for tp in tps:
-        # a producer that was not answered sends again, so the log may have more records than were made
+        # a producer without a response sends again, so the log may have duplicates
         assert seen[tp] == list(range(len(seen[tp])))
 
 
@@ -184,7 +184,7 @@ async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., s
     topic = topic_factory(cluster=cluster)
     cluster.produce(topic, [b"%d" % n for n in range(10)])
     (tp,) = parts(topic, 1)
-    # every record is as old as that or younger
+    # no record is older
     strategy = 1_000_000_000_000 if reset == "time" else reset
     state = start_at([tp], 10_000, strategy)
     async with Connected(cluster, state, auto_offset_reset=strategy) as fetcher:

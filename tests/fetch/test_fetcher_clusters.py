@@ -140,7 +140,7 @@ async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("reset", ["none", pytest.param("earliest", marks=pytest.mark.long)])
 async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None:
-    """The one replica that had the records dies, another one takes over without them, and writes others instead."""
+    """The only replica with the records dies; another leader without them writes other records."""
     with LocalCluster(
         kafka="3.9.1", brokers=2, broker_config={"unclean.leader.election.enable": "true", "min.insync.replicas": 1}
     ) as cluster:

@@ -1,4 +1,4 @@
-"""Whatever the consumer does and the brokers answer, records come in order, without gap, from the position on."""
+"""For all calls and responses, records come in order and without a gap from the position on."""
 
 from __future__ import annotations
 

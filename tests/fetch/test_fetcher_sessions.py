@@ -1,4 +1,4 @@
-"""What brokers are told, and how often: sessions, idle polls, leaders, nearer replicas. On a cluster in memory."""
+"""Requests to brokers and their number: sessions, idle polls, leaders, nearer replicas. In memory."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_without_a_strategy_a_topic_made_anew_is_told_until_it_is_sought()
 
 
 async def test_a_committed_offset_says_which_topic_it_is_of() -> None:
-    """So that a member that begins after the topic was made anew skips none of its first records."""
+    """So that a member that starts after the topic was created again skips none of its first records."""
     cluster = FakeCluster(16)
     old, new = uuid.UUID(int=1), uuid.UUID(int=2)
     cluster.ids["a"] = new
@@ -281,7 +281,7 @@ def at_epoch(cluster: FakeCluster, tp: TopicPartition, *, reset: Any = "earliest
 
 
 async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[int]:
-    """As the consumer does it, epochs included."""
+    """Updates the position like the consumer, with epochs."""
     seen: list[int] = []
     while not seen or seen[-1] < end - 1:
         batch = await fetcher.next_batch(5)

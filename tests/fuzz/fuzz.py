@@ -1,4 +1,4 @@
-"""Fuzzes the targets of fuzz_targets.py for as long as you like, led by the coverage of the code (atheris).
+"""Fuzzes the targets of fuzz_targets.py, guided by code coverage (atheris).
 
 python tests/fuzz/fuzz.py                          each target for a minute
 python tests/fuzz/fuzz.py znodes --seconds 3600    one of them

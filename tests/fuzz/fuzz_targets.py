@@ -1,4 +1,4 @@
-"""What is fuzzed: functions that take any bytes, and raise only if our code breaks a promise about them.
+"""Fuzz targets: functions of any bytes, which raise only if the code breaks a promise.
 
 Each target has seeds: good inputs, of which a fuzzer makes others. An input that broke a target once belongs into
 tests/fuzz/corpus/<target>/, and is tried in each run of the tests from then on.
@@ -42,7 +42,7 @@ HELD = frozenset({TopicPartition("orders", 0), TopicPartition("orders", 2), Topi
 
 
 def decoded(decoder: Any, data: bytes) -> list[Any]:
-    """Where the batches are, their records, and the places of errors. Raises anything but CorruptRecordError."""
+    """Batches, records and places of errors. Catches only CorruptRecordError."""
     found = decoder.scan(data, topic="t", partition=3, start=0, aborted=[(1, 0)], check_crcs=False)
     seen: list[Any] = [found.next_offset, found.wanted, place(found.error)]
     for number, segment in enumerate(found.segments):

@@ -1,4 +1,4 @@
-"""The targets of the fuzzer: on good inputs, on all that ever broke one, and on a few that Hypothesis makes of these.
+"""Runs the fuzz targets on seeds, on all inputs that ever failed, and on variations of these.
 
 For longer, and led by coverage: `make fuzz`.
 """
@@ -31,7 +31,7 @@ def test_the_corpus_is_of_targets_that_there_are() -> None:
 
 
 def test_the_seeds_are_good_inputs() -> None:
-    """A seed that is refused at its first byte leads a fuzzer nowhere."""
+    """A seed must not be refused at its first byte, or the fuzzer makes no progress."""
     for data in SEEDS["records"]:
         assert len([row for row in decoded(plain, data) if isinstance(row, tuple) and len(row) == 6]) == 3
     for data in SEEDS["znodes"]:

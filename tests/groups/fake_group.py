@@ -1,4 +1,4 @@
-"""A coordinator of a group with one real member, whose refusals a test writes, and a member that records."""
+"""A scripted coordinator of a group with one real member, and a participant that records its calls."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class GroupBroker(FakeBroker):
 
 
 class Recorder:
-    """A participant that notes what it is told; `block` names the call that waits for `go`."""
+    """A participant that records its calls; `block` names the call that waits for `go`."""
 
     protocol_type = "consumer"
 

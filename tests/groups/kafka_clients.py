@@ -1,6 +1,6 @@
-"""Members of other clients, for groups that ours share with them: kafka-python, aiokafka, confluent-kafka.
+"""Members of other clients for mixed groups: kafka-python, aiokafka, confluent-kafka.
 
-Each keeps `held` and a history by what its rebalance listener is told; an `async with` block joins and leaves.
+Each records `held` and a history from its rebalance listener; an `async with` block joins and leaves.
 librdkafka, beneath confluent-kafka, has no `sticky`; aiokafka has no `cooperative-sticky`.
 """
 
@@ -114,7 +114,7 @@ class _Threaded(_Member):
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _consume(self) -> None:
-        """Until `_stop` is set."""
+        """Waits until `_stop` is set."""
         raise NotImplementedError
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class KafkaPython(_Threaded):
             "partition_assignment_strategy": [KAFKA_PYTHON[assignor]],
         }
         if kafka == "0.9.0.1":
-            settings["api_version"] = (0, 9)  # which it does not find out by itself
+            settings["api_version"] = (0, 9)  # it cannot detect this version
         else:
             settings["max_poll_interval_ms"] = 20000
         return settings
@@ -156,11 +156,11 @@ class KafkaPython(_Threaded):
     def _consume(self) -> None:
         consumer = KafkaConsumer(**self._settings)
         for topic in self._topics:
-            # as a leader without metadata it gives nothing away, and does not notice when the metadata comes
+            # as a leader without metadata it assigns nothing, and does not notice when the metadata arrives
             consumer.partitions_for_topic(topic)
         consumer.subscribe(self._topics, listener=_TheirListener(self))
         while not self._stop.is_set():
-            # a poll that times out in the middle of a rebalance may leave it a leader that never hands anything out
+            # after a poll that times out during a rebalance, a leader may never assign anything
             consumer.poll(timeout_ms=2000)
         self.ends(self.held)
         consumer.close()

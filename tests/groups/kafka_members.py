@@ -1,4 +1,4 @@
-"""Our members of Kafka groups, for tests; those of other clients are in `kafka_clients`."""
+"""Members of this library in Kafka groups; members of other clients are in `kafka_clients`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def partitions(counts: Mapping[str, int]) -> Partitions:
 
 
 async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: float = 30) -> None:
-    """Until every partition has exactly one owner among the members and each has something."""
+    """Waits until every partition has exactly one owner among the members and each has something."""
     members = list(members)
 
     def done() -> bool:

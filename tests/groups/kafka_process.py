@@ -1,4 +1,4 @@
-"""One member of ours in a process of its own, which a test may stop and let go on.
+"""One member in its own process, which a test can pause and resume.
 
     python kafka_process.py BOOTSTRAP GROUP TOPIC
 
@@ -28,7 +28,7 @@ NAME = "process"
 
 
 class _Told(History):
-    """A history that others read as it happens."""
+    """A history that is written line by line."""
 
     def note(self, member: str, what: str, partitions: Any) -> None:
         super().note(member, what, partitions)
@@ -65,7 +65,7 @@ async def main(bootstrap: str, group: str, topic: str) -> None:
 
 
 class MemberProcess:
-    """Such a process as the test sees it: what it holds, what it said, and an iterator over its answers."""
+    """The test's side of such a process: its partitions, its output, and its responses."""
 
     def __init__(self, process: asyncio.subprocess.Process, topic: str, history: History) -> None:
         self.process = process
@@ -76,12 +76,12 @@ class MemberProcess:
         self._history = history
 
     def signal(self, number: int) -> float:
-        """Returns the time: stopped, it does nothing from then on."""
+        """Pauses the process, and returns the time."""
         self.process.send_signal(number)
         return time.monotonic()
 
     def commit(self, partition: int, offset: int) -> None:
-        """Is read when the process goes on, if it was stopped; the answer comes in `refusals`."""
+        """Orders a commit. A paused process reads it when it is resumed; the response is in `refusals`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"commit {partition} {offset}\n".encode())
 

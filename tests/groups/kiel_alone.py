@@ -1,4 +1,4 @@
-"""One member of kiel 0.9.3, unmodified, to which rebalances come at two unlucky moments. For Python 2.7.
+"""One unmodified member of kiel 0.9.3, with rebalances at two critical moments. For Python 2.7.
 
     python2.7 kiel_alone.py BROKERS ZOOKEEPER GROUP TOPIC
 

@@ -2,7 +2,7 @@
 
     python2.7 kiel_member.py BROKERS ZOOKEEPER GROUP TOPIC
 
-Tells what it does on standard output, an object a line. Ends when standard input does.
+Prints its actions on standard output, one JSON object in each line. Ends with its standard input.
 """
 
 import json

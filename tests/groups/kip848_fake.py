@@ -1,4 +1,4 @@
-"""A coordinator of the next-generation protocol with one real member, and a participant that records."""
+"""A scripted coordinator of the KIP-848 protocol with one real member, and a participant that records its calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Kip848Broker(FakeBroker):
         self.codes: list[Any] = []
         self.lost = 0
         self.when_lost: Callable[[], None] = lambda: None
-        self.repeats = True  # the assignment, to who says everything
+        self.repeats = True  # the assignment, for a full heartbeat
 
     @property
     def beats(self) -> list[Any]:
@@ -141,7 +141,7 @@ def owned(request: Any) -> IdPartitions | None:
 
 
 class Recorder:
-    """Notes what it is told; `block` names the call that waits for `go`, `unnamed` what it cannot take yet."""
+    """Records its calls; `block` names the call that waits for `go`, `unnamed` partitions that it cannot start yet."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []

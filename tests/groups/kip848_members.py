@@ -14,7 +14,7 @@ from allocator.groups.kip848.membership import Kip848Membership
 from allocator.groups.kip848.settings import Kip848GroupSettings, Kip848Settings
 from allocator.offsets.group_offsets import GroupOffsets
 
-# brokers on which a dead member is missed within seconds
+# brokers that detect a crashed member within seconds
 QUICK = {
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.heartbeat.interval.ms": 100,

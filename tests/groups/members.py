@@ -1,4 +1,4 @@
-"""Members that process nothing and record everything, for tests of ownership."""
+"""Members that process no records and record all calls, for tests of ownership."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class History:
         self.events.append((asyncio.get_running_loop().time(), member, what, frozenset(partitions)))
 
     def overlaps(self) -> list[str]:
-        """Each case in which a member may act on a partition while another may as well.
+        """Each case in which two members may act on a partition at the same time.
 
         A paused member (suspended, or its lease has lapsed) may not act, so its successor may begin before the
         loss is known to it; it must never go on after that.
@@ -89,7 +89,7 @@ class History:
 
 
 class RecordingOwner:
-    """Tells the history what it is told; `drain` can be made to wait."""
+    """Records its calls in the history; `drain` can be made to wait."""
 
     def __init__(self, name: str, history: History) -> None:
         self.name = name
@@ -149,7 +149,7 @@ class TestMember:
         clock: Callable[[], float] | None = None,
         load: Load | None = None,
         rack: str | None = None,
-        topic_poll_s: float = 3600.0,  # a wake-up that was missed must not be made good by the next poll
+        topic_poll_s: float = 3600.0,  # polls are off, so that they cannot hide a missed wake-up
         instance_id: str | None = None,
         restart_grace_s: float = 0.0,
     ) -> None:

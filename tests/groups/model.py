@@ -1,4 +1,4 @@
-"""The ownership protocol as a model that is small enough to look at every state it can be in.
+"""A model of the ownership protocol that is small enough to check all its states.
 
 Three members, two partitions; members join, leave, crash, are frozen or cut off, lose their sessions, have their znodes
 deleted by hand, and lead one after the other, in every order. One step here is what nobody can come in between of.
@@ -59,12 +59,12 @@ FREE = Entry()
 
 
 class Member(NamedTuple):
-    """One member, and what it has in mind. Members are numbered as they join, and never come back."""
+    """One member and its knowledge. Members are numbered in join order, and never return."""
 
     znode: bool = True  # its member znode stands; its claim does until the session ends
     session: bool = True
     held: int = 0
-    draining: int = 0  # still worked on, to be released
+    draining: int = 0  # draining
     claim: int = 0
     claim_counts: bool = True  # its claim is as new as what it is waited for, if it is
     current: bool = False  # the document it has read is the newest
@@ -114,7 +114,7 @@ RULES = {
 
 
 def steps(state: State, broken: str = "") -> Iterator[Step]:
-    """All that can happen next. `broken` names the rules that are left out."""
+    """All possible next steps. `broken` names the omitted rules."""
     if len(state.members) < MEMBERS:
         yield Step("join", len(state.members), State(state.document, (*state.members, Member())))
     for me, member in enumerate(state.members):
@@ -198,7 +198,7 @@ def _lead(state: State, me: int, member: Member, broken: str) -> Iterator[Step]:
 
 
 def _released(partition: int, by: int, members: tuple[Member, ...], broken: str) -> bool:
-    """Whether a claim shows that a partition was released by whom it waits for."""
+    """Whether a claim shows that the former owner released the partition."""
     if by == NOBODY or not members[by].session:
         return False  # no claim shows nothing; that the member is gone is another matter
     return not members[by].claim >> partition & 1 and (members[by].claim_counts or "since" in broken)
@@ -215,7 +215,7 @@ def decisions(document: Document, alive: int, freed: int, broken: str = "") -> f
     for p, entry in enumerate(document):
         possible = {entry}
         if entry == FREE or (freed >> p & 1) or not alive >> max(entry) & 1:
-            # who is gone holds nothing: it had stopped before its session ended
+            # an ended member holds nothing: it stopped before its session ended
             possible |= {FREE, *(Entry(owner=taker) for taker in takers)}
         elif entry.owner != NOBODY:
             possible.add(Entry(waits_for=entry.owner))

@@ -1,4 +1,4 @@
-"""Groups in which members of ours and members of other clients live together, each in a process of its own."""
+"""Mixed groups of this library and other clients, each member in its own process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def pykafka_python() -> str:
 
 
 class Member:
-    """One process; `told` is what it said, `log` what it complained of."""
+    """One process; `told` is its output, `log` its errors."""
 
     def __init__(self, kind: str, command: Sequence[str]) -> None:
         self.kind = kind
@@ -143,7 +143,7 @@ class Member:
 
 
 class OldGroup:
-    """Members of one group on one topic, and what they did with what was produced."""
+    """Members of one group on one topic, and their processing."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str, partitions: int) -> None:
         self.cluster, self.topic, self.group, self.partitions = cluster, topic, group, partitions
@@ -207,7 +207,7 @@ class OldGroup:
 
     @contextlib.contextmanager
     def producing(self) -> Iterator[None]:
-        """Records keep coming."""
+        """Produces records during the block."""
         stop = threading.Event()
 
         def run() -> None:
@@ -225,7 +225,7 @@ class OldGroup:
     # -- what to wait for ----------------------------------------------------------------------------------------
 
     def shared(self, *members: Member, timeout_s: float = 60.0) -> None:
-        """Until these hold every partition once, and each of them about as many."""
+        """Waits until these own each partition once, and about equally many."""
 
         def even() -> bool:
             held = [member.held for member in members]
@@ -253,7 +253,7 @@ class OldGroup:
             return {int(name): int(client.get(f"{path}/{name}")[0]) for name in names}
 
     def claimed(self, members: int, timeout_s: float = 60.0) -> None:
-        """Until so many members claim every partition, each about as many."""
+        """Waits until `count` members claim all partitions, about equally many each."""
 
         def even() -> bool:
             held = list(self.claims().values())
@@ -278,7 +278,7 @@ class OldGroup:
         return set(range(self.produced)) - {value for member in self.members for value in member.values}
 
     def around(self) -> str:
-        """Of each partition that lacks records: who read what just before and after, and when."""
+        """For each partition with missing records: the reads just before and after."""
         lines = []
         for number in sorted({value % self.partitions for value in self.lost()}):
             lacking = sorted(value for value in self.lost() if value % self.partitions == number)
@@ -293,7 +293,7 @@ class OldGroup:
         return "\n".join(lines)
 
     def repeated(self) -> int:
-        """How many records more than once."""
+        """Number of repeated records."""
         counts = Counter(value for member in self.members for value in member.values)
         return sum(count > 1 for count in counts.values())
 
@@ -314,7 +314,7 @@ class OldGroup:
 
 
 def _spans(told: Iterable[dict[str, Any]]) -> list[tuple[int, float, float]]:
-    """(partition, from, to) as a member told it; one that died held on until its last word."""
+    """(partition, from, to) by the output of a member; a killed member owned it until its last line."""
     open_since: dict[int, float] = {}
     spans = []
     last = 0.0

@@ -1,8 +1,8 @@
-"""A member of ours in a process of its own, so that it can be killed: commits after the values are handled.
+"""A member in its own process, which a test can kill; it commits after it has handled the values.
 
     python our_member.py '{"topic": ..., and the arguments of Consumer}'
 
-Tells what it does on standard output, an object a line. Ends when standard input does.
+Prints its actions on standard output, one JSON object in each line. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Telling(RebalanceListener):
 
 
 async def run_grouped(topic: str, options: dict[str, Any]) -> None:
-    """The service for kiel, with another import."""
+    """The service for kiel with this library."""
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     brokers, zookeeper = options.pop("brokers").split(","), options.pop("zookeeper").split(",")
     consumer = GroupedConsumer(brokers, options.pop("group"), zookeeper, autocommit=False, max_wait_time=200, **options)

@@ -2,7 +2,7 @@
 
     python pykafka_member.py BROKERS ZOOKEEPER GROUP TOPIC VERSION
 
-Tells what it does on standard output, an object a line. Ends when standard input does.
+Prints its actions on standard output, one JSON object in each line. Ends with its standard input.
 """
 
 import json

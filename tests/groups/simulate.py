@@ -1,4 +1,4 @@
-"""Runs the simulation by hand, and replays what a test printed.
+"""Runs the simulation from the command line, and replays a schedule that a test printed.
 
 python tests/groups/simulate.py --seed 17                   one run; prints its faults, and what broke
 python tests/groups/simulate.py --seed 17 --schedule FILE   these faults instead ("-": standard input)
@@ -33,7 +33,7 @@ def outcome(seed: int, schedule: Optional[Sequence[Event]] = None) -> tuple[Simu
 
 
 def shrunk(seed: int, schedule: Sequence[Event]) -> list[Event]:
-    """A part of a schedule that breaks a promise too, from which no single event can be taken out."""
+    """A minimal part of a schedule that still breaks a promise."""
     left = list(schedule)
     size = len(left)
     while size:

@@ -1,4 +1,4 @@
-"""What is done to a simulated group: events that can be drawn from a seed, written down, and played again."""
+"""Faults of a simulated group: drawn from a seed, printed, and replayed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parse(lines: Iterable[str]) -> list[Event]:
 
 
 class Faults:
-    """Plays events. One that makes no sense any more, since another was taken out, does nothing."""
+    """Plays events. An event without effect, after others were removed, does nothing."""
 
     def __init__(self, world: Simulation, schedule: Optional[Sequence[Event]]) -> None:
         self.world = world
@@ -58,7 +58,7 @@ class Faults:
         self._born = 0
 
     async def play(self, seconds: float) -> None:
-        """The schedule that was given, or one drawn as it goes, for so long."""
+        """Plays the given schedule, or draws one while it runs."""
         if self._schedule is not None:
             for event in self._schedule:
                 await self._until(event.at)
@@ -77,11 +77,11 @@ class Faults:
         await self._until(seconds)
 
     async def _until(self, at: float) -> None:
-        if at > self.world.loop.time():  # no turn of the loop for nothing: a replay would have another number of them
+        if at > self.world.loop.time():  # no extra turn of the loop, which would change a replay
             await asyncio.sleep(at - self.world.loop.time())
 
     def do(self, what: str, who: str = "", seconds: float = 0.0) -> None:
-        """Does it if it can be done, and writes it down."""
+        """Applies an event if possible, and records it."""
         if who and what != "start" and (who not in self.world.workers or self.world.workers[who].gone):
             return
         if what == "start" and who in self.world.workers:
@@ -94,7 +94,7 @@ class Faults:
         handler(*([who] if who else []), *([seconds] if seconds else []))
 
     def heal(self) -> None:
-        """Faults end: who can, goes on; there is at least one."""
+        """Ends all faults, and makes sure that at least one member runs."""
         for worker in self.world.workers.values():
             self._mend(worker)
             self._quicken(worker)
@@ -198,7 +198,7 @@ class Faults:
             worker.zk.cut = False
 
     def _do_slow(self, name: str, seconds: float) -> None:
-        """Its packets take up to half a second each way, so that all others overtake it."""
+        """Delays its packets up to half a second in each direction, so that all others overtake it."""
         self.world.workers[name].zk.slow_s = 0.5
         self.world.loop.call_later(seconds, self._quicken, self.world.workers[name])
 

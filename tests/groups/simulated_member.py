@@ -1,4 +1,4 @@
-"""One member of the simulation: the real membership, and a handler that takes one record after the other."""
+"""One member of the simulation: the real membership, and a handler of single records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTANCES = 5  # fewer than members at once: some are second processes of an ins
 
 
 class Worker:
-    """Is told of partitions, processes their records from the committed offset on, and commits now and then."""
+    """Processes records of assigned partitions from the committed offset on, and commits from time to time."""
 
     def __init__(self, world: Simulation, name: str) -> None:
         self.world, self.name = world, name
@@ -54,7 +54,7 @@ class Worker:
                 connect_timeout_s=None,
                 instance_id=instance,
                 restart_grace_s=world.grace_s,
-                # a change that was missed must not be made good by the next poll
+                # polls are off, so that they cannot hide a missed change
                 leader=LeaderSettings(topic_poll_s=1e9),
             ),
             clock=world.loop.time,

@@ -1,4 +1,4 @@
-"""Orders in a simulated group, and what must hold of each document while they count."""
+"""Orders in a simulated group, and invariants of each document while they apply."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class OrdersOfGroup:
         return dict(sorted(found.items(), key=lambda each: each[0][-10:]))
 
     def check(self, last: AssignmentDocument, document: AssignmentDocument) -> None:
-        """A leader may decide without an order that it has not read yet, or that it knows to have expired."""
+        """A leader may ignore an order that it has not read yet, or that has expired."""
         for order_id in document.orders:
             self.noted.setdefault(order_id, self.now_ms)
         members = self.members()
@@ -113,7 +113,7 @@ class OrdersOfGroup:
         self.moves.append((self.now_ms, sum(map(len, left.values()))))
 
     def forget(self) -> None:
-        """The document was lost, and with it what it said of orders and moves."""
+        """The document was lost, with its notes about orders and moves."""
         self.noted.clear()
 
     def _check(

@@ -106,7 +106,7 @@ class Ensemble:
             self.later(ends - self.loop.time(), self._watch, session)
 
     def commit(self, ops: Sequence[Op], session: Session, *, closing: bool = False) -> list[Any]:
-        """Carries all of them out, or raises what the first one that cannot be carried out meets."""
+        """Executes all operations, or raises the error of the first one that fails."""
         if not session.alive and not closing:
             raise ConnectionLost("the session has expired")
         after = dict(self.znodes)
@@ -168,7 +168,7 @@ class SimulatedZooKeeper:
         self.state = SessionState.LOST
         self.connected_at = float("-inf")
         self._cut = False
-        # what TCP holds back while no packet passes, and sends again once they do
+        # bytes that TCP holds during a cut, and retransmits later
         self._held: list[tuple[Callable[[], None], contextvars.Context]] = []
         self._events: set[Callable[[], None]] = set()
         self.session: Session | None = None
@@ -232,7 +232,7 @@ class SimulatedZooKeeper:
         return lambda: self._listeners.remove(listener)
 
     async def _live(self) -> None:
-        """The client library's own thread: connects, pings, notices silence."""
+        """The client library's thread: connects, pings, detects silence."""
         while True:
             while self.cut:  # noqa: ASYNC110 - that is what it does: try, and try again
                 await asyncio.sleep(0.1)
@@ -260,7 +260,7 @@ class SimulatedZooKeeper:
             self._tell(SessionState.SUSPENDED)
 
     async def _ping(self) -> None:
-        """Returns when the connection is taken for lost: nothing came back for two thirds of the timeout."""
+        """Waits until the connection counts as lost: no response for two thirds of the timeout."""
         assert self.session is not None
         last = self.ensemble.loop.time()
         for beat in itertools.count():
@@ -284,7 +284,7 @@ class SimulatedZooKeeper:
     # -- the follower --------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """The leader has committed something; it arrives here after a while."""
+        """A commit of the leader, which arrives here after a delay."""
         if not self._applying:
             self._applying = True
             self.ensemble.later(self._latency(), self._apply_next)
@@ -342,7 +342,7 @@ class SimulatedZooKeeper:
         self._waiting.clear()
 
     def _latency(self) -> float:
-        # mostly quick, at times slow, so that members overtake each other
+        # mostly fast, sometimes slow, so that members overtake each other
         chance = self.ensemble.random
         if self.slow_s:
             return chance.uniform(0.0, self.slow_s)

@@ -48,7 +48,7 @@ BASE = "/allocator/g"
 
 
 class Broken(AssertionError):
-    """A promise was broken; says which, when, and what had been done to the group."""
+    """A broken promise, with the time and the schedule."""
 
 
 class Simulation:
@@ -92,7 +92,7 @@ class Simulation:
         self._dies_at_step = dies_at_step
 
     def run(self) -> None:
-        # what the leader counts by the wall clock is virtual too
+        # the wall clock of the leader is virtual too
         with mock.patch.object(leader_module, "wall_ms", self._wall_ms):
             self._run()
 
@@ -122,7 +122,7 @@ class Simulation:
             self.broken(f"{context['message']}: {error!r}")
 
     def _wind_up(self) -> None:
-        """Ends what was frozen, killed or still at work; nothing of it counts any more."""
+        """Ends all members at the end of a run."""
         self.over = True
         for name in list(self.loop.frozen):
             self.loop.thaw(name)
@@ -179,7 +179,7 @@ class Simulation:
         return self.committed.get(partition, 0)
 
     def send_commit(self, worker: Worker, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """It arrives after a while, in the order of one connection, whatever becomes of the sender."""
+        """A commit, which arrives after a delay, in the order of its connection, even if the sender crashes."""
         self.check_alone(worker, partition, "commits")
         answer: asyncio.Future[None] = self.loop.create_future()
         tenure = worker.tenures[partition]

@@ -1,4 +1,4 @@
-"""Partitions by decision: what is taken, kept and given up as metadata changes. The cluster is a fake."""
+"""Fixed partitions: start, keep and stop when metadata changes. With a fake cluster."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_partitions_that_come_and_go_are_taken_and_given_up() -> None:
     assert owner.calls == [("assigned", [("t", 0), ("t", 1)])]
     cluster.now(t=3, later=1)
     await becomes(owner, 2)
-    cluster.now(t=1, later=1)  # deleted and made anew with fewer
+    cluster.now(t=1, later=1)  # deleted and created again with fewer
     await becomes(owner, 3)
     assert owner.calls[1:] == [("assigned", [("later", 0), ("t", 2)]), ("revoked", [("t", 1), ("t", 2)])]
     assert member.generation == 3

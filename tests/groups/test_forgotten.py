@@ -1,4 +1,4 @@
-"""An ensemble that lost its data, or got old data back: sessions that it never heard of must not be held on to."""
+"""An ensemble that lost its data, or got old data back: clients must give up sessions that it does not know."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_who_only_looks_opens_another_session_too(ensemble: LocalCluster) 
 async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
     ensemble: LocalCluster, group: str, tmp_path: Path
 ) -> None:
-    """The old copy knows the sessions: their proofs of life have been forgotten, which each member sees."""
+    """The old copy knows the sessions but has lost their lease renewals, which each member notices."""
     data = ensemble.zookeepers[0].directory / "data"
     async with members(ensemble, group, "a", "b") as (history, joined):
         await asyncio.to_thread(ensemble.zookeepers[0].kill)
@@ -128,7 +128,7 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
 
 
 async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble: LocalCluster) -> None:
-    """It refuses whoever has seen more than it has, and serves others; the session is fine on the other servers."""
+    """It refuses clients with newer data and serves others; the session is valid on the other servers."""
     refused = 0
 
     async def lag(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,7 +161,7 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
 
 
 async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalCluster) -> None:
-    """As one without a quorum: it takes connections and closes them. Only one that serves others refuses us."""
+    """Like a server without a quorum, it accepts and closes connections. A refusal counts only if it serves others."""
     port = ensemble.zookeepers[0].port
     async with session(ensemble.zookeeper) as zk:
         session_id = zk.session_id

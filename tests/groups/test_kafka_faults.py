@@ -1,4 +1,4 @@
-"""Groups by Kafka's own protocol whose coordinator dies or hangs, at each point of a member's life."""
+"""Kafka groups whose coordinator crashes or hangs, at each step of a member."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2
 
 pytestmark = pytest.mark.deadline(280)
 
-# far above what any of these tests waits for: who gives up only then has not noticed
+# far longer than these tests wait, so a member that only gives up then has not noticed
 TIMING = {"session_timeout_s": 10.0, "rebalance_timeout_s": 200.0}
 
 
@@ -50,7 +50,7 @@ async def three_brokers(cluster_factory: Any, kafka: str, topic: str) -> tuple[L
 async def without_its_coordinator(
     cluster: LocalCluster, group: str, members: Sequence[Ours], fault: str
 ) -> AsyncIterator[None]:
-    """Kills or pauses it, and waits until every member has found its successor; in the end it is there again."""
+    """Kills or pauses the coordinator, waits until every member has found the next one, and restores it."""
     victim = await coordinator_of(cluster, group)
     await wait_until_async(  # the brokers may just have moved the group
         lambda: {each.membership.group.coordinator for each in members} == {victim.id},

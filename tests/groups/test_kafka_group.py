@@ -1,4 +1,4 @@
-"""GroupCoordinator against a coordinator whose answers the test writes."""
+"""GroupCoordinator against a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_static_members_need_a_broker_that_knows_them() -> None:
 async def test_a_join_that_may_succeed_later_is_repeated_after_one_preparation(code: int) -> None:
     async with GroupBroker() as broker:
         broker.codes[JOIN] = [code, code]
-        async with Member(broker, heartbeat_interval_s=1.5) as member:  # too rare to ask whether it lives
+        async with Member(broker, heartbeat_interval_s=1.5) as member:  # heartbeats are too rare to matter
             await member.recorder.called("joined")
             assert member.recorder.calls.count("prepare") == 1
             assert len(ids(broker)) == 4
@@ -150,7 +150,7 @@ async def test_a_change_during_join_makes_its_result_void() -> None:
             assert member.recorder.calls == [
                 "prepare",
                 "assign first",
-                "prepare",  # what the change asks for may have to be given up first
+                "prepare",  # the change may first require to release partitions
                 "assign first",
                 "joined 2 first given changed",
             ]
@@ -226,7 +226,7 @@ async def test_a_participant_that_breaks_is_told_of_and_its_member_leaves() -> N
 async def test_a_sync_that_is_refused_has_the_member_join_again(code: int, second: str) -> None:
     async with GroupBroker() as broker:
         broker.codes[SYNC] = [code]
-        async with Member(broker, heartbeat_interval_s=1.5) as member:  # too rare to ask whether it lives
+        async with Member(broker, heartbeat_interval_s=1.5) as member:  # heartbeats are too rare to matter
             await member.recorder.called("joined")
             assert ids(broker)[2] == second
             assert [c for c in member.recorder.calls if c.startswith("joined")] == ["joined 2 first given wants"]
@@ -547,7 +547,7 @@ async def test_a_refused_commit_has_the_member_join_again(code: int, lost: bool)
         await member.recorder.called("joined")
         identity = member.group.identity
         assert identity is not None
-        # of an earlier life: says nothing of this one, and is not to be repeated in it
+        # of an earlier membership: irrelevant for this one, and not repeated
         assert not member.group.refused(code, identity._replace(generation=0))
         assert member.group.identity == identity
         assert member.group.refused(code, identity) is not lost
@@ -558,7 +558,7 @@ async def test_a_refused_commit_has_the_member_join_again(code: int, lost: bool)
 
 @pytest.mark.parametrize(("code", "lost"), [(22, False), (25, True), (27, False), (82, True)])
 async def test_a_commit_that_meets_a_join_under_way_belongs_to_the_next_generation(code: int, lost: bool) -> None:
-    """The coordinator counts the new generation before its answer to the JoinGroup is here."""
+    """The coordinator starts the new generation before its JoinGroup response arrives."""
     async with GroupBroker() as broker, Member(broker) as member:
         await member.recorder.called("joined")
         identity = member.group.identity

@@ -1,4 +1,4 @@
-"""Two members of ours in a group that a Java member of 2.8 to 3.3 leads, as far as a broker can play one.
+"""Two members in a group led by a simulated Java member of 2.8 to 3.3.
 
 The leader makes of the bytes that it reads what Java's CooperativeStickyAssignor of those versions made of them.
 """

@@ -1,4 +1,4 @@
-"""How long a member of a Kafka group may act without hearing of the coordinator."""
+"""The time that a member of a Kafka group may act without a response of the coordinator."""
 
 from __future__ import annotations
 

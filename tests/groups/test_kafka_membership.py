@@ -1,4 +1,4 @@
-"""KafkaMembership against a coordinator whose answers the test writes."""
+"""KafkaMembership against a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_a_commit_that_says_that_the_membership_is_lost_ends_the_lease_at_
         take_commits(broker, [code])
         with pytest.raises(Fenced):
             await ours.offsets.commit(FIRST)
-        assert not ours.membership.may_act()  # before anybody else has run
+        assert not ours.membership.may_act()  # before another task runs
         await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
 
 
@@ -207,7 +207,7 @@ async def test_the_lease_ends_before_the_owner_hears_of_the_loss() -> None:
         assert ours.membership.may_act()
         ours.membership.refused(25, identity)
         assert not ours.membership.may_act()
-        assert ours.held == ALL  # nobody was told yet
+        assert ours.held == ALL  # not reported yet
 
 
 async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
@@ -216,7 +216,7 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
         broker.silent = {HEARTBEAT}
         await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
         assert not ours.membership.may_act()
-        assert ours.held == ALL  # ownership stands
+        assert ours.held == ALL  # ownership is unchanged
         broker.silent = set()
         await wait_until_async(ours.membership.may_act, 30, "the lease")
         assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
@@ -245,7 +245,7 @@ async def test_a_subscription_that_changes_during_a_rebalance_is_not_lost(held: 
         broker.gates[held].set()
         await holds(ours, frozenset({TopicPartition("v", 0)}))
         began = [p.topic for _, _, what, parts in ours.owner.history.events if what == "begin" for p in parts]
-        assert "u" not in began  # what was given for the old subscription is not begun with
+        assert "u" not in began  # partitions of the old subscription are not started
 
 
 async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() -> None:
@@ -263,7 +263,7 @@ async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() 
 
 @pytest.mark.parametrize("how", [{"topics": ["t"]}, {"topics": [], "pattern": "t.*"}])
 async def test_a_broker_that_denies_a_topic_is_believed_only_if_it_lasts(how: dict[str, Any]) -> None:
-    """As one does that has just started; a topic that was deleted stays away."""
+    """Like a starting broker, which reports topics as missing; a deleted topic stays missing."""
     async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05, **how) as ours:
         await holds(ours, ALL)
         there = broker.topics

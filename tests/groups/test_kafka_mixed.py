@@ -49,7 +49,7 @@ async def test_ours_and_another_client_are_one_group_whoever_leads(
         await shared([ours], counts)
         async with theirs:
             await shared([ours, theirs], counts)
-            assert ours.leads  # who came first leads
+            assert ours.leads  # the first member leads
             async with Ours(cluster.bootstrap, group, counts, name="third", **about) as third:
                 await shared([ours, theirs, third], counts)
         await shared([ours], counts)
@@ -77,7 +77,7 @@ async def test_ours_and_another_client_are_one_group_whoever_leads(
 async def test_members_of_all_clients_come_and_go_in_any_order(
     assignor: str, others: list[Any], cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    """Each comes once and leaves once; who leads changes with whoever leaves first."""
+    """Each joins once and leaves once; the first leave decides the next leader."""
     cluster = await start(cluster_factory, NEW)
     counts = {**await topic_with(cluster, unique_name(), 7), **await topic_with(cluster, unique_name(), 5)}
     history = History()

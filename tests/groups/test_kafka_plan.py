@@ -1,4 +1,4 @@
-"""What members of a Kafka group say of themselves, and what its leader makes of it."""
+"""Metadata of members of a Kafka group, and the plan of its leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that may not be used any more, and groups whose offsets topic is not to be had."""
+"""Groups without authorization, and groups without an offsets topic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REFUSED = 30  # group authorization failed
 
 
 async def with_an_authorizer(cluster_factory: Any, kafka: str, authorizer: str) -> LocalCluster:
-    """Who comes without a name may do everything: the broker, and the tests. Who comes by SASL is bound by ACLs."""
+    """Anonymous clients (the broker and the tests) may do everything; ACLs apply to SASL clients."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_member="secret";'
     listeners = "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}"
     settings = {
@@ -133,7 +133,7 @@ async def test_a_group_that_may_not_be_used_any_more_is_told_and_taken_up_again(
                 await late.__aenter__()
             assert refused.value.code == REFUSED
             await late.client.close()
-            for each in (a, b):  # nobody acts for a group that would not know of it
+            for each in (a, b):  # no member may act in a group that does not know it
                 await wait_until_async(lambda each=each: not each.membership.may_act(), 30, "the lease to lapse")
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 60, "both to act")
         await shared([a, b], counts, 60)
@@ -178,7 +178,7 @@ async def test_a_group_is_joined_once_the_offsets_topic_can_be_made(
 async def test_a_group_whose_offsets_partition_loses_its_leader_waits_and_goes_on(
     kafka: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    """One broker is there throughout the end of it, and says that nobody coordinates the group."""
+    """One broker stays, and reports that the group has no coordinator."""
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=2)
     topic = unique_name()
     await asyncio.to_thread(cluster.create_topic, topic, 4, 2)

@@ -1,4 +1,4 @@
-"""Groups by Kafka's own protocol on real brokers, of our members alone."""
+"""Kafka groups on real brokers, only with members of this library."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_commits_are_a_members_own_and_end_with_its_generation(
         await shared([a], counts)
         await a.offsets.commit({first: OffsetAndMetadata(3, "", -1)})
         assert (await a.offsets.fetch([first]))[first].offset == 3
-        # nobody commits into a group that has members, unless it is one
+        # only members commit to a group with members
         a.offsets.committer = None
         with pytest.raises(CommitFailed):
             await a.offsets.commit({first: OffsetAndMetadata(9, "", -1)})

@@ -1,4 +1,4 @@
-"""Ours among unmodified members of kiel 0.9.3, on real servers."""
+"""Members of this library beside unmodified members of kiel 0.9.3, on real servers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
     group.all_read()
     assert group.overlaps(same) == {}
     mixed = group.overlaps(lambda first, second: {first, second} == {"ours", "kiel"})
-    # what a member of kiel's takes at once, ours gives up after a commit
+    # a member of kiel starts at once; this library releases after a commit
     print(f"{version}: {group.produced} records, {group.repeated()} repeated; overlaps {mixed}")
     record_property("repeated", group.repeated())
     assert max(mixed.values(), default=0.0) < 10.0

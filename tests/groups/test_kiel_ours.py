@@ -1,4 +1,4 @@
-"""Members of ours in a group of kiel's layout, on a real ZooKeeper: what they do is recorded, and checked."""
+"""Members of this library in a group of kiel's layout on a real ZooKeeper, with a checked history."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Bench:
             await zk.close()
 
     async def settled(self, *members: Member, without: int = 0) -> None:
-        """Every partition owned once, but for those of members of kiel's."""
+        """Every partition has one owner, except those of members of kiel."""
         whole = everything(self.topics)
 
         def done() -> bool:

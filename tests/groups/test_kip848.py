@@ -1,4 +1,4 @@
-"""Kip848Membership against a coordinator whose answers the test writes."""
+"""Kip848Membership against a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
             broker.handlers[68] = lambda _: SILENT
             await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
             assert not ours.membership.may_act()
-            assert ours.held == parts(0, 1, 2)  # ownership stands
+            assert ours.held == parts(0, 1, 2)  # ownership is unchanged
             broker.handlers[68] = heartbeat
             await wait_until_async(ours.membership.may_act, 30, "the lease")
             assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
@@ -211,7 +211,7 @@ async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
         assert ours.membership.may_act()
         assert not ours.membership.refused(25, identity)
         assert not ours.membership.may_act()
-        assert ours.held == parts(0, 1, 2)  # nobody was told yet
+        assert ours.held == parts(0, 1, 2)  # not reported yet
 
 
 async def test_a_membership_that_ends_says_what_ended_it() -> None:

@@ -1,4 +1,4 @@
-"""Kip848Group against a coordinator whose answers the test writes."""
+"""Kip848Group against a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_what_is_given_back_while_it_is_released_is_begun_with_anew() -> N
 
 
 async def test_what_was_given_counts_as_owned_before_it_can_be_begun_with() -> None:
-    """Else a heartbeat without it would have the coordinator give it away while it is being begun with."""
+    """Otherwise a heartbeat without it would make the coordinator reassign it while it starts."""
     async with Kip848Broker() as broker, Member(broker) as m:
         m.recorder.unnamed = ids(3)
         broker.given = ids(0, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""Groups of the next-generation protocol on real brokers: ours alone, and with members of other clients."""
+"""KIP-848 groups on real brokers: with this library alone, and with other clients."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ async def test_the_group_outlives_its_coordinator(
 async def test_in_any_history_a_partition_has_one_owner_at_most(
     seed: int, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    """Members join, leave, die and are cut off, drains take their time, and the broker is killed in between."""
+    """Members join, leave, crash and are cut off, drains are slow, and the broker is killed."""
     cluster = await start(cluster_factory)
     counts = await topic_with(cluster, unique_name(), 12)
     history, chance = History(), random.Random(seed)

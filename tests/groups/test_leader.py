@@ -1,4 +1,4 @@
-"""What a leader may go on from when the assignment was spoilt by somebody."""
+"""How a leader continues after the assignment znode was damaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) fo
 
 
 class Deaf(Store):
-    """The news of a claim are still under way: kazoo tells them in another thread than answers."""
+    """The watch event of a claim may come later than a response: kazoo uses two threads."""
 
     async def claim(
         self, member: str, watch: Watch | None = None, *, budget: InflateBudget | None = None

@@ -1,4 +1,4 @@
-"""How long a member in ZooKeeper may act by its own clock."""
+"""The time that a member in ZooKeeper may act by its own clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_proofs_whose_latency_varies_leave_time_for_the_next(latencies: list[flo
 
 
 def test_a_proof_after_a_silence_counts_from_before_it() -> None:
-    """Who took it may die with the news: then the ensemble's leader counts from the proof before the silence."""
+    """The server that took it may crash first; then the ensemble's leader counts from the proof before."""
     it, clock, began = lease()
     it.prove(clock.now, TIMEOUT_S, began)
     before = clock.now

@@ -21,7 +21,7 @@ Ways = dict[State, tuple[State, str]]
 
 
 def unsafe(state: State) -> str:
-    """Which promise does not hold in this state; "" if all do."""
+    """The broken promise in this state, or ""."""
     busy = claimed = 0
     for member in state.members:
         if busy & member.acting_on:

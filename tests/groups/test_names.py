@@ -1,4 +1,4 @@
-"""How members are shown."""
+"""Names of members."""
 
 from __future__ import annotations
 

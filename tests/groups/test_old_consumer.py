@@ -1,4 +1,4 @@
-"""Ours among members of Kafka 0.8's own consumer and of pykafka, on real servers."""
+"""Members of this library beside Kafka 0.8's own consumer and pykafka, on real servers."""
 
 from __future__ import annotations
 

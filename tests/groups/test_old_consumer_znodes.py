@@ -1,4 +1,4 @@
-"""What members of Kafka 0.8's own consumer say, and what follows from it; and ours alone, on a real ZooKeeper."""
+"""Registrations of Kafka 0.8's own consumers and their assignment; and this library alone, on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
 
 
 class Cluster(StaticTopics):
-    """Two brokers that lead in turns."""
+    """Two brokers that lead alternating partitions."""
 
     brokers = [SimpleNamespace(node_id=0), SimpleNamespace(node_id=1)]
 
@@ -170,7 +170,7 @@ async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> N
 async def test_javas_others_look_again_when_a_drain_took_long(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They try a few times and then wait for another change of the members."""
+    """They retry a few times and then wait for the next change of the members."""
     monkeypatch.setattr("allocator.groups.legacy.old_consumer.NUDGE_S", 0.2)
     bench = Bench(zk_chroot, group, ConsumersMembership)
     zk = ZooKeeper(bench.hosts)

@@ -1,4 +1,4 @@
-"""The orders of a group: what may stand in their znode, and how writers take turns."""
+"""The orders of a group: valid content of their znode, and concurrent writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of others report, each on a real ZooKeeper: none of it happens here.
+"""Problems that users of other clients report, each on a real ZooKeeper: none happens here.
 
 More of them: a storm of members that start at once (`test_zookeeper.py`), schedules of all of these
 (`test_simulation.py`), and the same under load, with Kafka (`tests/faults`).
@@ -94,7 +94,7 @@ async def gone(zk: ZooKeeper, pain: Pain) -> bool:
 async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_longer_than_its_session(
     pain: Pain,
 ) -> None:
-    """A dead process whose session has not ended: the others go on, join and leave meanwhile, and then get the rest."""
+    """A crashed process whose session has not ended: the others continue, and later get its partitions."""
     a = pain.member("a", session_timeout_s=6.0)
     await a.membership.join()
     try:
@@ -155,7 +155,7 @@ async def claim(zk: ZooKeeper, pain: Pain, member: TestMember) -> Claim:
 
 @pytest.mark.parametrize("which", ["members", "claims"])
 async def test_ephemeral_znodes_that_are_lost_are_made_again(pain: Pain, which: str) -> None:
-    """Deleted by hand, or lost with a session: who finds its znode gone stops, and joins again with both of them."""
+    """A member whose znode was deleted, or lost with a session, stops and joins again."""
     async with pain.member("a") as a, pain.member("b") as b, pain.client() as zk:
         await pain.settle(a, b)
         before = b.membership.member_id

@@ -41,7 +41,7 @@ def test_matches_what_python_matches(pattern: str, names: list[str]) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("pattern", ["(a|a)*!", "(a+)+!", "(a*)*!", "(.*a){30}!", "(a|aa)+!", ".*.*.*.*.*.*.*.*!"])
 def test_no_expression_takes_for_ever(pattern: str) -> None:
-    """Python's own takes 2**200 steps for most of these."""
+    """Python's `re` takes 2**200 steps for most of these."""
     assert not any(topic_pattern(pattern).matches("a" * 200 + f"-{number}") for number in range(1_000))
 
 
@@ -74,7 +74,7 @@ def test_two_thousand_names_are_an_expression() -> None:
 
 
 def test_without_re2_any_topic_is_matched_and_the_rest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a member that another one wrote, too: it is left out, and the leader goes on."""
+    """Also a pattern of another member: the leader ignores it and continues."""
     written = MemberInfo("n", "h", pattern="orders").encode()
     topic_pattern.cache_clear()
     monkeypatch.setitem(sys.modules, "re2", None)

@@ -1,4 +1,4 @@
-"""The leader's decision, under every interleaving that hypothesis can think of."""
+"""The leader's decision, under random interleavings."""
 
 from __future__ import annotations
 

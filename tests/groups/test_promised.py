@@ -1,4 +1,4 @@
-"""Whether a function should be shown what is promised to a member as if it owned it. It should not."""
+"""Shows why a function does not get promised partitions as owned ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader shows to the functions that share out by rack or by load: asked for when wanted, and bounded."""
+"""Racks and loads for assignors: requested only if used, and with a time limit."""
 
 from __future__ import annotations
 

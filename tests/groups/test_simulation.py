@@ -1,4 +1,4 @@
-"""Thousands of schedules in virtual time; and proof that a broken protocol is found by them."""
+"""Thousands of schedules in virtual time, and proof that they find a broken protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
 
 
 def test_every_promise_holds_under_faults() -> None:
-    """Crash, freeze, cut-off, slowness, leave, death of the leader, deletion and rubbish by hand, growth: 40 s each."""
+    """Crash, freeze, cut-off, slowness, leave, crash of the leader, deleted and invalid znodes, growth: 40 s each."""
     assert broken_seeds(0, SEEDS) == ""
 
 
@@ -96,7 +96,7 @@ ORDERED = parse(
 
 
 def ordered(run: Simulation) -> bool:
-    """Whether the group stands as ordered, as far as the members that the orders name live."""
+    """Whether the group follows the orders, as far as the named members run."""
     parts: dict[str, set[int]] = {
         name: {p.partition for p in w.active} for name, w in run.workers.items() if not w.gone
     }
@@ -171,7 +171,7 @@ def test_a_seed_gives_the_same_run_twice_and_so_does_its_schedule() -> None:
 
 
 def test_records_are_repeated_but_not_often() -> None:
-    """What the promises allow does happen here, or they would be checked in vain."""
+    """The simulation reaches the situations that the promises are about."""
     runs = [Simulation(seed) for seed in range(6)]
     for run in runs:
         run.run()
@@ -199,7 +199,7 @@ def partitions_that_are_free_as_soon_as_they_are_revoked(patch: pytest.MonkeyPat
 
 
 def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyPatch) -> None:
-    """Either alone is harmless: each guards against what the other lets through."""
+    """Omitting one rule is harmless, because each covers the other."""
     from simulated_zookeeper import SimulatedZooKeeper
 
     async def unchecked(self: SimulatedZooKeeper, ops: list[Op]) -> None:
@@ -333,7 +333,7 @@ def test_a_broken_protocol_is_found(
 
 
 def test_a_schedule_that_breaks_something_shrinks_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harmless events go; the one that matters stays."""
+    """Shrinking removes harmless events and keeps the essential one."""
 
     def loses_everything(self: Faults, name: str) -> None:
         self.world.broken("a znode was deleted")

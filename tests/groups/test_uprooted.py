@@ -1,4 +1,4 @@
-"""Somebody deletes the znodes of a group while a member joins, claims and leads: it owns everything all the same."""
+"""The znodes of a group are deleted while a member joins, claims and leads; it still gets all partitions."""
 
 from __future__ import annotations
 

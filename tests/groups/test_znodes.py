@@ -1,4 +1,4 @@
-"""What stands in ZooKeeper: round trips, and rubbish that anyone may have written."""
+"""Content of znodes: round trips, and invalid data of other writers."""
 
 from __future__ import annotations
 

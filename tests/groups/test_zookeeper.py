@@ -1,4 +1,4 @@
-"""Ownership on a real ZooKeeper: each test checks the history of who began and ended what."""
+"""Ownership on a real ZooKeeper; each test checks the history."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_a_reconnect_within_the_session_moves_nothing(bench: Bench) -> Non
 
 @pytest.mark.deadline(90)
 async def test_zookeeper_killed_and_restarted(cluster_factory, group: str) -> None:
-    """Everybody pauses in time, keeps what it owns, and goes on; nothing moves."""
+    """All members pause in time, keep their partitions, and continue; nothing moves."""
     cluster = cluster_factory(kafka=None, zookeepers=1, directory=None, heap="129m")
     bench = Bench(cluster.zookeeper, group)
     async with bench.members("a", "b", session_timeout_s=4.0) as (a, b):
@@ -167,7 +167,7 @@ async def test_zookeeper_killed_and_restarted(cluster_factory, group: str) -> No
 
 
 async def test_a_frozen_member_stops_before_its_successor_begins(bench: Bench) -> None:
-    """A member is stopped in its tracks; when it runs on, its lease has lapsed though it noticed nothing."""
+    """A paused member continues with an expired lease."""
     script = textwrap.dedent(
         """
         import asyncio, signal, sys

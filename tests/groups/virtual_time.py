@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps from timer to timer, and whose members can be frozen one by one."""
+"""An event loop with a virtual clock, whose members can be frozen individually."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small world that is moved while it runs: producers, services, a mirror, and who saw what."""
+"""Producers, services and a mirror that are cut over while they run, and their records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["World", "command"]
 
 @contextlib.contextmanager
 def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`allocator cutover`, in a process of its own."""
+    """Runs `allocator cutover` in its own process."""
     process = subprocess.Popen([sys.executable, "-m", "allocator.cli", "cutover", str(plan)])
     try:
         yield process
@@ -34,7 +34,7 @@ def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class World:
-    """One topic and one group on `old`, which are to go to `new`."""
+    """One topic and one group that move from `old` to `new`."""
 
     def __init__(self, old: LocalCluster, new: LocalCluster, topic: str, group: str, directory: Path) -> None:
         self.old, self.new, self.topic, self.group = old, new, topic, group
@@ -99,7 +99,7 @@ class World:
                     raise result
 
     async def write(self, side: LocalCluster, count: int, partitions: list[int] | None = None) -> list[int]:
-        """The next numbers, which are now on this side."""
+        """Produces the next numbers to this cluster."""
         numbers = list(range(self._number, self._number + count))
         self._number += count
         rows = [(b"k%d" % (n % 7), b"%d" % n, partitions[n % len(partitions)] if partitions else None) for n in numbers]

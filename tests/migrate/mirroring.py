@@ -1,4 +1,4 @@
-"""How the tests of the mirror fill, mirror and compare."""
+"""Helpers that fill topics, mirror them and compare the result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def more(count: Callable[[], Any], than: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def mirroring(mirror: Mirror) -> AsyncIterator[Mirror]:
-    """A mirror that runs while the block does, and has ended in good order after it."""
+    """Runs a mirror during the block, and stops it at the end."""
     task = asyncio.get_running_loop().create_task(mirror.run())
     try:
         yield mirror
@@ -93,7 +93,7 @@ def started(chosen: MirrorSettings, *options: str) -> Iterator[subprocess.Popen[
 
 
 def killed(process: subprocess.Popen[bytes]) -> None:
-    """As `kill -9` does."""
+    """Cancels the mirror without any clean-up, like `kill -9`."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(30)

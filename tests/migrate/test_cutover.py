@@ -1,4 +1,4 @@
-"""A group and its producers go to another cluster while they run: nothing lost, what is repeated is counted."""
+"""A group and its producers move to another cluster while they run: no loss, counted repeats."""
 
 from __future__ import annotations
 

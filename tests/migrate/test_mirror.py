@@ -1,4 +1,4 @@
-"""Mirroring between real clusters: nothing lost, nothing changed, order kept, wherever it is killed."""
+"""Mirrors between real clusters: no loss, no change, same order, with kills at any point."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_a_new_topic_that_would_keep_less_than_the_old_one_is_refused(
 async def test_partitions_that_are_added_come_over_whoever_runs_meanwhile(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Two processes that find them at once, and one that starts later."""
+    """Two concurrent processes, and one that starts later."""
     topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
     chosen = settings(old, new, group, topics=[topic])
     async with mirroring(Mirror(chosen)) as one, mirroring(Mirror(chosen)) as two:
@@ -203,7 +203,7 @@ async def test_partitions_that_are_added_come_over_whoever_runs_meanwhile(
 async def test_one_cluster_under_two_names_is_refused(
     new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """A mirror would read what it writes, for ever."""
+    """The mirror would read its own records in an endless loop."""
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
     chosen = replace(settings(new, new, group, topics=[topic]), old=new.bootstrap.replace("127.0.0.1", "localhost"))
     with pytest.raises(ConfigError, match=r"the old and the new cluster are the same: broker 127\.0\.0\.1:"):
@@ -211,7 +211,7 @@ async def test_one_cluster_under_two_names_is_refused(
 
 
 async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: Callable[..., str]) -> None:
-    """A process that was frozen wakes up with batches to send, which its successor has sent."""
+    """A resumed process has batches to send that its successor has already sent."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
     row = Record(partition.topic, 0, 0, 1, 0, b"k", b"v", [])
     (encoded,) = written(iter([row]), 0)

@@ -1,4 +1,4 @@
-"""What happens to a mirror whose new cluster fails: everything stands there once, in its order, all the same."""
+"""Failures of the new cluster: it still gets each record once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mirror whose old topics lose records, or are deleted and created again: told, counted, and never passed over."""
+"""Old topics that lose records, or are created again: reported, counted, and never ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offset map: what it answers is never too late, and it stays small."""
+"""The offset map never skips records, and stays small."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
 def test_who_reads_from_there_gets_every_record_from_his_offset_on(
     steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Old offsets have gaps, new ones have strangers' records in between; some runs are not exact."""
+    """Gaps in old offsets, foreign records between new ones, and inexact runs."""
     known, where, source, target = OffsetTranslation(), {}, 0, 0
     for gap, strangers in steps:
         source, target = source + gap, target + strangers

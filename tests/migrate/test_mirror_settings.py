@@ -1,4 +1,4 @@
-"""What a mirror refuses before it connects."""
+"""Settings that a mirror refuses before it connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and offsets moved off each version of Kafka, and onto each."""
+"""Moves topics and offsets from and to each version of Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets copied between real places: shown first, refused while anybody is there, and put back."""
+"""Copies offsets between real stores: dry run, refusal with live members, and restore."""
 
 from __future__ import annotations
 

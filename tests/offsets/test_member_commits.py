@@ -1,4 +1,4 @@
-"""Commits of a member of a group, against a coordinator that compares what they say with what it knows."""
+"""Commits of a group member, against a coordinator that checks member id and generation."""
 
 from __future__ import annotations
 

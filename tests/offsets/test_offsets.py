@@ -1,4 +1,4 @@
-"""GroupOffsets against a coordinator whose answers the test writes."""
+"""GroupOffsets against a scripted coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets in Kafka, in ZooKeeper, and in both, on brokers that know both places."""
+"""Offsets in Kafka, in ZooKeeper, and in both, on brokers that support both."""
 
 from __future__ import annotations
 

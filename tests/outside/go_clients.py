@@ -1,4 +1,4 @@
-"""Members written in Go: built once into the cache, outside the repository."""
+"""Members in Go, built once into the cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def program(client: str) -> str:
 
 
 def told(line: dict[str, Any], offset: float) -> Iterable[dict[str, Any]]:
-    """A line of a member in Go, which tells the time of day, as an event of a journal."""
+    """Converts a line of a member in Go, with the time of day, into an event of a journal."""
     event = {**line, "at": line.pop("t") - offset}
     if "from" in event:
         event["from"] -= offset

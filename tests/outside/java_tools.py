@@ -51,7 +51,7 @@ def command(version: str, name: str, *arguments: str, options: Sequence[str] = (
 
 
 def run_tool(version: str, name: str, *arguments: str, timeout_s: float = 60.0) -> str:
-    """What the tool writes on standard output. The test fails if the tool does."""
+    """Runs the tool and returns its standard output. Fails the test if the tool fails."""
     done = subprocess.run(command(version, name, *arguments), capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         pytest.fail(f"{name} {version} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

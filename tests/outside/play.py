@@ -1,4 +1,4 @@
-"""What happens to a group of two makers' members in these tests."""
+"""The scenario of the mixed groups."""
 
 from __future__ import annotations
 

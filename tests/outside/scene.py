@@ -1,4 +1,4 @@
-"""One group whose members are programs of several makers: starts and ends them, and judges what they wrote.
+"""A mixed group: starts and stops members of several clients, and checks their journals.
 
 Every member writes a journal as `bench.faults.journal` describes it, or something that `translate` turns into one; the
 checker of the faults (`bench.faults.check`) then says what was lost, repeated or owned twice.
@@ -60,11 +60,11 @@ class Member:
             )
 
     def read(self) -> None:
-        """What it has written since the last time."""
+        """New lines since the last call."""
         with self.journal.open("rb") as file:
             file.seek(self._read)
             new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # a line may be under way
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
         self._read += len(whole)
         for line in whole.splitlines():
             if self._translate is None:
@@ -231,7 +231,7 @@ class Scene:
     # -- what to wait for --------------------------------------------------------------------------------------------
 
     def shared(self, timeout_s: float = 60.0) -> None:
-        """Until the members hold every partition once, and each of them something."""
+        """Waits until each partition has one owner, and each member owns some."""
 
         def done() -> bool:
             held = [member.held for member in self.members]
@@ -240,7 +240,7 @@ class Scene:
         wait_until(done, timeout_s, lambda: f"every partition to have one owner\n{self.shown()}", interval_s=0.1)
 
     def moving(self, timeout_s: float = 60.0) -> None:
-        """Until each member has worked on something that it did not have before."""
+        """Waits until each member has processed new records."""
         before = {member: len(member.done) for member in self.members if member.held}
         wait_until(
             lambda: all(member.held and len(member.done) > count for member, count in before.items()),
@@ -250,7 +250,7 @@ class Scene:
         )
 
     def all_done(self, timeout_s: float = 60.0) -> None:
-        """Until every record was worked on."""
+        """Waits until every record was processed."""
         ends = self.ends()
         wanted = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
 

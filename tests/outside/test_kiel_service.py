@@ -1,4 +1,4 @@
-"""One service, run with kiel 0.9.3 and with ours: its users see the same. kiel is the witness, not our memory of it."""
+"""Runs one service with kiel 0.9.3 and with this library, and compares the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of ours and of clients in Go and Python, through the same comings and goings as with Java."""
+"""Mixed groups with clients in Go and Python, in the same scenario as with Java."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that Java's producer wrote, delivered by ours and by Java's consumer: the same in every field."""
+"""Records of Java's producer: this library and Java's consumer deliver the same fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's own tools look at groups of ours: what they say is what we say, and where they put a group it goes on."""
+"""Kafka's own tools show the same as this library, and groups continue at offsets that the tools set."""
 
 from __future__ import annotations
 

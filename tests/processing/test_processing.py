@@ -1,4 +1,4 @@
-"""The engine on a consumer in memory: order by key, what is done exactly, bounds, failures, processes."""
+"""The processing engine on a consumer in memory: order by key, done records, bounds, failures, processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record batches for the new cluster hold what the old ones held, however they came to be."""
+"""Encoded batches for the new cluster have the content of the old ones, in all formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the old log holds, the batches of v2 that are made of it hold the same, whoever makes and reads them."""
+"""For any old log, the encoded v2 batches have the same content, with each encoder and decoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from allocator.producer import encode as encoding
 from allocator.producer.encode import BatchTooLarge, Encoded, encode
 from allocator.record import Record
 
-# more of all for those who look for what is rare
+# more examples for a search of rare cases
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))
 LOWEST, HIGHEST = 1 - (1 << 63), (1 << 63) - 1
 

@@ -1,4 +1,4 @@
-"""The producer on real brokers: in order, each record once, failures by name."""
+"""The producer on real brokers: in order, each record once, named failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public interface as text, out of the code; `python tests/repo/public_api.py` writes it into docs/api.md."""
+"""Writes the public API as text, from the code; `python tests/repo/public_api.py` writes it into docs/api.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def described() -> str:
 
 
 def stated() -> str:
-    """What the page says at present."""
+    """The present text of the page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
@@ -95,7 +95,7 @@ def _member(name: str, member: Any) -> str:
 
 
 def _signature(function: Any, bound: bool = False) -> str:
-    """Annotations as they are written, so that no version of Python shows them in its own way."""
+    """The annotations of the source text, which are the same in all versions of Python."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[1 if bound else 0 :]
     words: list[str] = []

@@ -1,4 +1,4 @@
-"""Where things are in the repository, for the tests of it."""
+"""Paths and helpers for tests of the repository."""
 
 from __future__ import annotations
 

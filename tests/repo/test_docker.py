@@ -1,4 +1,4 @@
-"""The images, the compose files and the manifest, as they are read. tests/docker builds and runs them."""
+"""The text of the images, the compose files and the manifest. tests/docker builds and runs them."""
 
 from __future__ import annotations
 

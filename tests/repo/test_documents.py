@@ -1,4 +1,4 @@
-"""What the documents say can be done, can be done; what they point to is there."""
+"""Commands in the documents work, and their links exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fill(cluster: LocalCluster, topic: str, count: int, form: str = "value {}") 
 
 
 async def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> int:
-    """How many records of a topic a group has behind it."""
+    """The number of records that a group has committed."""
     client = KafkaClient(cluster.bootstrap)
     await client.connect()
     try:
@@ -168,7 +168,7 @@ def test_files_and_tests_that_a_document_names_exist() -> None:
     names = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml|yaml))(?:::(\w+))?`")
     for document, path, test in [(each, *found) for each in DOCUMENTS for found in names.findall(each.read_text())]:
         if path.startswith(("aiokafka/", "kiel/", "pykafka/", "kazoo/")):
-            continue  # other people's
+            continue  # of other projects
         here = [place / path for place in (ROOT, ROOT / "allocator") if (place / path).is_file()]
         if not here or (test and not re.search(rf"^(?:async )?def {test}\b", here[0].read_text(), re.MULTILINE)):
             wrong.append(f"{document}: {path}::{test}" if test else f"{document}: {path}")

@@ -1,4 +1,4 @@
-"""Names that exist and mean one thing; versions that agree."""
+"""Names exist and are unique; versions agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows, hooks and pages for contributors: what they call exists, and what they say is so."""
+"""Workflows, hooks and pages for contributors: their commands and claims are correct."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ ORDER = (
     "web",
     "cli",
 )
-# these know nothing of each other, whatever their order
+# these rooms do not import each other, in either direction
 APART = {
     "assignors": {"subscription", "client", "zookeeper", "fetch", "producer", "offsets"},
     "zookeeper": {"subscription", "client", "fetch", "producer", "offsets"},
@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     room: {lower for lower in ORDER[:height] if lower not in APART.get(room, ()) and room not in APART.get(lower, ())}
     for height, room in enumerate(ORDER)
 }
-# its producers and probes speak to brokers by themselves: tests must not judge the code by the code
+# it has its own producers and probes, so that tests do not use the tested code
 MAY_IMPORT["testing"] = set()
 MAY_IMPORT["cli"].add("testing")
 # what these rooms need comes with an extra of theirs
@@ -158,12 +158,12 @@ def test_no_module_imports_itself_through_others() -> None:
     """The package itself is left out: it loads its names on demand."""
     paths = {module_name(path): path for path in sources() if module_name(path) != "allocator"}
     rest = {module: imported_at_run_time(path, paths.keys()) for module, path in paths.items()}
-    while True:  # take away those that import nothing of what is left
+    while True:  # remove modules without imports of remaining ones
         free = {module for module, needed in rest.items() if not needed & rest.keys()}
         if not free:
             break
         rest = {module: needed for module, needed in rest.items() if module not in free}
-    while True:  # and those that nothing left imports
+    while True:  # and modules that no remaining one imports
         needed_by_others = {module for needed in rest.values() for module in needed}
         if rest.keys() <= needed_by_others:
             break

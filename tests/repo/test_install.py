@@ -1,4 +1,4 @@
-"""Installing into a fresh environment, as users do, by the lines that documents and errors tell them."""
+"""Installs into a fresh environment with the commands of documents and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # in Markdown and in the texts of errors: words of letters, or in quotes
 LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
-# what an extra is for works after it was installed
+# each extra works after its installation
 USE = {
     "web": "import allocator.web.metrics",
     "patterns": "import re2, allocator.groups.patterns",
@@ -96,7 +96,7 @@ def test_the_documents_say_how_to_install_each_extra_that_a_page_needs() -> None
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a build needs, and nothing else of this work tree."""
+    """A copy of the files that a build needs."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

@@ -1,4 +1,4 @@
-"""A service written for kiel 0.9.3 calls these with these arguments; changing the import must be all."""
+"""Signatures of kiel 0.9.3, so that a service only needs another import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No public name or signature changes without the page that lists them."""
+"""The page of the public API agrees with the code."""
 
 from __future__ import annotations
 

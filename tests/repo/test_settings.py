@@ -1,4 +1,4 @@
-"""One table has every setting: no default stands elsewhere, and every entrance and the page agree with it."""
+"""All settings and defaults are in one table, and all users of it agree."""
 
 from __future__ import annotations
 

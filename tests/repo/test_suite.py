@@ -1,4 +1,4 @@
-"""How the suite itself runs: which worker gets which test, and which tests run without servers."""
+"""The suite itself: distribution of tests to workers, and tests without servers."""
 
 from __future__ import annotations
 

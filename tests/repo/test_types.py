@@ -1,4 +1,4 @@
-"""A user's program, as a type checker sees it."""
+"""Type checks of a user's program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that can be told from anything else, and the doors of a cluster that they open."""
+"""Recognisable secrets, and a cluster whose listeners need them."""
 
 from __future__ import annotations
 

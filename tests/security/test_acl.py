@@ -1,4 +1,4 @@
-"""With credentials, every znode that we make is closed to whoever has none; without them, the work goes on openly."""
+"""With credentials, all created znodes have restrictive ACLs; without them, all works openly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a znode or comes as a record: it is named, it is bounded, and it stops nobody."""
+"""Any content of znodes or records is reported, bounded in cost, and stops no member."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_what_a_znode_says_forges_no_line_of_the_log(form: str) -> None:
 
 
 def plant(hosts: str, base: str) -> int:
-    """What someone with the right to write there, and no good will, could leave; returns how many znodes."""
+    """Writes hostile znodes; returns their number."""
     zk = KazooClient(hosts, timeout=10)
     zk.start(20)
     bomb = zlib.compress(b"0" * 300_000_000, 9)
@@ -493,7 +493,7 @@ async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
         count = await asyncio.to_thread(plant, kafka_cluster.zookeeper, base)
         assert count > 60
         assert "is not readable" in caplog.text
-        await asyncio.sleep(1.0)  # whoever takes a bait again and again does so now
+        await asyncio.sleep(1.0)  # a client that would retry a hostile znode does so now
         logged, used, began = len(caplog.records), time.process_time(), time.monotonic()
         await asyncio.sleep(4.0)
         share = (time.process_time() - used) / (time.monotonic() - began)
@@ -575,7 +575,7 @@ def test_any_bytes_from_a_broker_are_records_or_a_corrupt_record(decoder: Any, c
 
 @pytest.mark.parametrize("decoder", RECORD_DECODERS, ids=name_of)
 def test_the_fuzzers_records_are_sound_before_they_are_damaged(decoder: Any) -> None:
-    """A fuzzer whose inputs are all rubbish proves little: unchanged, they are read."""
+    """The unchanged inputs are valid, so the fuzzing is meaningful."""
     for magic, codec in ((0, "gzip"), (1, "snappy"), (2, "zstd"), (2, None)):
         data = record_set(3, 10, codec, magic)
         found = decoder.scan(data, topic="t", partition=0, start=0)

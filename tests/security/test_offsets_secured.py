@@ -1,4 +1,4 @@
-"""`allocator offsets` where brokers want a password and ZooKeeper a certificate: from settings, by whatever way."""
+"""`allocator offsets` with a password for brokers and a certificate for ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that the package writes: whole or not at all, and through no link that somebody else put in the way."""
+"""Written files are complete or absent, and no foreign link is followed."""
 
 from __future__ import annotations
 

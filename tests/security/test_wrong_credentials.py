@@ -1,4 +1,4 @@
-"""What a person meets whose credentials, or whose side of the encryption, are wrong: a line that says which."""
+"""Wrong credentials or TLS settings give one line that names them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 5.0  # all at once
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority that nobody here trusts, and a client's certificate of it."""
+    """An untrusted authority, and a client certificate of it."""
     made = Certificates(tmp_path_factory.mktemp("strangers"))
     made.make("client")
     return made

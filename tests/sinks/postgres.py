@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: the machine's own, in a directory of its own, by a socket there."""
+"""A PostgreSQL server for tests, with its own directory and socket."""
 
 from __future__ import annotations
 

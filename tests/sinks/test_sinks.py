@@ -1,4 +1,4 @@
-"""Effects and offsets in one transaction; owners that freeze, return, and whose numbers fall back."""
+"""Effects and offsets in one transaction; with frozen owners and fences that go back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an audit must find, by its definition, in plain Python and as slow as it likes."""
+"""The expected result of an audit, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams into files, whose rows are counted exactly as Spark counts them."""
+"""Streams into files, whose rows are counted like in Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a session of the tests cheap: it has few records and many queries."""
+"""Settings that make a Spark session cheap for few records and many queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives: every record once, whatever killed the run; what is in the way is told."""
+"""Archives: every record once, with kills at any point, and clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commits of an archive: killed at any call, a whole commit stands there or none."""
+"""The commits of an archive are atomic: kills at any system call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from allocator.spark.errors import ArchiveFull
 
 
 class Killed(BaseException):
-    """As kill -9: nothing that waits for an Exception sees it."""
+    """A kill: a BaseException that no handler catches."""
 
 
 def next_manifest(commits: CommitLog, count: int = 10) -> Manifest:
@@ -104,7 +104,7 @@ CALLS: list[tuple[Any, str]] = [
 
 @contextlib.contextmanager
 def killed_at(monkeypatch: pytest.MonkeyPatch, call: int, done: bool) -> Iterator[None]:
-    """The process ends in that call: before it took effect, or with it `done`."""
+    """Ends the process in that call, before or (`done`) after its effect."""
     passed = 0
 
     def deadly(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Keys and values as columns, beside the bytes as they came."""
+"""Decoded columns of keys and values beside the original bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits: each corruption is found and told by its name, and nothing else is."""
+"""Audits find each kind of corruption, and nothing else."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ logs = st.lists(st.lists(rows, max_size=8), min_size=1, max_size=3)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Log, Log]:
-    """A log, and what is left of it after some damage; or two that have nothing to do with each other."""
+    """A log and a damaged copy, or two unrelated logs."""
     left = draw(logs)
     if draw(st.integers(0, 4)) == 0:
         return left, draw(logs)

@@ -1,4 +1,4 @@
-"""The source on a real Spark standalone cluster, of which a part dies."""
+"""The source on a real Spark standalone cluster with failures."""
 
 from __future__ import annotations
 

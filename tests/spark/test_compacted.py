@@ -1,4 +1,4 @@
-"""A topic that a real broker has compacted: offsets with holes, in the middle and at the end."""
+"""A topic that a real broker has compacted, with gaps in the offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark says of an error, and what of it is told. Texts as pyspark 4.2 has them."""
+"""Recovers errors from Spark's exceptions, with texts of pyspark 4.2."""
 
 from __future__ import annotations
 

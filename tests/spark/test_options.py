@@ -1,4 +1,4 @@
-"""Options: the names, what is wrong with values, places and ranges. Nothing here touches a broker."""
+"""Options: names, faults, starts and ends, ranges. No broker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_connectors_names_say_the_same_as_ours() -> None:
             "kafka.sasl.jaas.config": (
                 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p w";'
             ),
-            "kafka.session.timeout.ms": "10000",  # of a client that is not there
+            "kafka.session.timeout.ms": "10000",  # of the Java client
             "kafka.max.request.size": "5",
             "kafka.retries": "3",
             "groupIdPrefix": "x",

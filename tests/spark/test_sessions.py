@@ -1,4 +1,4 @@
-"""Which Java runs Spark, and what is said when none does; with programs that only say that they are Java."""
+"""The choice of Java for Spark, and the error without one; with fake Java programs."""
 
 from __future__ import annotations
 

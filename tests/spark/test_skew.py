@@ -1,4 +1,4 @@
-"""Skew, measured: against counts in plain Python, and what a report is good for."""
+"""Skew: compared with counts in plain Python, and the use of the report."""
 
 from __future__ import annotations
 

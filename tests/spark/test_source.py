@@ -1,4 +1,4 @@
-"""Batches: what `spark.read.format("allocator")` gives, on real servers."""
+"""Batches of `spark.read.format("allocator")`, on real servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def offsets(frame: DataFrame) -> dict[int, list[int]]:
 
 
 def said(frame: Callable[[], Any]) -> str:
-    """What Spark says when it fails."""
+    """The error text of a failing Spark action."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:

@@ -1,4 +1,4 @@
-"""What a task reads, without Spark around it."""
+"""The reads of a task, without Spark."""
 
 from __future__ import annotations
 

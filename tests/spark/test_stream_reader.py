@@ -1,4 +1,4 @@
-"""What a stream plans, reads and commits, asked as Spark asks it, on real servers; without Spark around it."""
+"""Plans, reads and commits of a stream, called like Spark does, on real servers but without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Place = tuple[str, int, int]
 
 
 class Query:
-    """A query over one checkpoint; `restart` is what a driver that died and came back does."""
+    """A query over one checkpoint; `restart` simulates a crash of the driver."""
 
     def __init__(self, **options: Any) -> None:
         self.options = {name: str(value) for name, value in options.items()}
@@ -84,7 +84,7 @@ def records(topic: str, offsets: dict[int, range]) -> list[Place]:
 
 
 def loss(query: Query) -> str:
-    """What it says of records that are gone; "" while it says nothing."""
+    """Its error about lost records, or ""."""
     try:
         query.plan()
     except DataLoss as error:
@@ -278,7 +278,7 @@ def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
 def test_a_topic_made_anew_with_more_records_is_told_or_read_from_its_first_record(
     restarted: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
-    """By its id, which stands in the checkpoint: its end says nothing."""
+    """Detected by the id in the checkpoint; the end of the log does not show it."""
     other, anew = topic_factory(), topic_factory()
     fill(kafka_cluster, anew, {0: 50})
     strict = make_query(topics=f"{other},{anew}")

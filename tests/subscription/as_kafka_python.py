@@ -1,4 +1,4 @@
-"""The state with the methods that kafka-python's fetcher and coordinator call, and nothing of this project does."""
+"""The state with additional methods for kafka-python's fetcher and coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time in the tests of this room stands still until they move it."""
+"""Virtual time for the tests of this room."""
 
 from __future__ import annotations
 

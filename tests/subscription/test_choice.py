@@ -1,4 +1,4 @@
-"""Ways to choose partitions, and the topics of the group."""
+"""Subscriptions, and the topics of the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code written for kafka-python's class finds all of it here; where ours behaves otherwise, this shows both.
+"""All methods of kafka-python's class exist; differences in behaviour are shown side by side.
 
 A kafka-python that behaves otherwise than shown here is one to look at again: perhaps the difference is gone.
 """

@@ -1,4 +1,4 @@
-"""kafka-python's own class and ours, driven by the same calls, show the same.
+"""kafka-python's class and this one give the same results for the same calls.
 
 What is left out of these calls is where the two differ on purpose; `test_differences.py` names each of those.
 """
@@ -46,7 +46,7 @@ class Twins(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        # their clock and their dice are modules
+        # their clock and random numbers are modules
         self.patches = [
             mock.patch.object(theirs, "time", types.SimpleNamespace(monotonic=lambda: self.now)),
             mock.patch.object(theirs, "random", types.SimpleNamespace(shuffle=shuffle)),

@@ -1,4 +1,4 @@
-"""What is done beyond a committed offset: written into its metadata and read back, or not believed."""
+"""Done records beyond a committed offset: stored in its metadata, read back, or rejected."""
 
 from __future__ import annotations
 

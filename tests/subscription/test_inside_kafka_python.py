@@ -1,4 +1,4 @@
-"""kafka-python's consumer, fetcher and coordinator work on our state as on their own, against a real broker."""
+"""kafka-python's consumer, fetcher and coordinator work with this state, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listeners: what they must have, and who is called for what."""
+"""Listeners: required methods, and their calls."""
 
 from __future__ import annotations
 

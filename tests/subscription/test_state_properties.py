@@ -1,4 +1,4 @@
-"""Whatever is called in whatever order, the state keeps its promises."""
+"""The state keeps its promises under random calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ one = st.sampled_from(PARTITIONS)
 
 
 class Model:
-    """What a partition must look like, written the simple way."""
+    """A simple model of a partition."""
 
     def __init__(self) -> None:
         self.position: int | None = None
@@ -34,7 +34,7 @@ class Model:
         self.replica_until = 0.0
 
     def moved(self, position: int | None, leader_epoch: int = -1, reset: int | None = None) -> None:
-        """By a seek or a reset: nothing of what was under way goes on."""
+        """After a seek or a reset, requests under way are dropped."""
         self.position, self.leader_epoch, self.reset = position, leader_epoch, reset
         self.retry_at = self.replica = None
         self.validating = self.truncated = False

@@ -1,4 +1,4 @@
-"""No task outlives its owner, and no failure goes unheard."""
+"""No task outlives its owner, and no failure is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def fails_at_its_end(what: str) -> None:
 
 
 async def bounded(work: Coroutine[Any, Any, Any]) -> Any:
-    """Nothing here may hang. Not `within`, which is under test itself."""
+    """A timeout for tests, without `within`, which is tested here."""
     task = asyncio.ensure_future(work)
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
     assert done, "it hangs"
@@ -125,7 +125,7 @@ async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplo
 
 
 async def test_main_fails_and_a_child_fails() -> None:
-    """The first one counts, whichever it is."""
+    """The first failure is raised."""
     with pytest.raises(Oops, match="main"):
         await bounded(TaskGroup().run(fails(1, "main"), child=fails_at_its_end("child")))
     with pytest.raises(Oops, match="child"):
@@ -196,7 +196,7 @@ async def test_nothing_starts_without_an_owner() -> None:
 
 
 async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Were the failure raised instead, a loop that goes on after errors would go on after its cancellation."""
+    """Otherwise a loop that continues after errors would ignore its cancellation."""
     running = asyncio.ensure_future(TaskGroup().run(for_ever(), child=fails_at_its_end("child")))
     await ticks(3)
     running.cancel()

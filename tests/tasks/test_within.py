@@ -1,4 +1,4 @@
-"""A time limit that neither forgets a cancellation nor leaves something running."""
+"""`within` loses no cancellation and leaves nothing running."""
 
 from __future__ import annotations
 

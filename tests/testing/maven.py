@@ -1,4 +1,4 @@
-"""A Maven repository on loopback, which can be told to fail."""
+"""A Maven repository on loopback with scripted failures."""
 
 from __future__ import annotations
 

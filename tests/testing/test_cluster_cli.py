@@ -1,4 +1,4 @@
-"""`allocator cluster`, as a person at a shell meets it."""
+"""`allocator cluster` at a shell."""
 
 from __future__ import annotations
 

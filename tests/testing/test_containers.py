@@ -1,4 +1,4 @@
-"""The containers backend without an engine: what it asks of one, and what it knows when a container is gone.
+"""The containers backend with a fake engine: its requests, and missing containers.
 
 With an engine: `pytest --allocator-backend=containers tests/testing`.
 """

@@ -1,4 +1,4 @@
-"""The fixtures that other people's tests rely on."""
+"""The public fixtures."""
 
 from __future__ import annotations
 

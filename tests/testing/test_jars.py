@@ -1,4 +1,4 @@
-"""The jar cache, where it downloads from, and the Java that the servers need."""
+"""The jar cache, its downloads, and the choice of Java."""
 
 from __future__ import annotations
 

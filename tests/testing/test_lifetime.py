@@ -1,4 +1,4 @@
-"""Nothing outlives the process that started it, however that ends."""
+"""No server outlives the process that started it."""
 
 from __future__ import annotations
 

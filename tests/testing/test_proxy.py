@@ -1,4 +1,4 @@
-"""Connections that are slow, cut, left half open and reset, each way by itself."""
+"""Slow, cut, half-open and reset connections, in each direction."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
 
 
 def quickest(connection: socket.socket) -> float:
-    """Seconds that the quickest of three answers took: the machine may have stood still during the others."""
+    """Seconds of the fastest of three responses, because the machine may be busy."""
     took = []
     for _ in range(3):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Every version starts, and what is produced to it comes back."""
+"""Every version starts, and returns the produced records."""
 
 from __future__ import annotations
 

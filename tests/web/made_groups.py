@@ -1,4 +1,4 @@
-"""Groups that exist nowhere: what a watcher would know of fifty groups, made in memory and always the same."""
+"""Generated states of fifty groups for the page, always the same."""
 
 from __future__ import annotations
 

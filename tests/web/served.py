@@ -1,4 +1,4 @@
-"""A web server over real clusters, in this process, and what asks it."""
+"""A web server over real clusters in this process, and an HTTP client."""
 
 from __future__ import annotations
 

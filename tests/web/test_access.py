@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: users that a proxy names, the audit log, TLS. Groups are made in memory."""
+"""Permissions over HTTP: users from a proxy, the audit log, TLS. With generated groups."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def browser() -> Iterator[Any]:
 
 
 class Page:
-    """What a person sees and does; runs in a thread, since the driver waits."""
+    """Actions of a user in the browser; runs in a thread, because the driver blocks."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -95,7 +95,7 @@ class Page:
         return str(self.run("return document.activeElement?.innerText ?? ''"))
 
     def violations(self) -> list[str]:
-        """What axe-core finds against the rules for people with disabilities."""
+        """Accessibility violations, by axe-core."""
         if not self.run("return 'axe' in window"):
             self.run(AXE.read_text())
         found = self.driver.execute_async_script(

@@ -1,4 +1,4 @@
-"""A server that shares its process with Kafka and ZooKeeper: it holds few connections, and none for long."""
+"""The web server limits the number and the duration of connections."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def connections(port: int, count: int, said: bytes) -> AsyncIterator[list[
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
-    """Until the server hangs up."""
+    """Waits until the server closes the connection."""
     got = bytearray()
     with contextlib.suppress(ConnectionResetError):
         while piece := await asyncio.wait_for(reader.read(65_536), PATIENCE_S):
@@ -148,7 +148,7 @@ async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.
 
 
 async def test_out_of_descriptors_it_says_so_once_and_gives_its_own_back(caplog: pytest.LogCaptureFixture) -> None:
-    """Half-sent requests took all, and each turn of the loop logged a traceback."""
+    """Incomplete requests once used all descriptors, and each turn of the loop logged a traceback."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serving(idle_s=60.0, pause_s=0.2) as port, connections(port, 10, HEADER) as opened:
         await wait_until_async(lambda: len(asyncio.all_tasks()) >= 11, PATIENCE_S, "ten connections")

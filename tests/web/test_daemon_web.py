@@ -1,4 +1,4 @@
-"""What a daemon serves: health that is right in a rebalance, metrics, the page while somebody looks."""
+"""The web server of a daemon: health during a rebalance, metrics, the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 
 
 class Standing:
-    """A consumer as health sees it."""
+    """A fake consumer for the health checks."""
 
     def __init__(self) -> None:
         self.generation = 0

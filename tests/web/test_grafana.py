@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what the metrics are called, and for labels that they have."""
+"""The dashboard and the alerts use existing metrics and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: names, origins, tokens."""
+"""Access checks: host names, origins, tokens."""
 
 from __future__ import annotations
 

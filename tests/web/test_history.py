@@ -1,4 +1,4 @@
-"""What is made of a group's states, one after the other."""
+"""The history from successive states of a group."""
 
 from __future__ import annotations
 

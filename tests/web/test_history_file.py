@@ -1,4 +1,4 @@
-"""The past of the groups in a file: what a server wrote, the next one knows. No server."""
+"""The history file: the next server reads it. No real server."""
 
 from __future__ import annotations
 

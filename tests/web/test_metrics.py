@@ -1,4 +1,4 @@
-"""What Prometheus is told of consumers on real servers."""
+"""Prometheus metrics of consumers on real servers."""
 
 from __future__ import annotations
 

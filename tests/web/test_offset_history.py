@@ -1,4 +1,4 @@
-"""How old lag is, from nothing but offsets at earlier moments: pure."""
+"""The age of lag, from earlier offsets. Pure."""
 
 from __future__ import annotations
 

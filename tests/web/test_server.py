@@ -1,4 +1,4 @@
-"""The API over real ZooKeeper and Kafka: what it says, whom it refuses, what it changes."""
+"""The API over real ZooKeeper and Kafka: responses, refusals, changes."""
 
 from __future__ import annotations
 

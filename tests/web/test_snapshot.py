@@ -1,4 +1,4 @@
-"""What the page and the metrics say of a group, from what is known of it: pure, no servers."""
+"""The snapshot of a group for the page and the metrics. Pure, no servers."""
 
 from __future__ import annotations
 

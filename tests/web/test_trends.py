@@ -1,4 +1,4 @@
-"""What the doctor says while somebody looks on: at once what is wrong, and only in time what time shows."""
+"""Findings of repeated polls: some at once, trends only after a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watcher makes of a group in the very moment that it changes."""
+"""The watcher while a group changes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None
 async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody knows which znode brings it about; so the doctor is made to stumble."""
+    """An unexpected exception in the doctor, which a test has to inject."""
     stumbles = True
 
     async def stumbling(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Groups whose znodes are written by hand: any size, and any moment of a rebalance, without their members."""
+"""Groups that consist of written znodes, of any size and state, without members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kazoo on the loop, and what of kazoo's insides we rely on."""
+"""kazoo on the loop, and the private parts of kazoo that the code uses."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_when_the_connection_was_asked_for_is_known(zk_chroot: str) -> Non
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_thread_of_kazoo_that_dies_is_replaced(zk_chroot: str) -> None:
-    """Whatever its loop did not foresee ends kazoo's thread, and nothing would ever be heard of ZooKeeper again."""
+    """An unexpected error ends kazoo's thread; without a remedy the client would stay disconnected."""
     async with session(zk_chroot) as zk:
         await zk.create("/x", ephemeral=True)
         states: list[SessionState] = []
@@ -168,7 +168,7 @@ async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
 
 
 async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(zookeeper: LocalCluster) -> None:
-    """As one that has just started, or is half dead: the others are tried while the session lives."""
+    """Like a starting or hanging server: the client tries the others before the session ends."""
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     zk = ZooKeeper(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=9.0)

@@ -1,7 +1,7 @@
 """kiel 0.9.3, which takes Python 2.7: processes what `consume` gives, then commits.
 
-Without its autocommit, which commits a batch before it is handed out. What it consumes is bare values, so the numbers
-of partition and offset are taken from where it decodes them.
+Without autocommit, which would commit a batch before it is returned. `consume` returns only values, so this takes
+partitions and offsets from its decoder.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ LIBC = ctypes.CDLL("libc.so.6", use_errno=True)
 
 
 def monotonic():
-    """CLOCK_MONOTONIC, which Python 2.7 has no function for."""
+    """CLOCK_MONOTONIC; Python 2.7 has no function for it."""
     now = Timespec()
     LIBC.clock_gettime(1, ctypes.byref(now))
     return now.seconds + now.nanoseconds / 1e9
@@ -51,7 +51,7 @@ class Member:
             autocommit=False,
             max_wait_time=100,
         )
-        # it has no setting for it
+        # there is no setting
         self.consumer.allocator.conn._session_timeout = int(settings["session_timeout_s"] * 1000)
 
     def write(self, what, **event):
@@ -59,7 +59,7 @@ class Member:
         os.write(self.file, json.dumps(line).encode() + b"\n")
 
     def notice(self):
-        """Turns as the member can see them: what it is allocated when it asks for more."""
+        """The turns as the member sees them: its allocation at each `consume`."""
         try:
             now = set(self.consumer.allocation[self.topic])
         except KeyError:
@@ -76,7 +76,7 @@ class Member:
         while not self.stopping:
             try:
                 yield self.step()
-            except Exception:  # whatever it raises, a service would go on
+            except Exception:  # a service would continue after any error
                 logging.exception("consuming")
                 yield gen.sleep(0.2)
         self.write("revoked", partitions=sorted(self.mine))

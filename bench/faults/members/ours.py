@@ -73,7 +73,7 @@ class Service(RebalanceListener):
             await self.commit()
 
     async def process(self, record: Record) -> None:
-        """The work, and at its end the effect: only while the lease is valid and the partition still ours."""
+        """Works, and then writes the effect, only while the lease is valid and the partition is owned."""
         partition = TopicPartition(record.topic, record.partition)
         turn = self.turns.get(partition)
         began = time.monotonic()

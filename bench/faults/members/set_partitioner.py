@@ -1,7 +1,7 @@
 """kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads what it gives.
 
-As a careful user would write it: asks before each record whether the set is still acquired, commits every half second
-and when it gives the set up, and makes a new partitioner when one has failed.
+As a careful user would write it: checks before each record that the set is acquired, commits every half second and when
+it releases the set, and creates a new partitioner after a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Member:
         )
         self.consumer = KafkaConsumer(
             bootstrap_servers=settings["brokers"].split(","),
-            group_id=settings["group"],  # where the committed offsets are; it joins no group of Kafka's
+            group_id=settings["group"],  # only for the committed offsets; it joins no Kafka group
             client_id=settings["name"],
             enable_auto_commit=False,
             auto_offset_reset="earliest",

@@ -1,4 +1,4 @@
-"""Those who are compared. Each reads one record of every partition that it gets, and commits when it gives it up.
+"""The compared clients. Each reads one record of every partition that it gets, and commits when it releases it.
 
 A partition holds one record, and what a member commits when it gives a partition up is offset 0, so that the next
 owner finds it unread. Every peer thus does what a service does in a rebalance: commits, looks up committed offsets,
@@ -15,7 +15,7 @@ from .base import Members
 
 __all__ = ["PEERS", "Members", "members_of"]
 
-# what is imported in a worker is only what its peer needs
+# imported here, so that a worker only imports its peer
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",

@@ -1,4 +1,4 @@
-"""Members that live in one process: as threads, or as tasks of one loop."""
+"""Members in one process: as threads, or as tasks of one loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Members(ABC):
 
     @abstractmethod
     def start(self, name: str) -> float:
-        """Begins to join; returns when it began (CLOCK_MONOTONIC, seconds)."""
+        """Starts to join; returns the time (CLOCK_MONOTONIC, seconds)."""
 
     @abstractmethod
     def leave(self, name: str) -> float:
-        """Begins to leave in good order; returns when it began."""
+        """Starts to leave; returns the time."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all that still run, and waits for them."""
+        """Ends all members, and waits for them."""
 
 
 class Threads(Members):
@@ -67,7 +67,7 @@ class Threads(Members):
             thread.join(60)
 
     def leaves(self, name: str) -> None:
-        """Called by the member when it calls its library's close: from there on the time counts."""
+        """Called by the member when it calls `close` of its library, where the measurement starts."""
         begun, when = self._leaving[name]
         when.append(time.monotonic())
         begun.set()
@@ -80,11 +80,11 @@ class Threads(Members):
 
     @abstractmethod
     def member(self, name: str, journal: Journal, stop: threading.Event) -> None:
-        """One member's life, until `stop` is set."""
+        """Runs one member until `stop` is set."""
 
 
 class Tasks(Members):
-    """One task for each member, in one loop on a thread of its own."""
+    """One task for each member, in one loop on its own thread."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -134,4 +134,4 @@ class Tasks(Members):
 
     @abstractmethod
     async def member(self, name: str, journal: Journal, stop: asyncio.Event) -> None:
-        """One member's life, until `stop` is set."""
+        """Runs one member until `stop` is set."""

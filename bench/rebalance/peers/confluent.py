@@ -53,7 +53,7 @@ class _Moves:
         offsets = [TopicPartition(p.topic, p.partition, 0) for p in partitions]
         self._journal.drop(p.partition for p in offsets)
         if offsets:
-            with contextlib.suppress(KafkaException):  # lost meanwhile; what it would commit, offset 0, stands there
+            with contextlib.suppress(KafkaException):  # lost meanwhile; offset 0 is already committed
                 self._consumer.commit(offsets=offsets, asynchronous=False)
 
     def lost(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:

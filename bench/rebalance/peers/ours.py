@@ -23,7 +23,7 @@ class _Listener(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
-            self.consumer.seek(partition, 0)  # a member remembers how far it was, and would not read again
+            self.consumer.seek(partition, 0)  # a member remembers its position, and would not read again
         await self.consumer.commit(dict.fromkeys(partitions, 0))
         self._journal.drop(p.partition for p in partitions)
 

@@ -21,7 +21,7 @@ class Partitioners(Threads):
         zk.start(timeout=30)
         consumer = KafkaConsumer(
             bootstrap_servers=settings.bootstrap,
-            group_id=settings.group,  # where the committed offsets are; it joins no group of Kafka's
+            group_id=settings.group,  # only for the committed offsets; it joins no Kafka group
             client_id=name,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
